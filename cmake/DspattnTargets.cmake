@@ -1,0 +1,19 @@
+# How the project's targets are compiled.
+add_library(dspattn_options INTERFACE)
+target_compile_features(dspattn_options INTERFACE cxx_std_20)
+target_include_directories(dspattn_options INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+target_compile_options(dspattn_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion>
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${DSPATTN_WERROR}>>:-Werror>)
+if(DSPATTN_SANITIZE)
+  target_compile_options(dspattn_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${DSPATTN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)
+  target_link_options(dspattn_options INTERFACE -fsanitize=${DSPATTN_SANITIZE})
+endif()
+
+# dspattn_layer(NAME SOURCES...): one layer of src/ as an object library; the library dspattn joins them.
+function(dspattn_layer name)
+  add_library(dspattn_${name} OBJECT ${ARGN})
+  set_target_properties(dspattn_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET default)
+  target_link_libraries(dspattn_${name} PUBLIC dspattn_options)
+endfunction()

@@ -1,0 +1,101 @@
+// Attention with scores pruned to an N:M pattern:
+//
+//   O = softmax(prune(S)) V,   S = scale * Q K^T + bias,   masked entries = -inf
+//
+//   #include <dspattn/attention.h>
+//   dspattn::ForwardArgs args;
+//   args.problem.q = {q, dspattn::DType::f32, {batch, heads, n_q, d}};   // likewise k, v
+//   args.problem.pattern = {2, 4};
+//   args.out = {out, dspattn::DType::f32, {batch, heads, n_q, d_v}};
+//   dspattn::forward(args);                       // throws dspattn::Error with every reason
+//
+// This header knows neither torch nor CUDA: a stream is an opaque handle.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "dspattn/error.h"
+#include "dspattn/mask.h"
+#include "dspattn/pattern.h"
+#include "dspattn/tensor_view.h"
+
+namespace dspattn {
+
+inline constexpr std::int64_t kMaxHeadDim = 256;
+
+enum class DeviceType : std::uint8_t { cpu, cuda };
+
+struct Device {
+  DeviceType type = DeviceType::cpu;
+  int index = 0;
+};
+
+// A packed batch: the sequences lie end to end along the n dimension of q (and k, v), which then have a leading batch
+// extent of 1. Sequence s is rows cu_q[s] ... cu_q[s+1]-1 of q and cu_k[s] ... cu_k[s+1]-1 of k and v. Groups, masks and
+// diagonals count from each sequence's own start; mask tensors are indexed by position within the sequence and have
+// extents [batch|1, heads|1, max_q|1, max_k|1] with batch the number of sequences.
+struct Packed {
+  ConstTensorView cu_q;    // int32 [batch+1], starts at 0, never decreases
+  ConstTensorView cu_k;    // int32 [batch+1]
+  std::int64_t max_q = 0;  // longest sequence; needed on the host because cu_q may live on a GPU
+  std::int64_t max_k = 0;
+};
+
+// What the products of fp32 inputs may run in. CPU kernels always use full fp32.
+enum class Fp32Products : std::uint8_t { tf32_allowed, full };
+
+// What is to be computed, apart from where the result goes. All tensors live on `device`.
+struct Problem {
+  Device device;
+  ConstTensorView q;  // [batch, heads, n_q, d]
+  ConstTensorView k;  // [batch, kv_heads, n_k, d]; heads is a multiple of kv_heads
+  ConstTensorView v;  // [batch, kv_heads, n_k, d_v]
+  Pattern pattern{2, 4};
+  Grouping grouping = Grouping::interleaved;
+  Mask mask;
+  std::optional<double> scale;  // default 1/sqrt(d); finite and positive
+  std::optional<Packed> packed;
+  Fp32Products fp32_products = Fp32Products::tf32_allowed;
+};
+
+// How it is to be run.
+struct Execution {
+  std::string kernel;                 // force a row of the kernel table by name; empty: the first that fits
+  void* stream = nullptr;             // cudaStream_t of a GPU kernel; must be null for a CPU kernel
+  int threads = 0;                    // CPU threads; 0: all cores the process may use
+  void* workspace = nullptr;          // at least *_workspace_bytes() bytes, 256-byte aligned, on the device;
+  std::size_t workspace_bytes = 0;    // may be null when that is 0
+};
+
+struct ForwardArgs {
+  Problem problem;
+  TensorView out;  // [batch, heads, n_q, d_v], q's type
+  TensorView lse;  // fp32 [batch, heads, n_q]; optional
+  Execution run;
+};
+
+struct BackwardArgs {
+  Problem problem;
+  ConstTensorView out;    // of the forward
+  ConstTensorView lse;    // of the forward
+  ConstTensorView d_out;  // [batch, heads, n_q, d_v]
+  TensorView d_q, d_k, d_v;
+  Execution run;
+};
+
+// Validate, choose a kernel, launch. GPU work is enqueued on run.stream and not waited for.
+void forward(const ForwardArgs& args);
+void backward(const BackwardArgs& args);
+
+// The same without exceptions, for callers that want a status.
+Status try_forward(const ForwardArgs& args) noexcept;
+Status try_backward(const BackwardArgs& args) noexcept;
+
+// Bytes of workspace the chosen (or forced) kernel needs. Throws as forward/backward do.
+std::size_t forward_workspace_bytes(const ForwardArgs& args);
+std::size_t backward_workspace_bytes(const BackwardArgs& args);
+
+}  // namespace dspattn

@@ -1,0 +1,36 @@
+// The table of compiled kernels, and which of them would serve a problem.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dspattn/attention.h"
+
+namespace dspattn {
+
+enum class Pass : std::uint8_t { forward, backward };
+
+struct KernelInfo {
+  std::string_view name;     // unique within a pass, e.g. "cpu_2_4", "cpu_reference", "sm90_fused_2_4_bf16_d64"
+  Pass pass = Pass::forward;
+  DeviceType device = DeviceType::cpu;
+  std::string_view summary;  // one line: instruction set, types, head dims, patterns
+};
+
+// In order of preference: the first that fits is chosen.
+std::vector<KernelInfo> kernels(Pass pass);
+
+struct Verdict {
+  KernelInfo kernel;
+  std::vector<std::string> reasons;  // why the kernel cannot serve; empty: it can
+};
+
+// Every kernel of the pass with every reason it cannot serve the problem.
+std::vector<Verdict> consider(const Problem& problem, Pass pass);
+
+// The kernel that forward/backward would run. Throws Error with all verdicts when there is none, or when `forced` names
+// no kernel or one that cannot serve.
+KernelInfo choose(const Problem& problem, Pass pass, std::string_view forced = {});
+
+}  // namespace dspattn

@@ -1,0 +1,85 @@
+#include "api/kernel_table.h"
+
+#include <span>
+
+#include "core/validate.h"
+#include "cpu/rows.h"
+#include "cuda/rows.h"
+#include "dspattn/kernels.h"
+
+namespace dspattn {
+namespace api {
+namespace {
+
+std::string_view name(DeviceType type) { return type == DeviceType::cpu ? "cpu" : "cuda"; }
+
+core::Reasons why_not(const core::KernelRow& row, const Problem& problem) {
+  if (row.info.device != problem.device.type) {
+    return {"device: runs on " + std::string(name(row.info.device)) + ", the tensors are on " +
+            std::string(name(problem.device.type))};
+  }
+  return row.why_not(problem);
+}
+
+std::string describe(const core::KernelRow& row, const core::Reasons& reasons) {
+  std::string text = "kernel " + std::string(row.info.name) + " cannot serve: ";
+  for (std::size_t i = 0; i < reasons.size(); ++i) text += (i > 0 ? "; " : "") + reasons[i];
+  return text;
+}
+
+std::string names_of(const std::vector<const core::KernelRow*>& rows) {
+  std::string text;
+  for (const core::KernelRow* row : rows) text += (text.empty() ? "" : ", ") + std::string(row->info.name);
+  return text;
+}
+
+}  // namespace
+
+std::vector<const core::KernelRow*> table(Pass pass) {
+  std::vector<const core::KernelRow*> selected;
+  for (const std::span<const core::KernelRow> backend : {cuda::rows(), cpu::rows()}) {
+    for (const core::KernelRow& row : backend) {
+      if (row.info.pass == pass) selected.push_back(&row);
+    }
+  }
+  return selected;
+}
+
+const core::KernelRow& choose_row(const Problem& problem, Pass pass, std::string_view forced) {
+  core::Reasons refusals;
+  const std::vector<const core::KernelRow*> rows = table(pass);
+  bool known = forced.empty();
+  for (const core::KernelRow* row : rows) {
+    if (!forced.empty() && row->info.name != forced) continue;
+    known = true;
+    const core::Reasons reasons = why_not(*row, problem);
+    if (reasons.empty()) return *row;
+    refusals.push_back(describe(*row, reasons));
+  }
+  if (!known) {
+    throw Error("kernel: expected one of " + names_of(rows) + ", got \"" + std::string(forced) + "\"");
+  }
+  throw Error(std::move(refusals));
+}
+
+}  // namespace api
+
+std::vector<KernelInfo> kernels(Pass pass) {
+  std::vector<KernelInfo> infos;
+  for (const core::KernelRow* row : api::table(pass)) infos.push_back(row->info);
+  return infos;
+}
+
+std::vector<Verdict> consider(const Problem& problem, Pass pass) {
+  if (auto reasons = core::problem_reasons(problem); !reasons.empty()) throw Error(std::move(reasons));
+  std::vector<Verdict> verdicts;
+  for (const core::KernelRow* row : api::table(pass)) verdicts.push_back({row->info, api::why_not(*row, problem)});
+  return verdicts;
+}
+
+KernelInfo choose(const Problem& problem, Pass pass, std::string_view forced) {
+  if (auto reasons = core::problem_reasons(problem); !reasons.empty()) throw Error(std::move(reasons));
+  return api::choose_row(problem, pass, forced).info;
+}
+
+}  // namespace dspattn

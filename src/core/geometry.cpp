@@ -1,0 +1,33 @@
+#include "core/geometry.h"
+
+#include <cmath>
+
+namespace dspattn::core {
+
+Geometry geometry_of(const Problem& problem) {
+  Geometry g;
+  g.packed = problem.packed.has_value();
+  g.batch = g.packed ? problem.packed->cu_q.extent(0) - 1 : problem.q.extent(0);
+  g.heads = problem.q.extent(1);
+  g.kv_heads = problem.k.extent(1);
+  g.n_q = g.packed ? problem.packed->max_q : problem.q.extent(2);
+  g.n_k = g.packed ? problem.packed->max_k : problem.k.extent(2);
+  g.d = problem.q.extent(3);
+  g.d_v = problem.v.extent(3);
+  // d = 0 has no 1/sqrt(d); every score is then 0, whatever the scale.
+  g.scale = problem.scale.value_or(g.d > 0 ? 1.0 / std::sqrt(static_cast<double>(g.d)) : 1.0);
+  return g;
+}
+
+Band band_of(const Mask& mask) {
+  Band band;
+  band.bottom_right = mask.alignment == Alignment::bottom_right;
+  if (mask.window_left) band.left = std::min(*mask.window_left, kUnbounded);
+  if (mask.window_right) band.right = std::min(*mask.window_right, kUnbounded);
+  if (mask.causal) band.right = std::min<std::int64_t>(band.right, 0);
+  return band;
+}
+
+double selection_scale(double scale) { return std::exp2(std::floor(std::log2(scale))); }
+
+}  // namespace dspattn::core

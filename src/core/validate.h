@@ -1,0 +1,19 @@
+// Checks of everything that no kernel could make sense of. Each returns all reasons; none reads device memory.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dspattn/attention.h"
+
+namespace dspattn::core {
+
+// Shapes, strides, types, pattern, mask, scale, packed lengths of a problem.
+std::vector<std::string> problem_reasons(const Problem& problem);
+
+// The problem's reasons and those of outputs (shape, type, null data, overlap with an input or another output) and of
+// the execution (stream, threads, workspace alignment).
+std::vector<std::string> forward_reasons(const ForwardArgs& args);
+std::vector<std::string> backward_reasons(const BackwardArgs& args);
+
+}  // namespace dspattn::core
