@@ -34,13 +34,14 @@ struct Device {
 };
 
 // A packed batch: the sequences lie end to end along the n dimension of q (and k, v), which then have a leading batch
-// extent of 1. Sequence s is rows cu_q[s] ... cu_q[s+1]-1 of q and cu_k[s] ... cu_k[s+1]-1 of k and v. Groups, masks and
-// diagonals count from each sequence's own start; mask tensors are indexed by position within the sequence and have
-// extents [batch|1, heads|1, max_q|1, max_k|1] with batch the number of sequences.
+// extent of 1. Sequence s is rows cu_q[s] ... cu_q[s+1]-1 of q and cu_k[s] ... cu_k[s+1]-1 of k and v. Groups, masks
+// and diagonals count from each sequence's own start; mask tensors are indexed by position within the sequence and have
+// extents [batch|1, heads|1, max_q|1, max_k|1] with batch the number of sequences. Rows at and past cu_q[batch]
+// (cu_k[batch]) belong to no sequence: they are neither read nor written.
 struct Packed {
   ConstTensorView cu_q;    // int32 [batch+1], starts at 0, never decreases
   ConstTensorView cu_k;    // int32 [batch+1]
-  std::int64_t max_q = 0;  // longest sequence; needed on the host because cu_q may live on a GPU
+  std::int64_t max_q = 0;  // longest sequence or an upper bound; needed on the host because cu_q may live on a GPU
   std::int64_t max_k = 0;
 };
 
@@ -63,11 +64,11 @@ struct Problem {
 
 // How it is to be run.
 struct Execution {
-  std::string kernel;                 // force a row of the kernel table by name; empty: the first that fits
-  void* stream = nullptr;             // cudaStream_t of a GPU kernel; must be null for a CPU kernel
-  int threads = 0;                    // CPU threads; 0: all cores the process may use
-  void* workspace = nullptr;          // at least *_workspace_bytes() bytes, 256-byte aligned, on the device;
-  std::size_t workspace_bytes = 0;    // may be null when that is 0
+  std::string kernel;               // force a row of the kernel table by name; empty: the first that fits
+  void* stream = nullptr;           // cudaStream_t of a GPU kernel; must be null for a CPU kernel
+  int threads = 0;                  // CPU threads; 0: all cores the process may use
+  void* workspace = nullptr;        // at least *_workspace_bytes() bytes, 256-byte aligned, on the device;
+  std::size_t workspace_bytes = 0;  // may be null when that is 0
 };
 
 struct ForwardArgs {

@@ -1,0 +1,419 @@
+// Wrong calls of every kind: each gives an error that names the argument, what was expected and what was given, with
+// nothing written.
+#include "core/validate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "dspattn/attention.h"
+
+namespace dspattn {
+namespace {
+
+constexpr std::int64_t kBatch = 2, kHeads = 4, kKvHeads = 2, kQueries = 3, kKeys = 5, kDim = 8, kDimV = 6;
+constexpr float kUntouched = -77.0f;
+constexpr std::size_t kRoom = 4096;  // elements of every buffer, more than any wrong shape below would need
+
+// A valid call, forward and backward, that a test case breaks in one place.
+struct Call {
+  std::vector<float> q = std::vector<float>(kRoom, 1.0f), k = q, v = q, forward_out = q, forward_lse = q, d_out = q;
+  std::vector<float> out = std::vector<float>(kRoom, kUntouched), lse = out, d_q = out, d_k = out, d_v = out;
+  std::vector<float> bias = std::vector<float>(kRoom, 0.0f);
+  std::vector<unsigned char> allowed = std::vector<unsigned char>(kRoom, 1);
+  std::vector<std::int32_t> key_lengths{5, 0};
+  std::vector<std::int32_t> cu_q{0, 1, 3}, cu_k{0, 5, 5};
+  alignas(256) unsigned char workspace[1024] = {};
+  ForwardArgs forward;
+  BackwardArgs backward;
+
+  Call() {
+    Problem problem;
+    problem.q = {q.data(), DType::f32, {kBatch, kHeads, kQueries, kDim}};
+    problem.k = {k.data(), DType::f32, {kBatch, kKvHeads, kKeys, kDim}};
+    problem.v = {v.data(), DType::f32, {kBatch, kKvHeads, kKeys, kDimV}};
+    problem.mask.key_lengths = {key_lengths.data(), DType::i32, {kBatch}};
+    problem.mask.allowed = {allowed.data(), DType::b8, {1, kHeads, kQueries, kKeys}};
+    problem.mask.bias = {bias.data(), DType::f32, {kBatch, 1, 1, kKeys}};
+    set_problem(problem);
+    forward.out = {out.data(), DType::f32, {kBatch, kHeads, kQueries, kDimV}};
+    forward.lse = {lse.data(), DType::f32, {kBatch, kHeads, kQueries}};
+    backward.out = {forward_out.data(), DType::f32, {kBatch, kHeads, kQueries, kDimV}};
+    backward.lse = {forward_lse.data(), DType::f32, {kBatch, kHeads, kQueries}};
+    backward.d_out = {d_out.data(), DType::f32, {kBatch, kHeads, kQueries, kDimV}};
+    backward.d_q = {d_q.data(), DType::f32, {kBatch, kHeads, kQueries, kDim}};
+    backward.d_k = {d_k.data(), DType::f32, {kBatch, kKvHeads, kKeys, kDim}};
+    backward.d_v = {d_v.data(), DType::f32, {kBatch, kKvHeads, kKeys, kDimV}};
+  }
+
+  void set_problem(const Problem& problem) { forward.problem = backward.problem = problem; }
+
+  void make_packed() {
+    Problem problem = forward.problem;
+    problem.mask.key_lengths = {};
+    problem.mask.allowed = {};
+    problem.mask.bias = {};
+    problem.q = {q.data(), DType::f32, {1, kHeads, 3, kDim}};
+    problem.k = {k.data(), DType::f32, {1, kKvHeads, 5, kDim}};
+    problem.v = {v.data(), DType::f32, {1, kKvHeads, 5, kDimV}};
+    problem.packed = Packed{{cu_q.data(), DType::i32, {3}}, {cu_k.data(), DType::i32, {3}}, 2, 5};
+    set_problem(problem);
+    for (ConstTensorView* view : {&backward.out, &backward.lse, &backward.d_out}) view->shape[0] = 1;
+    for (TensorView* view : {&forward.out, &forward.lse, &backward.d_q, &backward.d_k, &backward.d_v}) {
+      view->shape[0] = 1;
+    }
+  }
+
+  bool outputs_untouched() const {
+    for (const std::vector<float>* memory : {&out, &lse, &d_q, &d_k, &d_v}) {
+      for (const float value : *memory) {
+        if (value != kUntouched) return false;
+      }
+    }
+    return true;
+  }
+};
+
+struct WrongCall {
+  const char* name;
+  std::function<void(Call&)> make_wrong;
+  std::vector<const char*> words;  // argument, expectation and value: all in one reason
+  enum Passes { both, only_forward, only_backward } passes = both;
+};
+
+// A case that breaks the problem, shared by forward and backward.
+WrongCall wrong_problem(const char* name, std::function<void(Problem&)> change, std::vector<const char*> words) {
+  return {name,
+          [change](Call& call) {
+            change(call.forward.problem);
+            change(call.backward.problem);
+          },
+          std::move(words)};
+}
+
+WrongCall wrong_packed(const char* name, std::function<void(Call&, Problem&)> change, std::vector<const char*> words) {
+  return {name,
+          [change](Call& call) {
+            call.make_packed();
+            change(call, call.forward.problem);
+            change(call, call.backward.problem);
+          },
+          std::move(words)};
+}
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+std::vector<WrongCall> wrong_calls() {
+  return {
+      wrong_problem("q left out", [](Problem& p) { p.q = {}; }, {"q:", "rank 4 [batch, heads, n_q, d]", "rank 0"}),
+      wrong_problem("k of rank 3", [](Problem& p) { p.k.rank = 3; }, {"k:", "rank 4", "rank 3 [2, 2, 5]"}),
+      wrong_problem("negative extent", [](Problem& p) { p.q.shape[2] = -3; }, {"q.shape[2]:", ">= 0", "got -3"}),
+      wrong_problem("batches differ", [](Problem& p) { p.k.shape[0] = 3; }, {"k.shape[0]:", "q's batch = 2", "got 3"}),
+      wrong_problem("v has other kv_heads", [](Problem& p) { p.v.shape[1] = 1; },
+                    {"v.shape[1]:", "k's kv_heads = 2", "got 1"}),
+      wrong_problem("v has another length", [](Problem& p) { p.v.shape[2] = 6; },
+                    {"v.shape[2]:", "k's n_k = 5", "got 6"}),
+      wrong_problem("k has another d", [](Problem& p) { p.k.shape[3] = 7; }, {"k.shape[3]:", "q's d = 8", "got 7"}),
+      wrong_problem("heads not divisible", [](Problem& p) { p.k.shape[1] = p.v.shape[1] = 3; },
+                    {"q.shape[1]:", "multiple of k's kv_heads = 3", "got 4"}),
+      wrong_problem("no kv_heads", [](Problem& p) { p.k.shape[1] = p.v.shape[1] = 0; },
+                    {"q.shape[1]:", "multiple of k's kv_heads = 0", "got 4"}),
+      wrong_problem("d = 257", [](Problem& p) { p.q.shape[3] = p.k.shape[3] = 257; },
+                    {"q.shape[3]:", "from 1 to 256", "got 257"}),
+      wrong_problem("d = 0", [](Problem& p) { p.q.shape[3] = p.k.shape[3] = 0; },
+                    {"q.shape[3]:", "from 1 to 256", "got 0"}),
+      wrong_problem("d_v = 300", [](Problem& p) { p.v.shape[3] = 300; }, {"v.shape[3]:", "from 1 to 256", "got 300"}),
+      wrong_problem("last dimension strided", [](Problem& p) { p.k.stride[3] = 2; }, {"k.stride[3]:", "1", "got 2"}),
+      wrong_problem("negative stride", [](Problem& p) { p.v.stride[2] = -6; }, {"v.stride[2]:", ">= 0", "got -6"}),
+      wrong_problem("size overflows", [](Problem& p) { p.q.stride[0] = std::numeric_limits<std::int64_t>::max() / 2; },
+                    {"q:", "fits in 63 bits", "[4611686018427387903, 24, 8, 1]"}),
+      wrong_problem("element count overflows",
+                    [](Problem& p) {
+                      p.q.shape[0] = p.q.shape[1] = std::int64_t{1} << 40;
+                      p.q.stride[0] = p.q.stride[1] = 0;
+                    },
+                    {"q:", "fits in 63 bits", "1099511627776"}),
+      wrong_problem("integer q", [](Problem& p) { p.q.dtype = DType::i32; },
+                    {"q.dtype:", "fp32, fp16 or bf16", "int32"}),
+      wrong_problem("v of another type", [](Problem& p) { p.v.dtype = DType::bf16; },
+                    {"v.dtype:", "q's type fp32", "got bf16"}),
+      wrong_problem("null k", [](Problem& p) { p.k.data = nullptr; }, {"k.data:", "shape [2, 2, 5, 8]", "null"}),
+      wrong_problem("misaligned q", [](Problem& p) { p.q.data = static_cast<const char*>(p.q.data) + 1; },
+                    {"q.data:", "aligned to 4 bytes", "0x"}),
+      wrong_problem("pattern 3:2",
+                    [](Problem& p) {
+                      p.pattern = {3, 2};
+                    },
+                    {"pattern:", "1 <= N <= M <= 32", "got 3:2"}),
+      wrong_problem("pattern 0:4",
+                    [](Problem& p) {
+                      p.pattern = {0, 4};
+                    },
+                    {"pattern:", "1 <= N", "got 0:4"}),
+      wrong_problem("pattern 1:33",
+                    [](Problem& p) {
+                      p.pattern = {1, 33};
+                    },
+                    {"pattern:", "M <= 32", "got 1:33"}),
+      wrong_problem("interleaved 3:5",
+                    [](Problem& p) {
+                      p.pattern = {3, 5};
+                    },
+                    {"pattern:", "divides 128", "got 3:5"}),
+      wrong_problem("NaN scale", [](Problem& p) { p.scale = kNaN; }, {"scale:", "finite, positive", "nan"}),
+      wrong_problem("infinite scale", [](Problem& p) { p.scale = kInf; }, {"scale:", "finite, positive", "inf"}),
+      wrong_problem("zero scale", [](Problem& p) { p.scale = 0.0; }, {"scale:", "finite, positive", "got 0"}),
+      wrong_problem("negative scale", [](Problem& p) { p.scale = -0.5; }, {"scale:", "finite, positive", "got -0.5"}),
+      wrong_problem("negative left window", [](Problem& p) { p.mask.window_left = -1; },
+                    {"mask.window_left:", ">= 0", "got -1"}),
+      wrong_problem("negative right window", [](Problem& p) { p.mask.window_right = -9; },
+                    {"mask.window_right:", ">= 0", "got -9"}),
+      wrong_problem("key lengths of another batch", [](Problem& p) { p.mask.key_lengths.shape[0] = 1; },
+                    {"mask.key_lengths.shape[0]:", "batch = 2", "got 1"}),
+      wrong_problem("key lengths of another type", [](Problem& p) { p.mask.key_lengths.dtype = DType::f32; },
+                    {"mask.key_lengths.dtype:", "int32", "got fp32"}),
+      {"key length past the keys",
+       [](Call& c) { c.key_lengths[1] = 6; },
+       {"mask.key_lengths[1]:", "0 to", "5", "got 6"}},
+      {"negative key length", [](Call& c) { c.key_lengths[0] = -1; }, {"mask.key_lengths[0]:", "from 0", "got -1"}},
+      wrong_problem("boolean mask of another type", [](Problem& p) { p.mask.allowed.dtype = DType::f32; },
+                    {"mask.allowed.dtype:", "bool", "got fp32"}),
+      wrong_problem("boolean mask does not broadcast", [](Problem& p) { p.mask.allowed.shape[1] = 2; },
+                    {"mask.allowed.shape[1]:", "1 or heads = 4", "got 2"}),
+      wrong_problem("bias does not broadcast", [](Problem& p) { p.mask.bias.shape[3] = 4; },
+                    {"mask.bias.shape[3]:", "1 or n_k = 5", "got 4"}),
+      wrong_problem("bias of rank 2", [](Problem& p) { p.mask.bias.rank = 2; }, {"mask.bias:", "rank 4", "rank 2"}),
+      wrong_problem("bias without a rank", [](Problem& p) { p.mask.bias.rank = 0; },
+                    {"mask.bias:", "rank 4", "rank 0"}),
+      wrong_problem("bias of another type", [](Problem& p) { p.mask.bias.dtype = DType::f16; },
+                    {"mask.bias.dtype:", "fp32 or q's type fp32", "got fp16"}),
+      wrong_problem("null bias", [](Problem& p) { p.mask.bias.data = nullptr; },
+                    {"mask.bias.data:", "address", "null"}),
+      wrong_problem("second CPU", [](Problem& p) { p.device.index = 1; }, {"device.index:", "0 for the CPU", "got 1"}),
+
+      wrong_packed("packed with a batch of 2", [](Call&, Problem& p) { p.q.shape[0] = 2; },
+                   {"q.shape[0]:", "1 for a packed batch", "got 2"}),
+      wrong_packed("cumulative lengths start at 1", [](Call& c, Problem&) { c.cu_q[0] = 1; },
+                   {"packed.cu_q[0]:", "expected 0", "got 1"}),
+      wrong_packed("cumulative lengths decrease", [](Call& c, Problem&) { c.cu_k[2] = 4; },
+                   {"packed.cu_k[2]:", "at least the value before it, 5", "got 4"}),
+      wrong_packed("cumulative lengths pass the end", [](Call& c, Problem&) { c.cu_q[2] = 4; },
+                   {"packed.cu_q[2]:", "at most the packed rows 3", "got 4"}),
+      wrong_packed("cumulative lengths of another type", [](Call&, Problem& p) { p.packed->cu_q.dtype = DType::f32; },
+                   {"packed.cu_q.dtype:", "int32", "got fp32"}),
+      wrong_packed("empty cumulative lengths", [](Call&, Problem& p) { p.packed->cu_q.shape[0] = 0; },
+                   {"packed.cu_q.shape[0]:", "at least 1", "got 0"}),
+      wrong_packed("cu_k of another batch", [](Call&, Problem& p) { p.packed->cu_k.shape[0] = 2; },
+                   {"packed.cu_k.shape[0]:", "cu_q's extent 3", "got 2"}),
+      wrong_packed("max_q too small", [](Call&, Problem& p) { p.packed->max_q = 1; },
+                   {"packed.max_q:", "at least the longest sequence, 2", "got 1"}),
+      wrong_packed("negative max_k", [](Call&, Problem& p) { p.packed->max_k = -2; },
+                   {"packed.max_k:", ">= 0", "got -2"}),
+
+      {"threads", [](Call& c) { c.forward.run.threads = c.backward.run.threads = -2; }, {"threads:", ">= 0", "got -2"}},
+      {"stream on the CPU",
+       [](Call& c) { c.forward.run.stream = c.backward.run.stream = c.workspace; },
+       {"stream:", "null for CPU", "0x"}},
+      {"misaligned workspace",
+       [](Call& c) {
+         c.forward.run.workspace = c.backward.run.workspace = c.workspace + 64;
+         c.forward.run.workspace_bytes = c.backward.run.workspace_bytes = 64;
+       },
+       {"workspace:", "aligned to 256 bytes", "0x"}},
+      {"null workspace",
+       [](Call& c) { c.forward.run.workspace_bytes = c.backward.run.workspace_bytes = 64; },
+       {"workspace:", "workspace_bytes = 64", "null"}},
+
+      {"out of another shape",
+       [](Call& c) { c.forward.out.shape[3] = 8; },
+       {"out.shape:", "[batch, heads, n_q, d_v] = [2, 4, 3, 6]", "got [2, 4, 3, 8]"},
+       WrongCall::only_forward},
+      {"out of another type",
+       [](Call& c) { c.forward.out.dtype = DType::bf16; },
+       {"out.dtype:", "fp32", "got bf16"},
+       WrongCall::only_forward},
+      {"out left out", [](Call& c) { c.forward.out = {}; }, {"out:", "rank 4", "rank 0"}, WrongCall::only_forward},
+      {"null out",
+       [](Call& c) { c.forward.out.data = nullptr; },
+       {"out.data:", "[2, 4, 3, 6]", "null"},
+       WrongCall::only_forward},
+      {"out with stride 0",
+       [](Call& c) { c.forward.out.stride[1] = 0; },
+       {"out.stride:", "its own place", "[72, 0, 6, 1]"},
+       WrongCall::only_forward},
+      {"out rows overlap",
+       [](Call& c) { c.forward.out.stride[2] = 5; },
+       {"out.stride:", "its own place", "[72, 18, 5, 1]"},
+       WrongCall::only_forward},
+      {"lse of another type",
+       [](Call& c) { c.forward.lse.dtype = DType::f16; },
+       {"lse.dtype:", "fp32", "got fp16"},
+       WrongCall::only_forward},
+      {"lse of another shape",
+       [](Call& c) { c.forward.lse.shape[2] = 2; },
+       {"lse.shape:", "[batch, heads, n_q] = [2, 4, 3]", "got [2, 4, 2]"},
+       WrongCall::only_forward},
+      {"out is q",
+       [](Call& c) { c.forward.out.data = c.q.data(); },
+       {"out:", "apart from q", "0x"},
+       WrongCall::only_forward},
+      {"out overlaps lse",
+       [](Call& c) { c.forward.lse.data = c.out.data() + 143; },
+       {"out:", "apart from lse", "0x"},
+       WrongCall::only_forward},
+      {"out overlaps the bias",
+       [](Call& c) { c.forward.out.data = c.bias.data() + 9; },
+       {"out:", "apart from mask.bias", "0x"},
+       WrongCall::only_forward},
+      {"workspace overlaps k",
+       [](Call& c) {
+         c.forward.run.workspace = c.workspace;
+         c.forward.run.workspace_bytes = 512;
+         c.forward.problem.mask.allowed.data = c.workspace + 500;
+       },
+       {"workspace:", "apart from mask.allowed", "512 bytes"},
+       WrongCall::only_forward},
+
+      {"lse missing in backward",
+       [](Call& c) { c.backward.lse = {}; },
+       {"lse:", "rank 3", "rank 0"},
+       WrongCall::only_backward},
+      {"d_out of another shape",
+       [](Call& c) { c.backward.d_out.shape[3] = 8; },
+       {"d_out.shape:", "= [2, 4, 3, 6]", "got [2, 4, 3, 8]"},
+       WrongCall::only_backward},
+      {"d_k with q's heads",
+       [](Call& c) { c.backward.d_k.shape[1] = 4; },
+       {"d_k.shape:", "= [2, 2, 5, 8]", "got [2, 4, 5, 8]"},
+       WrongCall::only_backward},
+      {"d_q is d_k",
+       [](Call& c) { c.backward.d_q.data = c.d_k.data(); },
+       {"d_q:", "apart from d_k", "0x"},
+       WrongCall::only_backward},
+      {"d_v is v",
+       [](Call& c) { c.backward.d_v.data = c.v.data(); },
+       {"d_v:", "apart from v", "0x"},
+       WrongCall::only_backward},
+      {"d_v is d_out",
+       [](Call& c) { c.backward.d_v.data = c.d_out.data(); },
+       {"d_v:", "apart from d_out", "0x"},
+       WrongCall::only_backward},
+  };
+}
+
+bool one_reason_has(const std::vector<std::string>& reasons, const std::vector<const char*>& words) {
+  for (const std::string& reason : reasons) {
+    bool all = reason.rfind(words[0], 0) == 0 && reason.find("expected") != std::string::npos;
+    for (const char* word : words) all = all && reason.find(word) != std::string::npos;
+    if (all) return true;
+  }
+  return false;
+}
+
+TEST(Validate, EveryWrongCallNamesArgumentExpectationAndValueAndWritesNothing) {
+  int count = 0;
+  for (const WrongCall& wrong : wrong_calls()) {
+    SCOPED_TRACE(wrong.name);
+    Call call;
+    wrong.make_wrong(call);
+    if (wrong.passes != WrongCall::only_backward) {
+      const Status status = try_forward(call.forward);
+      EXPECT_TRUE(one_reason_has(status.reasons, wrong.words)) << status.message();
+      EXPECT_THROW(forward(call.forward), Error);
+      EXPECT_THROW(forward_workspace_bytes(call.forward), Error);
+    }
+    if (wrong.passes != WrongCall::only_forward) {
+      const Status status = try_backward(call.backward);
+      EXPECT_TRUE(one_reason_has(status.reasons, wrong.words)) << status.message();
+      EXPECT_THROW(backward(call.backward), Error);
+      EXPECT_THROW(backward_workspace_bytes(call.backward), Error);
+    }
+    EXPECT_TRUE(call.outputs_untouched());
+    ++count;
+  }
+  EXPECT_GE(count, 20);
+}
+
+TEST(Validate, TheCallsAreRightUntilBroken) {
+  Call call;
+  EXPECT_EQ(core::forward_reasons(call.forward), std::vector<std::string>{});
+  EXPECT_EQ(core::backward_reasons(call.backward), std::vector<std::string>{});
+  call.make_packed();
+  EXPECT_EQ(core::forward_reasons(call.forward), std::vector<std::string>{});
+  EXPECT_EQ(core::backward_reasons(call.backward), std::vector<std::string>{});
+}
+
+TEST(Validate, AllReasonsAreCollected) {
+  Call call;
+  Problem& problem = call.forward.problem;
+  problem.pattern = {3, 2};
+  problem.scale = -1.0;
+  problem.mask.window_left = -4;
+  problem.mask.bias.shape[3] = 4;
+  problem.v.dtype = DType::f16;
+  call.forward.lse.dtype = DType::bf16;
+  call.forward.run.threads = -1;
+  const Status status = try_forward(call.forward);
+  EXPECT_EQ(status.reasons.size(), 7u) << status.message();
+}
+
+TEST(Validate, EmptyTensorsNeedNoData) {
+  for (int dim = 0; dim < 3; ++dim) {
+    Call call;
+    Problem problem = call.forward.problem;
+    problem.mask = {};
+    const std::int64_t batch = dim == 0 ? 0 : kBatch;
+    const std::int64_t n_q = dim == 1 ? 0 : kQueries;
+    const std::int64_t n_k = dim == 2 ? 0 : kKeys;
+    problem.q = {dim < 2 ? nullptr : call.q.data(), DType::f32, {batch, kHeads, n_q, kDim}};
+    problem.k = {dim != 1 ? nullptr : call.k.data(), DType::f32, {batch, kKvHeads, n_k, kDim}};
+    problem.v = {dim != 1 ? nullptr : call.v.data(), DType::f32, {batch, kKvHeads, n_k, kDimV}};
+    ForwardArgs args;
+    args.problem = problem;
+    args.out = {dim < 2 ? nullptr : call.out.data(), DType::f32, {batch, kHeads, n_q, kDimV}};
+    EXPECT_EQ(core::forward_reasons(args), std::vector<std::string>{}) << dim;
+  }
+}
+
+TEST(Validate, GradientsMayInterleaveInOneBuffer) {
+  // [batch, n, heads + 2 kv_heads, d], as a model with one projection for q, k and v lays them out.
+  constexpr std::int64_t n = 5, d = 8;
+  Call call;
+  const std::int64_t row = (kHeads + 2 * kKvHeads) * d;
+  float* base = call.d_q.data();
+  Problem problem = call.forward.problem;
+  problem.mask = {};
+  problem.q = {call.q.data(), DType::f32, {kBatch, kHeads, n, d}};
+  problem.k = {call.k.data(), DType::f32, {kBatch, kKvHeads, n, d}};
+  problem.v = {call.v.data(), DType::f32, {kBatch, kKvHeads, n, d}};
+  BackwardArgs& args = call.backward;
+  args.problem = problem;
+  args.out = {call.forward_out.data(), DType::f32, {kBatch, kHeads, n, d}};
+  args.lse = {call.forward_lse.data(), DType::f32, {kBatch, kHeads, n}};
+  args.d_out = {call.d_out.data(), DType::f32, {kBatch, kHeads, n, d}};
+  args.d_q = {base, DType::f32, {kBatch, kHeads, n, d}, {n * row, d, row, 1}};
+  args.d_k = {base + kHeads * d, DType::f32, {kBatch, kKvHeads, n, d}, {n * row, d, row, 1}};
+  args.d_v = {base + (kHeads + kKvHeads) * d, DType::f32, {kBatch, kKvHeads, n, d}, {n * row, d, row, 1}};
+  EXPECT_EQ(core::backward_reasons(args), std::vector<std::string>{});
+  args.d_k.data = base + (kHeads - 1) * d;  // the last query head's gradient
+  EXPECT_EQ(core::backward_reasons(args).size(), 1u);
+}
+
+TEST(Validate, DeviceMemoryIsNotRead) {
+  Call call;
+  call.make_packed();
+  Problem problem = call.forward.problem;
+  problem.device = {DeviceType::cuda, 0};
+  const void* unreadable = reinterpret_cast<const void*>(std::uintptr_t{4096});
+  problem.packed->cu_q.data = problem.packed->cu_k.data = unreadable;
+  problem.mask.key_lengths = {unreadable, DType::i32, {2}};
+  EXPECT_EQ(core::problem_reasons(problem), std::vector<std::string>{});
+}
+
+}  // namespace
+}  // namespace dspattn
