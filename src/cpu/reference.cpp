@@ -1,0 +1,371 @@
+#include "cpu/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/half.h"
+
+namespace dspattn::cpu {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+double element(const ConstTensorView& view, std::int64_t i0, std::int64_t i1, std::int64_t i2, std::int64_t i3) {
+  return core::load_element(view.data, view.dtype,
+                            i0 * view.step(0) + i1 * view.step(1) + i2 * view.step(2) + i3 * view.step(3));
+}
+
+// A mask tensor's element: an extent of 1 broadcasts.
+double broadcast_element(const ConstTensorView& view, std::int64_t i0, std::int64_t i1, std::int64_t i2,
+                         std::int64_t i3) {
+  return element(view, view.extent(0) == 1 ? 0 : i0, view.extent(1) == 1 ? 0 : i1, view.extent(2) == 1 ? 0 : i2,
+                 view.extent(3) == 1 ? 0 : i3);
+}
+
+std::int64_t int_element(const ConstTensorView& view, std::int64_t index) {
+  return static_cast<std::int64_t>(core::load_element(view.data, view.dtype, index * view.step(0)));
+}
+
+// A rank-4 tensor as contiguous doubles.
+struct Values {
+  std::int64_t heads = 0, rows = 0, width = 0;
+  std::vector<double> data;
+
+  explicit Values(const ConstTensorView& view) : heads(view.extent(1)), rows(view.extent(2)), width(view.extent(3)) {
+    data.reserve(static_cast<std::size_t>(view.elements()));
+    for (std::int64_t b = 0; b < view.extent(0); ++b) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        for (std::int64_t i = 0; i < rows; ++i) {
+          for (std::int64_t c = 0; c < width; ++c) data.push_back(element(view, b, h, i, c));
+        }
+      }
+    }
+  }
+  std::int64_t offset(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return ((b * heads + h) * rows + i) * width;
+  }
+  const double* row(std::int64_t b, std::int64_t h, std::int64_t i) const { return data.data() + offset(b, h, i); }
+};
+
+// Everything about one query row.
+struct Row {
+  std::vector<double> scores;  // S; masked = -inf
+  std::vector<double> keys;    // selection keys; masked = -inf
+  std::vector<double> magnitudes;
+  std::vector<std::uint8_t> kept;
+  std::vector<Choice> choices;
+  std::vector<double> weights;  // softmax of the kept scores; 0 elsewhere
+  std::vector<double> out;
+  double lse = -kInfinity;
+};
+
+class Oracle {
+ public:
+  explicit Oracle(const Problem& problem) : problem_(problem), q_(problem.q), k_(problem.k), v_(problem.v) {
+    // Without elements there is no d to take the root of, and no score either.
+    scale_ = problem.scale.value_or(q_.width > 0 ? 1.0 / std::sqrt(static_cast<double>(q_.width)) : 1.0);
+    selection_factor_ = 1.0;
+    while (selection_factor_ > scale_) selection_factor_ /= 2;
+    while (selection_factor_ * 2 <= scale_) selection_factor_ *= 2;
+    queries_per_key_head_ = k_.heads > 0 ? q_.heads / k_.heads : 1;
+    if (!problem.pattern.is_dense()) groups_ = groups(k_.rows);
+  }
+
+  const Values& q() const { return q_; }
+  const Values& k() const { return k_; }
+  const Values& v() const { return v_; }
+  double scale() const { return scale_; }
+  std::int64_t key_head(std::int64_t head) const { return head / queries_per_key_head_; }
+  std::int64_t row_index(const Sequence& seq, std::int64_t head, std::int64_t i) const {
+    return (seq.batch * q_.heads + head) * q_.rows + seq.q_begin + i;
+  }
+
+  Row row(const Sequence& seq, std::int64_t head, std::int64_t i, const Selection* given) const {
+    Row row;
+    fill_scores(row, seq, head, i);
+    row.kept.assign(static_cast<std::size_t>(seq.n_k), 0);
+    row.weights.assign(static_cast<std::size_t>(seq.n_k), 0.0);
+    row.out.assign(static_cast<std::size_t>(v_.width), 0.0);
+    for (const double score : row.scores) {
+      if (std::isnan(score)) {
+        row.lse = kNaN;
+        std::fill(row.out.begin(), row.out.end(), kNaN);
+        return row;
+      }
+    }
+    if (given != nullptr) {
+      for (std::int64_t j = 0; j < seq.n_k; ++j) {
+        const auto at = static_cast<std::size_t>(j);
+        row.kept[at] = given->at(row_index(seq, head, i), j) != 0 && row.scores[at] != -kInfinity;
+      }
+    } else {
+      choose(row, row_index(seq, head, i));
+    }
+    softmax(row);
+    for (std::int64_t j = 0; j < seq.n_k; ++j) {
+      if (!row.kept[static_cast<std::size_t>(j)]) continue;
+      const double* value = v_.row(seq.batch, key_head(head), seq.k_begin + j);
+      for (std::int64_t c = 0; c < v_.width; ++c) {
+        row.out[static_cast<std::size_t>(c)] += row.weights[static_cast<std::size_t>(j)] * value[c];
+      }
+    }
+    return row;
+  }
+
+ private:
+  // Mask before prune: which keys the query may see, apart from a bias of -inf.
+  bool visible(const Sequence& seq, std::int64_t head, std::int64_t i, std::int64_t j) const {
+    const Mask& mask = problem_.mask;
+    const std::int64_t position = mask.alignment == Alignment::bottom_right ? i + seq.n_k - seq.n_q : i;
+    if (mask.causal && j > position) return false;
+    if (mask.window_left && position - j > *mask.window_left) return false;
+    if (mask.window_right && j - position > *mask.window_right) return false;
+    if (mask.key_lengths.present() && j >= int_element(mask.key_lengths, seq.index)) return false;
+    return !mask.allowed.present() || broadcast_element(mask.allowed, seq.index, head, i, j) != 0.0;
+  }
+
+  void fill_scores(Row& row, const Sequence& seq, std::int64_t head, std::int64_t i) const {
+    row.scores.assign(static_cast<std::size_t>(seq.n_k), -kInfinity);
+    row.keys = row.scores;
+    row.magnitudes.assign(static_cast<std::size_t>(seq.n_k), 0.0);
+    const double* query = q_.row(seq.batch, head, seq.q_begin + i);
+    const Mask& mask = problem_.mask;
+    for (std::int64_t j = 0; j < seq.n_k; ++j) {
+      if (!visible(seq, head, i, j)) continue;
+      const double* key = k_.row(seq.batch, key_head(head), seq.k_begin + j);
+      double product = 0, magnitude = 0;
+      for (std::int64_t c = 0; c < q_.width; ++c) {
+        product += query[c] * key[c];
+        magnitude += std::abs(query[c] * key[c]);
+      }
+      const double bias = mask.bias.present() ? broadcast_element(mask.bias, seq.index, head, i, j) : 0.0;
+      const double score = scale_ * product + bias;
+      const auto at = static_cast<std::size_t>(j);
+      row.scores[at] = bias == -kInfinity ? -kInfinity : score;
+      if (row.scores[at] != -kInfinity) row.keys[at] = selection_key(product + bias / scale_);
+      row.magnitudes[at] = scale_ * magnitude + std::abs(bias);
+    }
+  }
+
+  // What is compared: a function of the inputs alone.
+  double selection_key(double unscaled) const {
+    if (problem_.q.dtype == DType::f32) return static_cast<double>(static_cast<float>(unscaled));
+    const double rounded = core::round_to_f16(unscaled * selection_factor_);
+    return std::clamp(rounded, -core::kMaxF16, core::kMaxF16);
+  }
+
+  // The groups of a row of n keys, each in ascending key order.
+  std::vector<std::vector<std::int64_t>> groups(std::int64_t n) const {
+    const std::int64_t size = problem_.pattern.group;
+    std::vector<std::vector<std::int64_t>> result;
+    const bool interleaved = problem_.grouping == Grouping::interleaved;
+    const std::int64_t block = interleaved ? 128 : size;
+    const std::int64_t stride = block / size;
+    for (std::int64_t start = 0; start < n; start += block) {
+      for (std::int64_t r = 0; r < stride; ++r) {
+        std::vector<std::int64_t> group;
+        for (std::int64_t t = 0; t < size; ++t) {
+          if (start + r + t * stride < n) group.push_back(start + r + t * stride);
+        }
+        result.push_back(group);
+      }
+    }
+    return result;
+  }
+
+  void choose(Row& row, std::int64_t row_number) const {
+    if (problem_.pattern.is_dense()) {
+      for (std::size_t j = 0; j < row.scores.size(); ++j) row.kept[j] = row.scores[j] != -kInfinity;
+      return;
+    }
+    std::vector<std::int64_t> candidates;
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      candidates.clear();
+      for (const std::int64_t j : groups_[g]) {
+        const auto at = static_cast<std::size_t>(j);
+        if (at < row.scores.size() && row.scores[at] != -kInfinity) candidates.push_back(j);
+      }
+      std::stable_sort(candidates.begin(), candidates.end(), [&](std::int64_t a, std::int64_t b) {
+        return row.keys[static_cast<std::size_t>(a)] > row.keys[static_cast<std::size_t>(b)];
+      });
+      const auto keep = static_cast<std::size_t>(problem_.pattern.keep);
+      for (std::size_t rank = 0; rank < std::min(keep, candidates.size()); ++rank) {
+        row.kept[static_cast<std::size_t>(candidates[rank])] = 1;
+      }
+      if (candidates.size() > keep) {
+        const double smallest_kept = row.keys[static_cast<std::size_t>(candidates[keep - 1])];
+        const double largest_dropped = row.keys[static_cast<std::size_t>(candidates[keep])];
+        row.choices.push_back({row_number, static_cast<std::int64_t>(g), smallest_kept - largest_dropped});
+      }
+    }
+  }
+
+  void softmax(Row& row) const {
+    double largest = -kInfinity;
+    for (std::size_t j = 0; j < row.scores.size(); ++j) {
+      if (row.kept[j]) largest = std::max(largest, row.scores[j]);
+    }
+    if (largest == -kInfinity) return;  // an empty row: output 0, LSE -inf
+    double sum = 0;
+    for (std::size_t j = 0; j < row.scores.size(); ++j) {
+      if (!row.kept[j]) continue;
+      row.weights[j] = std::exp(row.scores[j] - largest);  // +inf - +inf is NaN, and so is the row
+      sum += row.weights[j];
+    }
+    for (double& weight : row.weights) weight /= sum;
+    row.lse = largest + std::log(sum);
+  }
+
+  const Problem& problem_;
+  Values q_, k_, v_;
+  std::vector<std::vector<std::int64_t>> groups_;  // of the longest sequence; a shorter one has a prefix of its keys
+  double scale_ = 1;
+  double selection_factor_ = 1;  // 2^-e
+  std::int64_t queries_per_key_head_ = 1;
+};
+
+// Gradients of one row, added to those of the whole problem:
+//   dV_j += w_j dO,   dS_j = w_j (dO.V_j - dO.O),   dQ += scale dS_j K_j,   dK_j += scale dS_j Q
+void add_row_gradients(Gradients& gradients, const Oracle& oracle, const Sequence& seq, std::int64_t head,
+                       std::int64_t i, const Row& row, const double* d_out) {
+  const std::int64_t d = oracle.q().width;
+  const std::int64_t d_v = oracle.v().width;
+  double d_out_dot_out = 0;
+  for (std::int64_t c = 0; c < d_v; ++c) d_out_dot_out += d_out[c] * row.out[static_cast<std::size_t>(c)];
+  const double* query = oracle.q().row(seq.batch, head, seq.q_begin + i);
+  double* d_query = gradients.d_q.data() + oracle.q().offset(seq.batch, head, seq.q_begin + i);
+  for (std::int64_t j = 0; j < seq.n_k; ++j) {
+    if (!row.kept[static_cast<std::size_t>(j)]) continue;
+    const std::int64_t key_head = oracle.key_head(head);
+    const double weight = row.weights[static_cast<std::size_t>(j)];
+    const double* key = oracle.k().row(seq.batch, key_head, seq.k_begin + j);
+    const double* value = oracle.v().row(seq.batch, key_head, seq.k_begin + j);
+    double* d_key = gradients.d_k.data() + oracle.k().offset(seq.batch, key_head, seq.k_begin + j);
+    double* d_value = gradients.d_v.data() + oracle.v().offset(seq.batch, key_head, seq.k_begin + j);
+    double d_weight = 0;
+    for (std::int64_t c = 0; c < d_v; ++c) {
+      d_weight += d_out[c] * value[c];
+      d_value[c] += weight * d_out[c];
+    }
+    const double d_score = weight * (d_weight - d_out_dot_out);
+    for (std::int64_t c = 0; c < d; ++c) {
+      d_query[c] += oracle.scale() * d_score * key[c];
+      d_key[c] += oracle.scale() * d_score * query[c];
+    }
+  }
+}
+
+void store_row(const TensorView& view, std::int64_t batch, std::int64_t head, std::int64_t i, const double* values) {
+  for (std::int64_t c = 0; c < view.extent(3); ++c) {
+    core::store_element(view.data, view.dtype, batch * view.step(0) + head * view.step(1) + i * view.step(2) + c,
+                        values[c]);
+  }
+}
+
+}  // namespace
+
+std::vector<Sequence> sequences_of(const Problem& problem) {
+  std::vector<Sequence> sequences;
+  if (!problem.packed) {
+    for (std::int64_t b = 0; b < problem.q.extent(0); ++b) {
+      sequences.push_back({b, b, 0, problem.q.extent(2), 0, problem.k.extent(2)});
+    }
+    return sequences;
+  }
+  const Packed& packed = *problem.packed;
+  for (std::int64_t s = 0; s + 1 < packed.cu_q.extent(0); ++s) {
+    const std::int64_t q_begin = int_element(packed.cu_q, s);
+    const std::int64_t k_begin = int_element(packed.cu_k, s);
+    sequences.push_back(
+        {s, 0, q_begin, int_element(packed.cu_q, s + 1) - q_begin, k_begin, int_element(packed.cu_k, s + 1) - k_begin});
+  }
+  return sequences;
+}
+
+Reference reference_forward(const Problem& problem, const Selection* given) {
+  const Oracle oracle(problem);
+  const std::vector<Sequence> sequences = sequences_of(problem);
+  std::int64_t longest = 0;
+  for (const Sequence& seq : sequences) longest = std::max(longest, seq.n_k);
+  const std::int64_t rows = problem.q.extent(0) * problem.q.extent(1) * problem.q.extent(2);
+
+  Reference result;
+  result.out.assign(static_cast<std::size_t>(rows * oracle.v().width), 0.0);
+  result.lse.assign(static_cast<std::size_t>(rows), -kInfinity);
+  result.selection = Selection(rows, longest, 0);
+  result.keys = RowMatrix<double>(rows, longest, -kInfinity);
+  result.scores = result.keys;
+  result.magnitudes = RowMatrix<double>(rows, longest, 0.0);
+  for (const Sequence& seq : sequences) {
+    for (std::int64_t head = 0; head < oracle.q().heads; ++head) {
+      for (std::int64_t i = 0; i < seq.n_q; ++i) {
+        const Row row = oracle.row(seq, head, i, given);
+        const std::int64_t index = oracle.row_index(seq, head, i);
+        std::copy(row.out.begin(), row.out.end(), result.out.begin() + index * oracle.v().width);
+        result.lse[static_cast<std::size_t>(index)] = row.lse;
+        result.choices.insert(result.choices.end(), row.choices.begin(), row.choices.end());
+        std::copy(row.kept.begin(), row.kept.end(), result.selection.values.begin() + index * longest);
+        std::copy(row.keys.begin(), row.keys.end(), result.keys.values.begin() + index * longest);
+        std::copy(row.scores.begin(), row.scores.end(), result.scores.values.begin() + index * longest);
+        std::copy(row.magnitudes.begin(), row.magnitudes.end(), result.magnitudes.values.begin() + index * longest);
+      }
+    }
+  }
+  return result;
+}
+
+Gradients reference_backward(const Problem& problem, const ConstTensorView& d_out, const Selection* given) {
+  const Oracle oracle(problem);
+  const Values d_out_values(d_out);
+  Gradients gradients{std::vector<double>(oracle.q().data.size(), 0.0),
+                      std::vector<double>(oracle.k().data.size(), 0.0),
+                      std::vector<double>(oracle.v().data.size(), 0.0)};
+  for (const Sequence& seq : sequences_of(problem)) {
+    for (std::int64_t head = 0; head < oracle.q().heads; ++head) {
+      for (std::int64_t i = 0; i < seq.n_q; ++i) {
+        const Row row = oracle.row(seq, head, i, given);
+        add_row_gradients(gradients, oracle, seq, head, i, row, d_out_values.row(seq.batch, head, seq.q_begin + i));
+      }
+    }
+  }
+  return gradients;
+}
+
+void reference_forward_kernel(const ForwardArgs& args) {
+  const Oracle oracle(args.problem);
+  for (const Sequence& seq : sequences_of(args.problem)) {
+    for (std::int64_t head = 0; head < oracle.q().heads; ++head) {
+      for (std::int64_t i = 0; i < seq.n_q; ++i) {
+        const Row row = oracle.row(seq, head, i, nullptr);
+        store_row(args.out, seq.batch, head, seq.q_begin + i, row.out.data());
+        if (!args.lse.present()) continue;
+        core::store_element(
+            args.lse.data, DType::f32,
+            seq.batch * args.lse.step(0) + head * args.lse.step(1) + (seq.q_begin + i) * args.lse.step(2), row.lse);
+      }
+    }
+  }
+}
+
+void reference_backward_kernel(const BackwardArgs& args) {
+  const Problem& problem = args.problem;
+  const Gradients gradients = reference_backward(problem, args.d_out);
+  const auto store = [](const TensorView& view, const std::vector<double>& values, std::int64_t batch,
+                        std::int64_t begin, std::int64_t count) {
+    for (std::int64_t head = 0; head < view.extent(1); ++head) {
+      for (std::int64_t i = begin; i < begin + count; ++i) {
+        const std::int64_t row = (batch * view.extent(1) + head) * view.extent(2) + i;
+        store_row(view, batch, head, i, values.data() + row * view.extent(3));
+      }
+    }
+  };
+  for (const Sequence& seq : sequences_of(problem)) {
+    store(args.d_q, gradients.d_q, seq.batch, seq.q_begin, seq.n_q);
+    store(args.d_k, gradients.d_k, seq.batch, seq.k_begin, seq.n_k);
+    store(args.d_v, gradients.d_v, seq.batch, seq.k_begin, seq.n_k);
+  }
+}
+
+}  // namespace dspattn::cpu
