@@ -5,6 +5,7 @@
 #include <exception>
 #include <iostream>
 #include <new>
+#include <string>
 
 #include "apps/commands.h"
 #include "dspattn/error.h"
@@ -25,6 +26,17 @@ Exit codes: 0 all is well; 1 a check found a wrong result; 2 bad usage or input;
 
 int code(Exit exit) { return static_cast<int>(exit); }
 
+// The parser alone would say only that a command is missing.
+void refuse_unknown_command(CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
+    if (command->get_name() == argv[1]) return;
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  }
+  throw dspattn::Error("command: expected one of " + names + ", got \"" + argv[1] + "\"");
+}
+
 int run(int argc, char** argv) {
   CLI::App app(
       "Attention whose scores are pruned on the fly to N:M structured sparsity: of every M keys a query sees,\n"
@@ -38,6 +50,7 @@ int run(int argc, char** argv) {
   dspattn::apps::register_info(app, outcome);
   dspattn::apps::register_kernels(app, outcome);
 
+  refuse_unknown_command(app, argc, argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
