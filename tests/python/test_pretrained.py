@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from dspattn import pretrained
 from dspattn.pretrained import MINILM, SMOLLM2, PretrainedError, Source
 

@@ -1,0 +1,55 @@
+// The arguments of a boxed operator, taken off PyTorch's stack one after the other in the order of the schema.
+//
+// Every argument must be taken before anything can throw: taking one also takes over its memory.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "views.h"
+
+namespace dspattn::torch_binding {
+
+class Stack {
+ public:
+  explicit Stack(StableIValue* values) : values_(values) {}
+
+  template <typename T>
+  T take() {
+    return torch::stable::detail::to<T>(values_[next_++]);
+  }
+
+  Tensor tensor() { return take<Tensor>(); }
+  MaybeTensor maybe_tensor() { return take<MaybeTensor>(); }
+  bool boolean() { return take<bool>(); }
+  std::int64_t integer() { return take<std::int64_t>(); }
+  std::optional<std::int64_t> maybe_integer() { return take<std::optional<std::int64_t>>(); }
+  std::optional<double> maybe_real() { return take<std::optional<double>>(); }
+
+  // The header's own conversion to std::string (torch 2.10 to 2.13) never frees the string it makes.
+  std::string text() {
+    const StringHandle handle = take<StringHandle>();
+    std::size_t length = 0;
+    const char* data = nullptr;
+    TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+    TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+    std::string copy(data, length);
+    TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+    return copy;
+  }
+
+  template <typename... T>
+  void give(const T&... results) {
+    std::size_t i = 0;
+    ((values_[i++] = torch::stable::detail::from(results)), ...);
+  }
+
+ private:
+  StableIValue* values_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace dspattn::torch_binding

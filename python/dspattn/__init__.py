@@ -1,0 +1,21 @@
+"""Attention whose scores are pruned on the fly to N:M structured sparsity, as a drop-in for full attention.
+
+* :func:`attention`, :func:`varlen_attention`: the functions, in the signature of PyTorch's own.
+* :class:`use`: redirect every ``scaled_dot_product_attention`` call of a block.
+* Hugging Face transformers: ``model.set_attn_implementation("dspattn_2_4")``; see
+  :mod:`dspattn.integrations.huggingface`.
+* :class:`dspattn.nn.MultiheadAttention`: with the parameters of ``torch.nn.MultiheadAttention``.
+"""
+
+from __future__ import annotations
+
+from . import nn
+from .errors import DspattnError
+from .functional import attention, attention_weights, varlen_attention
+from .integrations import _on_import
+from .integrations.sdpa import use
+
+__version__ = "0.1.0"
+__all__ = ["DspattnError", "attention", "attention_weights", "nn", "use", "varlen_attention"]
+
+_on_import.watch()

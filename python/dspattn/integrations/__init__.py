@@ -1,0 +1,1 @@
+"""Ways to put pruned attention under code that was written for something else."""

@@ -1,0 +1,62 @@
+"""Registers the attention functions with transformers as soon as someone else imports it, and never imports it itself.
+
+``import dspattn`` stays light, and the names are there whichever of the two packages is imported first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+WATCHED = "transformers.modeling_utils"  # defines AttentionInterface; every model's module imports it
+
+
+def watch() -> None:
+    """Register now when transformers' models are loaded already, otherwise when they are."""
+    if WATCHED in sys.modules:
+        _register()
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _register() -> None:
+    from . import huggingface
+
+    huggingface.register()
+
+
+class _Finder(MetaPathFinder):
+    """Lets the other finders find the module and adds one step after its execution."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != WATCHED:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenRegister(spec.loader)
+        return spec
+
+
+class _ThenRegister(Loader):
+    """The module's own loader, followed by the registration."""
+
+    def __init__(self, inner: Loader) -> None:
+        self.inner = inner
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.inner.exec_module(module)
+        _register()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)

@@ -1,0 +1,197 @@
+"""Attention functions for Hugging Face transformers (5.x), by name:
+
+    model.set_attn_implementation("dspattn_2_4")
+
+Names are ``dspattn_N_M`` for the interleaved grouping, ``dspattn_N_M_consecutive`` for the paper's, and
+``dspattn_dense``. They are registered with ``AttentionInterface`` and, with the mask function that goes with them, with
+``AttentionMaskInterface``, when both packages are imported, in either order.
+
+Padded batches, causal models with a cache and generation, grouped-query attention, sliding windows and relative
+position biases are served. A cache that drops keys outside a sliding window does not change the result: groups are
+counted from key 0 of the sequence, so the mask function says how far the kept keys are from a group's start.
+What a model passes that has no counterpart here (soft caps, attention sinks, dropout, ...) raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import DspattnError
+from ..functional import attention, attention_weights, varlen_attention
+from ..patterns import Grouping, group_period
+
+PATTERNS = ("2:4", "1:2", "1:4", "4:8")
+GROUPINGS: tuple[Grouping, ...] = ("interleaved", "consecutive")
+
+# What models hand down to every layer that changes nothing in attention itself, or that the mask already expresses.
+HARMLESS = frozenset(
+    {
+        "cache_position",
+        "deterministic",
+        "logits_to_keep",
+        "num_items_in_batch",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "seq_idx",
+        "use_cache",
+    }
+)
+
+
+def implementation_name(pattern: str, grouping: Grouping = "interleaved") -> str:
+    """The name under which a pattern is registered.
+
+    Example:
+        >>> implementation_name("2:4"), implementation_name("1:2", "consecutive"), implementation_name("dense")
+        ('dspattn_2_4', 'dspattn_1_2_consecutive', 'dspattn_dense')
+    """
+    base = "dspattn_" + pattern.replace(":", "_")
+    return base if pattern == "dense" or grouping == "interleaved" else base + "_consecutive"
+
+
+def register() -> None:
+    """Register every name. Runs by itself when transformers is imported; safe to call again."""
+    register_pattern("dense")
+    for pattern in PATTERNS:
+        for grouping in GROUPINGS:
+            register_pattern(pattern, grouping)
+
+
+def register_pattern(pattern: str, grouping: Grouping = "interleaved") -> str:
+    """Register one pattern, also one that has no name yet, and return its name.
+
+    Args:
+        pattern: ``"N:M"`` or ``"dense"``.
+        grouping: ``"interleaved"`` or ``"consecutive"``.
+
+    Returns:
+        What to give to ``set_attn_implementation``.
+
+    Example:
+        >>> register_pattern("3:8")
+        'dspattn_3_8'
+    """
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    name = implementation_name(pattern, grouping)
+    AttentionInterface.register(name, make_attention(pattern, grouping))
+    AttentionMaskInterface.register(name, make_mask(group_period(pattern, grouping)))
+    return name
+
+
+def make_mask(period: int) -> Callable[..., Tensor | None]:
+    """The mask function: transformers' boolean mask of scaled_dot_product_attention, with the keys that a cache has
+    dropped since the last multiple of `period` put back as masked columns."""
+
+    def dspattn_mask(*, kv_offset: int = 0, **kwargs: Any) -> Tensor | None:
+        from transformers.masking_utils import sdpa_mask
+
+        dropped = kv_offset % period
+        if dropped:
+            kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+        mask = sdpa_mask(kv_offset=kv_offset, **kwargs)
+        if dropped and mask is not None:
+            mask = torch.nn.functional.pad(mask, (dropped, 0), value=False)
+        return mask
+
+    return dspattn_mask
+
+
+def make_attention(pattern: str, grouping: Grouping) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The attention function of a pattern, in the signature transformers asks for."""
+
+    def dspattn_attention(
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        position_bias: Tensor | None = None,
+        sliding_window: int | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        max_length_q: int | None = None,
+        max_length_k: int | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        _raise_unknown(kwargs)
+        if is_causal is None:
+            is_causal = getattr(module, "is_causal", True)
+        n_q, n_k = query.shape[2], key.shape[2]
+        if attention_mask is None and cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+            if position_bias is not None or output_attentions:
+                raise DspattnError(["cu_seq_lens_q: expected no position_bias and no output_attentions beside it"])
+            q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
+            packed = varlen_attention(
+                q,
+                k,
+                v,
+                cu_seq_lens_q,
+                cu_seq_lens_k,
+                max_length_q,
+                max_length_k,
+                is_causal=is_causal,
+                scale=scaling,
+                pattern=pattern,
+                grouping=grouping,
+                window=_window(sliding_window, is_causal),
+            )
+            assert isinstance(packed, Tensor)
+            return packed.unflatten(0, (query.shape[0], n_q)), None
+
+        # Without a mask, one query sees all keys (decoding) and several are causal from key 0 (their length is that of
+        # the keys, or a preallocated cache holds nothing past them): both are what transformers means by no mask.
+        causal = n_q > 1 and attention_mask is None and is_causal
+        window = _window(sliding_window, is_causal) if causal else None
+        if attention_mask is not None and attention_mask.shape[-1] > n_k:
+            dropped = attention_mask.shape[-1] - n_k
+            key, value = (torch.nn.functional.pad(t, (0, 0, dropped, 0)) for t in (key, value))
+            if position_bias is not None:
+                position_bias = torch.nn.functional.pad(position_bias, (dropped, 0))
+        options: dict[str, Any] = {
+            "attn_bias": position_bias,
+            "dropout_p": dropout,
+            "is_causal": causal,
+            "scale": scaling,
+            "enable_gqa": True,
+            "pattern": pattern,
+            "grouping": grouping,
+            "window": window,
+        }
+        out = attention(query, key, value, attention_mask, **options)
+        weights = attention_weights(query, key, attention_mask, **options) if output_attentions else None
+        return out.transpose(1, 2).contiguous(), weights
+
+    return dspattn_attention
+
+
+def _window(sliding_window: int | None, is_causal: bool) -> tuple[int, int | None] | None:
+    """transformers counts the query's own position into a causal window, and not into a bidirectional one."""
+    if sliding_window is None:
+        return None
+    return (sliding_window - 1, None) if is_causal else (sliding_window, sliding_window)
+
+
+def _raise_unknown(arguments: dict[str, Any]) -> None:
+    reasons = [
+        f"{name}: expected nothing (dspattn has no counterpart of it), got {_brief(given)}"
+        for name, given in arguments.items()
+        if name not in HARMLESS and given is not None and given is not False
+    ]
+    if reasons:
+        raise DspattnError(reasons)
+
+
+def _brief(given: Any) -> str:
+    return f"a tensor of shape {list(given.shape)}" if isinstance(given, Tensor) else repr(given)

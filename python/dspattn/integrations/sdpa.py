@@ -1,0 +1,145 @@
+"""``dspattn.use``: every call of PyTorch's scaled_dot_product_attention of a block goes to ``dspattn.attention``."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..errors import DspattnError
+from ..functional import attention
+from ..patterns import Grouping, parse_grouping, parse_pattern
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SDPA = torch.nn.functional.scaled_dot_product_attention
+
+
+class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2:4"):
+    """Redirect every ``scaled_dot_product_attention`` call to :func:`dspattn.attention`, in a block or a function.
+
+    It catches the calls wherever they are made, by whatever name the function was imported, in this thread. Modules
+    that never call it (a plain softmax of scores, as ``torch.nn.MultiheadAttention`` with ``need_weights=True``) do not
+    change; PyTorch's fused fast path of transformer encoder layers, which would bypass it, is off inside the block.
+
+    Args:
+        pattern: ``"2:4"``, ``"1:2"``, any ``"N:M"``, or ``"dense"``.
+        grouping: ``"interleaved"`` or ``"consecutive"``.
+        strict: raise for a call that cannot be served (dropout, a type or size the kernels do not take). With False,
+            such calls are left to PyTorch; ``left`` then says how many and why, and a warning tells at the end.
+
+    Attributes:
+        served: how many calls :func:`dspattn.attention` answered.
+        left: for each reason, how many calls were left to PyTorch.
+
+    Example:
+        >>> q = k = v = torch.randn(1, 2, 10, 8)
+        >>> with use("2:4") as switched:
+        ...     out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        >>> print(switched.report())
+        1 attention call ran with 2:4 interleaved; none was left to PyTorch
+
+        >>> @use("1:2")
+        ... def forward(q, k, v):
+        ...     return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        >>> forward(q, k, v).shape
+        torch.Size([1, 2, 10, 8])
+    """
+
+    def __init__(self, pattern: str = "2:4", grouping: Grouping = "interleaved", *, strict: bool = True) -> None:
+        parse_pattern(pattern)
+        parse_grouping(grouping)
+        self.pattern = pattern
+        self.grouping: Grouping = grouping
+        self.strict = strict
+        self.served = 0
+        self.left: Counter[str] = Counter()
+        self._entered: list[tuple[_Redirect, bool]] = []
+
+    def __enter__(self) -> use:
+        mode = _Redirect(self)
+        self._entered.append((mode, torch.backends.mha.get_fastpath_enabled()))
+        torch.backends.mha.set_fastpath_enabled(False)
+        mode.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        mode, fastpath = self._entered.pop()
+        mode.__exit__(*exception)
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        if self.left and not self._entered and exception[0] is None:
+            warnings.warn(self.report(), stacklevel=2)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def redirected(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return redirected
+
+    def report(self) -> str:
+        """How many calls were served and, for each reason, how many were left to PyTorch."""
+        served = f"{_calls(self.served)} ran with {self.pattern} {self.grouping}"
+        if not self.left:
+            return f"{served}; none was left to PyTorch"
+        lines = [f"{served}; {_calls(sum(self.left.values()))} left to PyTorch:"]
+        lines += [f"  {count} x {reason}" for reason, count in self.left.most_common()]
+        return "\n".join(lines)
+
+
+def _calls(count: int) -> str:
+    return f"{count} attention call{'' if count == 1 else 's'}"
+
+
+class _Redirect(TorchFunctionMode):
+    """Sees every PyTorch function call of the thread; answers those of scaled_dot_product_attention."""
+
+    def __init__(self, owner: use) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not _SDPA:
+            return func(*args, **kwargs)
+        owner = self.owner
+        reasons = _foreign(*args, **kwargs)
+        if not reasons:
+            try:
+                out = attention(*args, pattern=owner.pattern, grouping=owner.grouping, **kwargs)
+            except DspattnError as error:
+                reasons = list(error.reasons)
+            else:
+                owner.served += 1
+                return out
+        if owner.strict:
+            raise DspattnError(
+                [
+                    *reasons,
+                    "Pass strict=False to dspattn.use to leave such calls to PyTorch, which will not prune them.",
+                ]
+            )
+        owner.left["; ".join(reasons)] += 1
+        return func(*args, **kwargs)
+
+
+def _foreign(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> list[str]:
+    """Reasons that lie in what kind of tensors these are."""
+    reasons = []
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.is_nested:
+            reasons.append(f"{name}: expected a strided tensor, got a nested one")
+        elif tensor.layout is not torch.strided:
+            reasons.append(f"{name}: expected a strided tensor, got {tensor.layout}")
+        elif tensor.device.type not in ("cpu", "cuda", "meta"):
+            reasons.append(f"{name}: expected a tensor on cpu or cuda, got {tensor.device}")
+    return reasons

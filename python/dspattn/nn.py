@@ -1,0 +1,165 @@
+"""Modules: ``MultiheadAttention`` with the parameters of PyTorch's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import DspattnError
+from .functional import attention, attention_weights
+from .patterns import Grouping, parse_grouping, parse_pattern
+
+
+class MultiheadAttention(torch.nn.MultiheadAttention):
+    """:class:`torch.nn.MultiheadAttention` whose attention is pruned; a state dict of either loads into the other.
+
+    Args:
+        embed_dim, num_heads, ...: as :class:`torch.nn.MultiheadAttention`. ``dropout`` must be 0 while training.
+        pattern: ``"2:4"``, ``"1:2"``, any ``"N:M"``, or ``"dense"``.
+        grouping: ``"interleaved"`` or ``"consecutive"``.
+
+    Example:
+        >>> plain = torch.nn.MultiheadAttention(64, 4, batch_first=True)
+        >>> pruned = MultiheadAttention(64, 4, batch_first=True, pattern="2:4")
+        >>> pruned.load_state_dict(plain.state_dict())
+        <All keys matched successfully>
+        >>> x = torch.randn(2, 10, 64)
+        >>> out, weights = pruned(x, x, x, need_weights=False)
+        >>> out.shape
+        torch.Size([2, 10, 64])
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *args: Any,
+        pattern: str = "2:4",
+        grouping: Grouping = "interleaved",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, *args, **kwargs)
+        parse_pattern(pattern)
+        parse_grouping(grouping)
+        self.pattern = pattern
+        self.grouping: Grouping = grouping
+
+    def extra_repr(self) -> str:
+        return f"pattern={self.pattern!r}, grouping={self.grouping!r}"
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As :meth:`torch.nn.MultiheadAttention.forward`.
+
+        Args:
+            query: ``[n_q, batch, embed_dim]``, with ``batch_first`` ``[batch, n_q, embed_dim]``, or without a batch.
+            key: ``[n_k, batch, kdim]`` likewise.
+            value: ``[n_k, batch, vdim]`` likewise.
+            key_padding_mask: ``[batch, n_k]``; True (or -inf) hides the key.
+            need_weights: also return the weights. They are recovered from the attention itself, 256 keys at a time, so
+                leave this off where speed matters.
+            attn_mask: ``[n_q, n_k]`` or ``[batch * num_heads, n_q, n_k]``; True hides a key; floating masks are added.
+            average_attn_weights: average the weights over the heads.
+            is_causal: a hint that ``attn_mask`` is the causal mask, as in PyTorch; ``attn_mask`` must be given.
+
+        Returns:
+            The output in the query's layout, and the weights ``[batch, n_q, n_k]`` (per head:
+            ``[batch, num_heads, n_q, n_k]``) or None.
+        """
+        if self.training and self.dropout > 0:
+            raise DspattnError(
+                [f"dropout: expected 0 while training (attention dropout is not offered), got {self.dropout}"]
+            )
+        if is_causal and attn_mask is None:
+            raise DspattnError(["attn_mask: expected the causal mask that is_causal=True hints at, got None"])
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = (t.unsqueeze(0 if self.batch_first else 1) for t in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        if not self.batch_first:
+            query, key, value = (t.transpose(0, 1) for t in (query, key, value))
+        q, k, v = (self._heads(t) for t in self._project(query, key, value))
+
+        batch, heads, n_q = q.shape[:3]
+        extra_keys = 0
+        if self.bias_k is not None and self.bias_v is not None:
+            k, v = (
+                torch.cat((t, bias.view(1, 1, heads, self.head_dim).transpose(1, 2).expand(batch, -1, -1, -1)), 2)
+                for t, bias in ((k, self.bias_k), (v, self.bias_v))
+            )
+            extra_keys += 1
+        if self.add_zero_attn:
+            k, v = (torch.nn.functional.pad(t, (0, 0, 0, 1)) for t in (k, v))
+            extra_keys += 1
+        mask, bias = _merged_mask(attn_mask, key_padding_mask, batch, heads, extra_keys, q.dtype)
+
+        options: dict[str, Any] = {"attn_bias": bias, "pattern": self.pattern, "grouping": self.grouping}
+        out = attention(q, k, v, mask, **options).transpose(1, 2).reshape(batch, n_q, self.embed_dim)
+        out = torch.nn.functional.linear(out, self.out_proj.weight, self.out_proj.bias)
+        weights = None
+        if need_weights:
+            weights = attention_weights(q, k, mask, **options)
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights if batched else weights.squeeze(0)
+        if not self.batch_first:
+            out = out.transpose(0, 1)
+        return (out if batched else out.squeeze(0 if self.batch_first else 1)), weights
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self._qkv_same_embed_dim:
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        linear = torch.nn.functional.linear
+        return (
+            linear(query, weights[0], biases[0]),
+            linear(key, weights[1], biases[1]),
+            linear(value, weights[2], biases[2]),
+        )
+
+    def _heads(self, tensor: Tensor) -> Tensor:
+        """[batch, n, embed_dim] as [batch, heads, n, head_dim], without a copy."""
+        return tensor.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+
+def _merged_mask(
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    batch: int,
+    heads: int,
+    extra_keys: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor | None, Tensor | None]:
+    """(boolean mask, True visible; additive bias) from masks in which True hides."""
+    visible: Tensor | None = None
+    bias: Tensor | None = None
+    for name, mask in (("attn_mask", attn_mask), ("key_padding_mask", key_padding_mask)):
+        if mask is None:
+            continue
+        if name == "key_padding_mask":
+            mask = mask[:, None, None, :]
+        elif mask.dim() == 3:
+            mask = mask.unflatten(0, (batch, heads))
+        else:
+            mask = mask[None, None]
+        mask = torch.nn.functional.pad(mask, (0, extra_keys)) if extra_keys else mask
+        if mask.dtype == torch.bool:
+            visible = ~mask if visible is None else visible & ~mask
+        elif mask.is_floating_point():
+            mask = mask.to(dtype)
+            bias = mask if bias is None else bias + mask
+        else:
+            raise DspattnError([f"{name}: expected a boolean or floating tensor, got {mask.dtype}"])
+    return visible, bias

@@ -1,8 +1,0 @@
-#include "cuda/memory.h"
-#include "dspattn/error.h"
-
-namespace dspattn::cuda {
-
-core::DeviceMemory& memory(int) { throw Error("device: expected cpu, got cuda; this build is without CUDA"); }
-
-}  // namespace dspattn::cuda
