@@ -1,8 +1,36 @@
 # Front of the build: a few named targets. `make help` lists them.
-BUILD := build
-.PHONY: build test
-build:
-	cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DDSPATTN_WERROR=ON
-	cmake --build $(BUILD)
-test: build
-	ctest --test-dir $(BUILD) --output-on-failure
+# Every target that needs tools, libraries or Python packages sets them up first; a second run finds them in place.
+
+SHELL := /bin/bash
+RUN := . tools/environment.sh &&
+PREFIX ?= /usr/local
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build test demo format tidy fuzz bench plots install clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+
+setup:  ## install the Debian and Python packages that are missing
+	@tools/setup.sh
+
+build: setup  ## the library and the command-line program, in build/release
+	@$(RUN) cmake --preset release && cmake --build --preset release
+
+test: setup  ## every check and test; STEPS="format build unit" runs some of them
+	@tools/test.sh $(STEPS)
+
+format: setup  ## rewrite the C++ and CUDA sources in the project's format
+	@tools/format.sh --fix
+
+tidy: setup  ## clang-tidy on the C++ sources
+	@tools/test.sh tidy
+
+fuzz: setup  ## run the fuzzers; SECONDS_EACH=600 for longer
+	@tools/test.sh fuzz
+
+install: build  ## install the library and the program into PREFIX (default /usr/local)
+	@$(RUN) cmake --install build/release --prefix $(PREFIX)
+
+clean:  ## remove what was built; the virtual environment stays
+	rm -rf build

@@ -10,6 +10,10 @@ if(DSPATTN_SANITIZE)
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${DSPATTN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)
   target_link_options(dspattn_options INTERFACE -fsanitize=${DSPATTN_SANITIZE})
 endif()
+if(DSPATTN_FUZZ)
+  # Coverage counters in every layer; the fuzzers' own main comes with tests/fuzz.
+  target_compile_options(dspattn_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
+endif()
 
 # dspattn_layer(NAME SOURCES...): one layer of src/ as an object library; the library dspattn joins them.
 function(dspattn_layer name)

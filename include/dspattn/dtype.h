@@ -45,8 +45,6 @@ constexpr std::string_view name(DType dtype) {
   return "unknown";
 }
 
-constexpr bool is_floating(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
-}
+constexpr bool is_floating(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
 
 }  // namespace dspattn

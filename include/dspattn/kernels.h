@@ -12,7 +12,7 @@ namespace dspattn {
 enum class Pass : std::uint8_t { forward, backward };
 
 struct KernelInfo {
-  std::string_view name;     // unique within a pass, e.g. "cpu_2_4", "cpu_reference", "sm90_fused_2_4_bf16_d64"
+  std::string_view name;  // unique within a pass, e.g. "cpu_2_4", "cpu_reference", "sm90_fused_2_4_bf16_d64"
   Pass pass = Pass::forward;
   DeviceType device = DeviceType::cpu;
   std::string_view summary;  // one line: instruction set, types, head dims, patterns

@@ -25,7 +25,6 @@ struct Mask {
   ConstTensorView allowed;      // bool [batch|1, heads|1, n_q|1, n_k|1], zero = masked
   ConstTensorView bias;         // fp32 or q's type, [batch|1, heads|1, n_q|1, n_k|1], added to the scaled scores;
                                 // -inf masks
-
 };
 
 }  // namespace dspattn

@@ -38,8 +38,6 @@ std::string to_string(Pattern pattern) {
   return std::to_string(pattern.keep) + ":" + std::to_string(pattern.group);
 }
 
-std::string to_string(Grouping grouping) {
-  return grouping == Grouping::consecutive ? "consecutive" : "interleaved";
-}
+std::string to_string(Grouping grouping) { return grouping == Grouping::consecutive ? "consecutive" : "interleaved"; }
 
 }  // namespace dspattn

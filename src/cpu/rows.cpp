@@ -1,35 +1,59 @@
 #include "cpu/rows.h"
 
-#include <array>
+#include <string>
 
+#include "cpu/forward.h"
 #include "cpu/reference.h"
 
 namespace dspattn::cpu {
 namespace {
 
-core::Reasons serves_everything(const Problem&) { return {}; }
+using core::KernelRow;
+using core::Reasons;
+
+Reasons serves_everything(const Problem&) { return {}; }
+
+// The reasons of a kernel made for one pattern.
+Reasons unless_pattern(const Problem& problem, bool fits, const char* takes) {
+  if (fits) return {};
+  return {std::string("pattern: this kernel takes ") + takes + ", got " + to_string(problem.pattern)};
+}
+
+Reasons unless_2_4(const Problem& problem) { return unless_pattern(problem, problem.pattern == Pattern{2, 4}, "2:4"); }
+Reasons unless_1_2(const Problem& problem) { return unless_pattern(problem, problem.pattern == Pattern{1, 2}, "1:2"); }
+Reasons unless_dense(const Problem& problem) { return unless_pattern(problem, problem.pattern.is_dense(), "dense"); }
+
+// Working memory is a fixed amount per thread and not the caller's concern.
 std::size_t no_forward_workspace(const ForwardArgs&) { return 0; }
 std::size_t no_backward_workspace(const BackwardArgs&) { return 0; }
 
+KernelRow forward_row(std::string_view name, std::string_view summary, Reasons (*why_not)(const Problem&),
+                      void (*launch)(const ForwardArgs&)) {
+  return {{name, Pass::forward, DeviceType::cpu, summary}, why_not, no_forward_workspace, launch, nullptr, nullptr};
+}
+
+KernelRow backward_row(std::string_view name, std::string_view summary, Reasons (*why_not)(const Problem&),
+                       void (*launch)(const BackwardArgs&)) {
+  return {{name, Pass::backward, DeviceType::cpu, summary}, why_not, nullptr, nullptr, no_backward_workspace, launch};
+}
+
 constexpr const char* kReferenceSummary = "fp64 oracle, plain loops, one thread: any type, pattern, mask and head dim";
 
-const std::array kRows{
-    core::KernelRow{{"cpu_reference", Pass::forward, DeviceType::cpu, kReferenceSummary},
-                    serves_everything,
-                    no_forward_workspace,
-                    reference_forward_kernel,
-                    nullptr,
-                    nullptr},
-    core::KernelRow{{"cpu_reference", Pass::backward, DeviceType::cpu, kReferenceSummary},
-                    serves_everything,
-                    nullptr,
-                    nullptr,
-                    no_backward_workspace,
-                    reference_backward_kernel},
+const KernelRow kRows[] = {
+    forward_row("cpu_2_4", "AVX-512, AVX2 or NEON, threads: 2:4, any type, mask and head dim", unless_2_4,
+                fast_forward),
+    forward_row("cpu_1_2", "AVX-512, AVX2 or NEON, threads: 1:2, any type, mask and head dim", unless_1_2,
+                fast_forward),
+    forward_row("cpu_dense", "AVX-512, AVX2 or NEON, threads: dense, any type, mask and head dim", unless_dense,
+                fast_forward),
+    forward_row("cpu_any", "AVX-512, AVX2 or NEON, threads: any pattern, type, mask and head dim", serves_everything,
+                fast_forward),
+    forward_row("cpu_reference", kReferenceSummary, serves_everything, reference_forward_kernel),
+    backward_row("cpu_reference", kReferenceSummary, serves_everything, reference_backward_kernel),
 };
 
 }  // namespace
 
-std::span<const core::KernelRow> rows() { return kRows; }
+std::span<const KernelRow> rows() { return kRows; }
 
 }  // namespace dspattn::cpu

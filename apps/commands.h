@@ -1,0 +1,26 @@
+// The subcommands of the program. Each register function adds one to the parser; its callback does the work, prints to
+// standard output and sets the outcome. To add a subcommand: one file, one line here, one line in main.cpp.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace dspattn::apps {
+
+// Exit codes of the program.
+enum class Exit : int {
+  ok = 0,
+  check_failed = 1,  // the program did its work, and a result was wrong
+  bad_input = 2,     // an option, a file or a problem it cannot take; the message says all reasons
+  broken = 3,        // anything else: out of memory, a result that could not be written
+};
+
+struct Outcome {
+  Exit exit = Exit::ok;
+};
+
+void register_info(CLI::App& app, Outcome& outcome);
+void register_kernels(CLI::App& app, Outcome& outcome);
+
+}  // namespace dspattn::apps

@@ -1,0 +1,116 @@
+// dspattn kernels: the kernel table; with a shape, which kernel would serve and every reason why others would not.
+#include <CLI/App.hpp>
+#include <algorithm>
+#include <iomanip>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/commands.h"
+#include "apps/problem_options.h"
+#include "dspattn/kernels.h"
+
+namespace dspattn::apps {
+namespace {
+
+struct Options {
+  RuleOptions rule;
+  ShapeOptions shape;
+  std::string dtype = "fp32";
+  std::string device = "cpu";
+  bool backward = false;
+  bool with_lengths = false;
+  bool with_allowed = false;
+  bool with_bias = false;
+};
+
+// Stands for a tensor that is never read: the table is asked about shapes, not about values. Sixteen-byte aligned, and
+// far from the next one.
+void* stand_in(int index) {
+  return reinterpret_cast<void*>((std::uintptr_t{1} << 45) + (static_cast<std::uintptr_t>(index) << 40));
+}
+
+void list_table() {
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    const std::vector<KernelInfo> infos = kernels(pass);
+    std::cout << (pass == Pass::forward ? "forward" : "\nbackward") << ", in order of preference\n";
+    std::size_t width = 0;
+    for (const KernelInfo& info : infos) width = std::max(width, info.name.size());
+    for (const KernelInfo& info : infos) {
+      std::cout << "  " << std::left << std::setw(static_cast<int>(width)) << info.name << "  "
+                << (info.device == DeviceType::cpu ? "cpu " : "cuda") << "  " << info.summary << "\n";
+    }
+    if (infos.empty()) std::cout << "  none in this build\n";
+  }
+}
+
+void judge_shape(const Options& options, Outcome& outcome) {
+  const ShapeOptions& shape = options.shape;
+  const DType dtype = parse_dtype(options.dtype);
+  Problem problem;
+  options.rule.apply(problem);
+  problem.device = parse_device(options.device);
+  problem.q = {stand_in(0), dtype, {shape.batch, shape.heads, shape.queries(), shape.d}};
+  problem.k = {stand_in(1), dtype, {shape.batch, shape.key_heads(), shape.keys(), shape.d}};
+  problem.v = {stand_in(2), dtype, {shape.batch, shape.key_heads(), shape.keys(), shape.value_dim()}};
+  // Lengths of a CPU problem are looked at, so these are real.
+  constexpr std::int64_t kMaxBatch = 1 << 20;
+  const std::vector<std::int32_t> lengths(
+      options.with_lengths ? static_cast<std::size_t>(std::clamp(shape.batch, std::int64_t{0}, kMaxBatch)) : 0);
+  if (options.with_lengths) problem.mask.key_lengths = {lengths.data(), DType::i32, {std::ssize(lengths)}};
+  if (options.with_allowed) problem.mask.allowed = {stand_in(3), DType::b8, {1, 1, shape.queries(), shape.keys()}};
+  if (options.with_bias) problem.mask.bias = {stand_in(4), DType::f32, {1, 1, shape.queries(), shape.keys()}};
+
+  bool chosen = false;
+  for (const Verdict& verdict : consider(problem, options.backward ? Pass::backward : Pass::forward)) {
+    std::cout << verdict.kernel.name;
+    if (verdict.reasons.empty()) {
+      std::cout << (chosen ? ": could serve too\n" : ": would serve\n");
+      chosen = true;
+    } else {
+      std::cout << ": cannot\n";
+      for (const std::string& reason : verdict.reasons) std::cout << "    " << reason << "\n";
+    }
+  }
+  if (!chosen) {
+    std::cout << "No kernel of this build serves the problem.\n";
+    outcome.exit = Exit::check_failed;
+  }
+}
+
+}  // namespace
+
+void register_kernels(CLI::App& app, Outcome& outcome) {
+  CLI::App* command = app.add_subcommand(
+      "kernels", "The table of kernels; with a shape, which one would serve and why the others would not");
+  auto options = std::make_shared<Options>();
+  std::vector<CLI::Option*> asked = options->shape.add_to(*command);
+  options->rule.add_to(*command);
+  asked.push_back(command->add_option("--dtype", options->dtype, "fp32, fp16 or bf16")->capture_default_str());
+  asked.push_back(command->add_option("--device", options->device, "cpu, cuda or cuda:<index>")->capture_default_str());
+  asked.push_back(command->add_flag("--backward", options->backward, "ask about the gradients instead of the forward"));
+  asked.push_back(command->add_flag("--key-lengths", options->with_lengths, "with a length per sequence"));
+  asked.push_back(command->add_flag("--mask", options->with_allowed, "with a boolean mask tensor"));
+  asked.push_back(command->add_flag("--bias", options->with_bias, "with an additive bias tensor"));
+  for (const char* name :
+       {"--pattern", "--grouping", "--causal", "--top-left", "--window-left", "--window-right", "--scale"}) {
+    asked.push_back(command->get_option(name));
+  }
+  command->footer(R"(
+Examples:
+  dspattn kernels                                    the whole table
+  dspattn kernels --n 4096 --d 64 --dtype bf16       who serves this shape, and why not the others
+Exit code 1 when no kernel serves the problem.)");
+  command->callback([options, asked, &outcome] {
+    const bool any =
+        std::any_of(asked.begin(), asked.end(), [](const CLI::Option* option) { return option->count() > 0; });
+    if (any) {
+      judge_shape(*options, outcome);
+    } else {
+      list_table();
+    }
+  });
+}
+
+}  // namespace dspattn::apps

@@ -1,0 +1,77 @@
+// dspattn: the command line of the library.
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <exception>
+#include <iostream>
+#include <new>
+#include <string>
+
+#include "apps/commands.h"
+#include "dspattn/error.h"
+
+namespace {
+
+using dspattn::apps::Exit;
+
+constexpr const char* kFooter = R"(
+Start here:
+  dspattn info                                   what this build and this machine offer
+  dspattn verify --count 200                     check every kernel against a plain fp64 computation
+  dspattn bench --n 1024 --d 64                  time the patterns side by side
+  dspattn run q.npy k.npy v.npy --out o.npy      attention of your own arrays
+Each command has its own help: dspattn bench --help
+
+Exit codes: 0 all is well; 1 a check found a wrong result; 2 bad usage or input; 3 the program itself failed.)";
+
+int code(Exit exit) { return static_cast<int>(exit); }
+
+// The parser alone would say only that a command is missing.
+void refuse_unknown_command(CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
+    if (command->get_name() == argv[1]) return;
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  }
+  throw dspattn::Error("command: expected one of " + names + ", got \"" + argv[1] + "\"");
+}
+
+int run(int argc, char** argv) {
+  CLI::App app(
+      "Attention whose scores are pruned on the fly to N:M structured sparsity: of every M keys a query sees,\n"
+      "only the N with the largest scores take part.");
+  app.name("dspattn");
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(34);
+
+  dspattn::apps::Outcome outcome;
+  dspattn::apps::register_info(app, outcome);
+  dspattn::apps::register_kernels(app, outcome);
+
+  refuse_unknown_command(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? code(Exit::ok) : code(Exit::bad_input);
+  }
+  return code(outcome.exit);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const dspattn::Error& error) {
+    for (const std::string& reason : error.reasons()) std::cerr << "dspattn: " << reason << "\n";
+    return code(Exit::bad_input);
+  } catch (const std::bad_alloc&) {
+    std::cerr << "dspattn: out of memory\n";
+    return code(Exit::broken);
+  } catch (const std::exception& error) {
+    std::cerr << "dspattn: " << error.what() << "\n";
+    return code(Exit::broken);
+  }
+}

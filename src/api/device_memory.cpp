@@ -1,0 +1,11 @@
+#include "api/device_memory.h"
+
+#include "cuda/memory.h"
+
+namespace dspattn::api {
+
+core::DeviceMemory& memory_of(Device device) {
+  return device.type == DeviceType::cpu ? core::host_memory() : cuda::memory(device.index);
+}
+
+}  // namespace dspattn::api

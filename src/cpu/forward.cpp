@@ -1,0 +1,184 @@
+// The fast CPU attention, forward: O = softmax(prune(scale Q K^T + bias)) V without an n^2 buffer.
+//
+// A task is up to 256 query rows that share a kv head. It walks over blocks of up to 128 keys; each block of K and V is
+// widened to fp32 once per task and then met by the task's tiles of 32 rows:
+//   prune_tile   scores of the tile, masks, the choice within each group -> slots (score, key) per row
+//   weigh        online softmax over the slots
+//   add_kept     output += weights * V over the slots only
+// A row's arithmetic does not depend on which rows share its tile or task, so neither the number of threads nor the cut
+// into tasks changes a bit of the result.
+#include "cpu/forward.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/forward.cpp"
+// The order of the next three matters: simd.h chooses the targets that foreach_target.h compiles this file for.
+// clang-format off
+#include "cpu/simd.h"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+// clang-format on
+
+#include <cmath>
+#include <limits>
+
+#include "cpu/job.h"
+#include "cpu/load-inl.h"
+#include "cpu/parallel.h"
+#include "cpu/products-inl.h"
+#include "cpu/prune-inl.h"
+#include "cpu/select-inl.h"
+#include "cpu/softmax-inl.h"
+#include "cpu/tile.h"
+
+#ifndef DSPATTN_CPU_FORWARD_SHARED_
+#define DSPATTN_CPU_FORWARD_SHARED_
+namespace dspattn::cpu {
+
+// Rows of a task: K and V are widened once for this many. 256 rows of q and of the output at d = 256 are 512 KiB, which
+// a core's L2 still holds.
+inline constexpr std::int64_t kTaskRows = 256;
+
+struct ForwardJob {
+  explicit ForwardJob(const ForwardArgs& args)
+      : job(args.problem), out(args.out), lse(args.lse), qk(PanelShape::of(job.g.d)), pv(PanelShape::of(job.g.d_v)) {}
+
+  Job job;
+  Rows out;
+  TensorView lse;  // may be absent
+  PanelShape qk, pv;
+};
+
+// What a task works with, laid out in the thread's scratch memory.
+struct ForwardScratch {
+  PruneScratch* prune;
+  Slots* slots;
+  TileRows* tiles;  // [tiles]
+  float* packed;    // [tiles][qk.padded][kTileQ]: q transposed
+  float* acc;       // [tiles][kTileQ][pv.padded]
+  float* largest;   // [tiles][kTileQ]
+  float* sum;       // [tiles][kTileQ]
+  float* has_nan;   // [tiles][kTileQ]
+  float* rows;      // [kTileQ][qk.padded or pv.padded]
+  float* k_panels;
+  float* v_panels;
+
+  ForwardScratch(Carver& carver, const ForwardJob& run, std::size_t tile_count) {
+    constexpr std::size_t kRows = kTileQ;
+    const std::size_t qk_tile = kRows * static_cast<std::size_t>(run.qk.padded);
+    const std::size_t pv_tile = kRows * static_cast<std::size_t>(run.pv.padded);
+    prune = carver.take<PruneScratch>(1);
+    slots = carver.take<Slots>(1);
+    tiles = carver.take<TileRows>(tile_count);
+    packed = carver.take<float>(tile_count * qk_tile);
+    acc = carver.take<float>(tile_count * pv_tile);
+    largest = carver.take<float>(tile_count * kRows);
+    sum = carver.take<float>(tile_count * kRows);
+    has_nan = carver.take<float>(tile_count * kRows);
+    rows = carver.take<float>(std::max(qk_tile, pv_tile));
+    k_panels = carver.take<float>(run.qk.elems());
+    v_panels = carver.take<float>(run.pv.elems());
+  }
+};
+
+}  // namespace dspattn::cpu
+#endif  // DSPATTN_CPU_FORWARD_SHARED_
+
+HWY_BEFORE_NAMESPACE();
+namespace dspattn::cpu::HWY_NAMESPACE {
+
+// Divides by the sum of exponentials and writes the rows of a tile.
+void finish_tile(const ForwardJob& run, const SequenceSpan& sequence, const TileRows& tile, const float* largest,
+                 const float* sum, const float* has_nan, const float* acc) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  for (int r = 0; r < tile.rows; ++r) {
+    const std::int64_t row = sequence.q_begin + tile.position[r];
+    const bool empty = largest[r] == -kInfinity && has_nan[r] == 0.0f;
+    // An infinite score has no weight relative to the others: infinity minus infinity.
+    const bool undefined = has_nan[r] != 0.0f || largest[r] == kInfinity;
+    const float factor = undefined ? kNan : empty ? 0.0f : 1.0f / sum[r];
+    narrow_row(acc + static_cast<std::ptrdiff_t>(r) * run.pv.padded, factor, run.out.dtype, run.pv.columns,
+               run.out.writable_at(sequence.batch, tile.head[r], row));
+    if (run.lse.present()) {
+      float* lse = static_cast<float*>(run.lse.data) + sequence.batch * run.lse.step(0) +
+                   tile.head[r] * run.lse.step(1) + row * run.lse.step(2);
+      *lse = undefined ? kNan : empty ? -kInfinity : largest[r] * run.job.scale + std::log(sum[r]);
+    }
+  }
+}
+
+void forward_task(const ForwardJob& run, const Task& task) {
+  const Job& job = run.job;
+  const SequenceSpan sequence = job.sequence(task.sequence);
+  const int tile_count = static_cast<int>((task.end - task.begin + kTileQ - 1) / kTileQ);
+  Carver measure(nullptr);
+  ForwardScratch(measure, run, static_cast<std::size_t>(tile_count));
+  Carver carver(thread_scratch(measure.bytes()));
+  const ForwardScratch s(carver, run, static_cast<std::size_t>(tile_count));
+  const std::ptrdiff_t qk_tile = static_cast<std::ptrdiff_t>(run.qk.padded) * kTileQ;
+  const std::ptrdiff_t pv_tile = static_cast<std::ptrdiff_t>(run.pv.padded) * kTileQ;
+
+  std::int64_t least_begin = sequence.n_k, most_end = 0;
+  for (int t = 0; t < tile_count; ++t) {
+    s.tiles[t].set(job, sequence, task.kv_head, task.begin + t * kTileQ, task.end);
+    if (s.tiles[t].most_end > s.tiles[t].least_begin) {
+      least_begin = std::min(least_begin, s.tiles[t].least_begin);
+      most_end = std::max(most_end, s.tiles[t].most_end);
+    }
+    widen_tile(job.q, sequence, s.tiles[t], run.qk, s.rows);
+    transpose_tile(s.rows, run.qk.padded, run.qk.columns, s.packed + t * qk_tile);
+  }
+  std::fill_n(s.acc, tile_count * pv_tile, 0.0f);
+  std::fill_n(s.largest, tile_count * kTileQ, -std::numeric_limits<float>::infinity());
+  std::fill_n(s.sum, tile_count * kTileQ, 0.0f);
+  std::fill_n(s.has_nan, tile_count * kTileQ, 0.0f);
+
+  const float scale_log2 = static_cast<float>(job.g.scale * 1.4426950408889634);
+  alignas(64) float rescale[kTileQ];
+  for (std::int64_t block = least_begin / job.block_keys * job.block_keys; block < most_end; block += job.block_keys) {
+    const int keys = static_cast<int>(std::min<std::int64_t>(job.block_keys, sequence.n_k - block));
+    fill_panels(job.k.at(sequence.batch, task.kv_head, sequence.k_begin + block), job.k.dtype, job.k.row_bytes, keys,
+                run.qk, s.rows, s.k_panels);
+    fill_panels(job.v.at(sequence.batch, task.kv_head, sequence.k_begin + block), job.v.dtype, job.v.row_bytes, keys,
+                run.pv, s.rows, s.v_panels);
+    for (int t = 0; t < tile_count; ++t) {
+      if (!prune_tile(job, sequence, s.tiles[t], s.packed + t * qk_tile, run.qk, s.k_panels, block, run.pv.width,
+                      *s.prune, *s.slots)) {
+        continue;
+      }
+      weigh(*s.slots, scale_log2, {s.largest + t * kTileQ, s.sum + t * kTileQ}, rescale);
+      for (int r = 0; r < kTileQ; ++r) s.has_nan[t * kTileQ + r] += s.slots->has_nan[r];
+      add_kept(*s.slots, s.v_panels, run.pv, rescale, s.tiles[t].rows, s.acc + t * pv_tile);
+    }
+  }
+  for (int t = 0; t < tile_count; ++t) {
+    finish_tile(run, sequence, s.tiles[t], s.largest + t * kTileQ, s.sum + t * kTileQ, s.has_nan + t * kTileQ,
+                s.acc + t * pv_tile);
+  }
+}
+
+}  // namespace dspattn::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace dspattn::cpu {
+
+HWY_EXPORT(forward_task);
+
+void fast_forward(const ForwardArgs& args) {
+  const ForwardJob run(args);
+  const int threads = args.run.threads > 0 ? args.run.threads : available_cores();
+  // Smaller tasks only where larger ones would leave threads idle.
+  std::int64_t rows = kTaskRows;
+  std::vector<Task> tasks = run.job.tasks(rows);
+  while (rows > kTileQ && static_cast<std::int64_t>(tasks.size()) < 4 * static_cast<std::int64_t>(threads)) {
+    rows /= 2;
+    tasks = run.job.tasks(rows);
+  }
+  const auto task = HWY_DYNAMIC_DISPATCH(forward_task);
+  parallel_for(static_cast<std::int64_t>(tasks.size()), threads,
+               [&](std::int64_t i) { task(run, tasks[static_cast<std::size_t>(i)]); });
+}
+
+}  // namespace dspattn::cpu
+#endif  // HWY_ONCE

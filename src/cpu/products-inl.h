@@ -1,0 +1,134 @@
+// The two products of a tile.
+//
+//   tile_product   every key of a block against every row of a tile: scores = K Q^T (and dP = V dO^T in backward)
+//   add_kept       each row's kept keys only: O += weights V (and dQ += dS K)
+//   scatter_kept   the transpose of add_kept: dV += weights^T dO, dK += dS^T Q
+#if defined(DSPATTN_CPU_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DSPATTN_CPU_PRODUCTS_INL_H_
+#undef DSPATTN_CPU_PRODUCTS_INL_H_
+#else
+#define DSPATTN_CPU_PRODUCTS_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include "cpu/load-inl.h"
+#include "cpu/tile.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dspattn::cpu::HWY_NAMESPACE {
+
+// Register block of tile_product: kKeysAtOnce x kVecsAtOnce accumulators. A broadcast serves kVecsAtOnce products and a
+// row vector kKeysAtOnce, so fused multiply-adds, not loads, are the limit; accumulators plus one broadcast and the row
+// vectors must fit the registers (AVX2 has 16, the others 32).
+#if HWY_TARGET == HWY_AVX3
+inline constexpr int kKeysAtOnce = 8, kVecsAtOnce = 2;
+inline constexpr int kKeptAccumulators = 16;
+#elif HWY_TARGET == HWY_AVX2
+inline constexpr int kKeysAtOnce = 4, kVecsAtOnce = 2;
+inline constexpr int kKeptAccumulators = 8;
+#else
+inline constexpr int kKeysAtOnce = 4, kVecsAtOnce = 4;
+inline constexpr int kKeptAccumulators = 16;
+#endif
+static_assert(kTileK % kKeysAtOnce == 0 && kVecsQ % kVecsAtOnce == 0);
+
+// out[key][row] = sum over x of panels[key][x] * packed[x][row], for keys in [begin, end), which are multiples of
+// kKeysAtOnce. Sums run over x in ascending order in every case, so forward and backward see the same bits.
+inline void tile_product(const float* HWY_RESTRICT panels, const PanelShape& shape, const float* HWY_RESTRICT packed,
+                         int begin, int end, ScoreTile& out) {
+  for (int key = begin; key < end; key += kKeysAtOnce) {
+    for (int v = 0; v < kVecsQ; v += kVecsAtOnce) {
+      VecF sum[kKeysAtOnce][kVecsAtOnce];
+      for (auto& of_key : sum) {
+        for (auto& s : of_key) s = hn::Zero(kF32);
+      }
+      const float* HWY_RESTRICT rows = packed + v * kLanes;
+      for (int p = 0; p < shape.panels; ++p) {
+        const int left = shape.columns - p * shape.width;
+        const int depth = left < shape.width ? left : shape.width;
+        const std::ptrdiff_t width = shape.width;
+        const float* HWY_RESTRICT keys =
+            panels + static_cast<std::size_t>(p) * shape.panel_elems() + static_cast<std::ptrdiff_t>(key) * width;
+        for (int x = 0; x < depth; ++x, rows += kTileQ) {
+          VecF row[kVecsAtOnce];
+          HWY_UNROLL(16)
+          for (int i = 0; i < kVecsAtOnce; ++i) row[i] = hn::Load(kF32, rows + i * kLanes);
+          HWY_UNROLL(16)
+          for (int j = 0; j < kKeysAtOnce; ++j) {
+            const VecF key_x = hn::Set(kF32, keys[j * width + x]);
+            HWY_UNROLL(16)
+            for (int i = 0; i < kVecsAtOnce; ++i) sum[j][i] = hn::MulAdd(key_x, row[i], sum[j][i]);
+          }
+        }
+      }
+      for (int j = 0; j < kKeysAtOnce; ++j) {
+        for (int i = 0; i < kVecsAtOnce; ++i) hn::Store(sum[j][i], kF32, &out.value[key + j][(v + i) * kLanes]);
+      }
+    }
+  }
+}
+
+// One panel of kUnits x 16 columns; kRows rows at a time hide the latency of the multiply-adds.
+template <int kUnits>
+inline void add_kept_panel(const Slots& slots, const float* HWY_RESTRICT panel, std::ptrdiff_t width,
+                           const float* rescale, int rows, float* HWY_RESTRICT acc, std::ptrdiff_t acc_stride) {
+  constexpr int kVecs = kUnits * kPad / kLanes;
+  constexpr int kFit = kKeptAccumulators / kVecs;
+  constexpr int kRows = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+  static_assert(kTileQ % kRows == 0);
+  for (int r = 0; r < rows; r += kRows) {
+    VecF sum[kRows][kVecs];
+    for (int i = 0; i < kRows; ++i) {
+      const VecF factor = hn::Set(kF32, rescale[r + i]);
+      for (int c = 0; c < kVecs; ++c) {
+        sum[i][c] = hn::Mul(hn::Load(kF32, acc + (r + i) * acc_stride + c * kLanes), factor);
+      }
+    }
+    if (slots.all_keys) {
+      for (int s = 0; s < slots.count; ++s) {
+        VecF key[kVecs];
+        HWY_UNROLL(16)
+        for (int c = 0; c < kVecs; ++c) key[c] = hn::Load(kF32, panel + s * width + c * kLanes);
+        HWY_UNROLL(16)
+        for (int i = 0; i < kRows; ++i) {
+          const VecF weight = hn::Set(kF32, slots.value[s][r + i]);
+          HWY_UNROLL(16)
+          for (int c = 0; c < kVecs; ++c) sum[i][c] = hn::MulAdd(weight, key[c], sum[i][c]);
+        }
+      }
+    } else {
+      for (int s = 0; s < slots.count; ++s) {
+        HWY_UNROLL(16)
+        for (int i = 0; i < kRows; ++i) {
+          const VecF weight = hn::Set(kF32, slots.value[s][r + i]);
+          const float* HWY_RESTRICT key = panel + slots.offset[s][r + i];
+          HWY_UNROLL(16)
+          for (int c = 0; c < kVecs; ++c) {
+            sum[i][c] = hn::MulAdd(weight, hn::Load(kF32, key + c * kLanes), sum[i][c]);
+          }
+        }
+      }
+    }
+    for (int i = 0; i < kRows; ++i) {
+      for (int c = 0; c < kVecs; ++c) hn::Store(sum[i][c], kF32, acc + (r + i) * acc_stride + c * kLanes);
+    }
+  }
+}
+
+// acc[row] = acc[row] * rescale[row] + sum over the row's slots of value * key row. acc is [kTileQ][shape.padded].
+inline void add_kept(const Slots& slots, const float* HWY_RESTRICT panels, const PanelShape& shape,
+                     const float* rescale, int rows, float* HWY_RESTRICT acc) {
+  using Panel = decltype(&add_kept_panel<1>);
+  static constexpr Panel kByUnits[kPanel / kPad] = {add_kept_panel<1>, add_kept_panel<2>, add_kept_panel<3>,
+                                                    add_kept_panel<4>};
+  for (int p = 0; p < shape.panels; ++p) {
+    kByUnits[shape.columns_of(p) / kPad - 1](slots, panels + static_cast<std::size_t>(p) * shape.panel_elems(),
+                                             shape.width, rescale, rows, acc + p * shape.width, shape.padded);
+  }
+}
+
+}  // namespace dspattn::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

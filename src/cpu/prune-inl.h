@@ -1,0 +1,143 @@
+// Scores of a tile, masked and pruned: the part that forward and backward share, so that both choose the same keys to
+// the last bit.
+#if defined(DSPATTN_CPU_PRUNE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DSPATTN_CPU_PRUNE_INL_H_
+#undef DSPATTN_CPU_PRUNE_INL_H_
+#else
+#define DSPATTN_CPU_PRUNE_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "cpu/job.h"
+#include "cpu/load-inl.h"
+#include "cpu/products-inl.h"
+#include "cpu/select-inl.h"
+#include "cpu/tile.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dspattn::cpu::HWY_NAMESPACE {
+
+// Rows of a tensor that a tile stands for, widened: [kTileQ][padded], rows past the last are zero.
+inline void widen_tile(const Rows& tensor, const SequenceSpan& sequence, const TileRows& tile, const PanelShape& shape,
+                       float* HWY_RESTRICT rows) {
+  for (int r = 0; r < tile.rows; ++r) {
+    widen_row(tensor.at(sequence.batch, tile.head[r], sequence.q_begin + tile.position[r]), tensor.dtype, shape.columns,
+              rows + static_cast<std::ptrdiff_t>(r) * shape.padded);
+  }
+  const std::size_t used = static_cast<std::size_t>(tile.rows) * static_cast<std::size_t>(shape.padded);
+  const std::size_t all = static_cast<std::size_t>(kTileQ) * static_cast<std::size_t>(shape.padded);
+  std::memset(rows + used, 0, (all - used) * sizeof(float));
+}
+
+inline float widen_one(const unsigned char* source, DType dtype) {
+  HWY_ALIGN float row[kPad];
+  if (dtype == DType::f32) {
+    std::memcpy(row, source, sizeof(float));
+  } else {
+    widen_row(source, dtype, 1, row);
+  }
+  return row[0];
+}
+
+// What `allowed` and `bias` add to each score of a tile, in units of the unscaled score; -inf masks.
+inline void fill_bias(const Job& job, const SequenceSpan& sequence, const TileRows& tile, std::int64_t block, int begin,
+                      int end, ScoreTile& out) {
+  const float per_scale = static_cast<float>(1.0 / job.g.scale);
+  const auto entry = [&](int r, int key) HWY_ATTR {
+    const std::int64_t index[4] = {sequence.index, tile.head[r], tile.position[r], block + key};
+    const auto address = [&](const MaskTensor& tensor) {
+      return tensor.data + index[0] * tensor.stride[0] + index[1] * tensor.stride[1] + index[2] * tensor.stride[2] +
+             index[3] * tensor.stride[3];
+    };
+    if (job.allowed.present() && *address(job.allowed) == 0) return -std::numeric_limits<float>::infinity();
+    return job.bias.present() ? widen_one(address(job.bias), job.bias.dtype) * per_scale : 0.0f;
+  };
+  // Keys past the sequence's end are masked by the limits already; the mask tensors do not reach there.
+  const int inside = static_cast<int>(std::min<std::int64_t>(end, sequence.n_k - block));
+  const bool uniform = job.allowed.same_for_rows(job.group_heads) && job.bias.same_for_rows(job.group_heads);
+  for (int key = begin; key < end; ++key) {
+    if (key >= inside || uniform) {
+      const float value = key < inside ? entry(0, key) : 0.0f;
+      for (int r = 0; r < kTileQ; ++r) out.value[key][r] = value;
+    }
+  }
+  for (int r = 0; r < kTileQ && !uniform; ++r) {
+    for (int key = begin; key < inside; ++key) out.value[key][r] = entry(r, key);
+  }
+}
+
+// Adds the bias and sets what a row may not see to -inf.
+inline void mask_scores(const LaneLimits& limits, const ScoreTile* bias, int begin, int end, ScoreTile& scores) {
+  // A finite bias is no mask, however low: the sum stays finite so that the key stays visible.
+  const VecF lowest = hn::Set(kF32, std::numeric_limits<float>::lowest());
+  for (int v = 0; v < kVecsQ; ++v) {
+    const int row = v * kLanes;
+    const VecI from = hn::Load(kI32, limits.begin + row), to = hn::Load(kI32, limits.end + row);
+    for (int key = begin; key < end; ++key) {
+      const VecI index = hn::Set(kI32, key);
+      VecF score = hn::Load(kF32, &scores.value[key][row]);
+      if (bias != nullptr) {
+        const VecF extra = hn::Load(kF32, &bias->value[key][row]);
+        const VecF sum = hn::Add(score, extra);
+        score = hn::IfThenElse(hn::Lt(sum, lowest), lowest, sum);
+        score = hn::IfThenElse(hn::Eq(extra, minus_infinity()), extra, score);
+      }
+      const auto hidden = hn::Or(hn::Lt(index, from), hn::Not(hn::Lt(index, to)));
+      score = hn::IfThenElse(hn::RebindMask(kF32, hidden), minus_infinity(), score);
+      hn::Store(score, kF32, &scores.value[key][row]);
+    }
+  }
+}
+
+// Fills `slots` with what the rows of `tile` keep of the keys [block, block + job.block_keys). False when they see none
+// of them. `packed` is q transposed, `k_panels` the block's keys; `width` is that of the panels the slots will index.
+inline bool prune_tile(const Job& job, const SequenceSpan& sequence, const TileRows& tile, const float* packed,
+                       const PanelShape& shape, const float* k_panels, std::int64_t block, int width,
+                       PruneScratch& scratch, Slots& slots) {
+  const std::int64_t keys = job.block_keys;
+  if (tile.most_end <= block || tile.least_begin >= block + keys) return false;
+  const int first = static_cast<int>(std::max<std::int64_t>(0, tile.least_begin - block)) / kKeysAtOnce * kKeysAtOnce;
+  const int last = static_cast<int>(std::min(tile.most_end - block, keys));
+  const int computed = static_cast<int>(round_up(last, kKeysAtOnce));
+  tile_product(k_panels, shape, packed, first, computed, scratch.scores);
+
+  const bool with_bias = job.allowed.present() || job.bias.present();
+  const bool cut = tile.most_begin > block || tile.least_end < block + keys;
+  if (with_bias) fill_bias(job, sequence, tile, block, first, last, scratch.bias);
+  if (with_bias || cut) {
+    for (int r = 0; r < kTileQ; ++r) {
+      scratch.limits.begin[r] = static_cast<std::int32_t>(std::clamp<std::int64_t>(tile.begin[r] - block, 0, keys));
+      scratch.limits.end[r] = static_cast<std::int32_t>(std::clamp<std::int64_t>(tile.end[r] - block, 0, keys));
+    }
+    mask_scores(scratch.limits, with_bias ? &scratch.bias : nullptr, first, last, scratch.scores);
+    for (int key = 0; key < static_cast<int>(keys); ++key) {
+      if (key >= first && key < last) continue;
+      for (int v = 0; v < kVecsQ; ++v) hn::Store(minus_infinity(), kF32, &scratch.scores.value[key][v * kLanes]);
+    }
+  }
+
+  SelectArgs args;
+  args.scores = &scratch.scores;
+  args.keys = static_cast<int>(keys);
+  args.keep = job.pattern.keep;
+  args.group = job.pattern.group;
+  const bool interleaved = job.grouping == Grouping::interleaved;
+  args.group_step = interleaved ? 1 : args.group;
+  args.element_step = interleaved ? kTileK / args.group : 1;
+  args.width = width;
+  args.masked = with_bias || cut;
+  args.half_factor = job.half_factor;
+  slots.all_keys = false;
+  select_function(job.pattern, job.half_keys)(args, slots);
+  return slots.count > 0;
+}
+
+}  // namespace dspattn::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

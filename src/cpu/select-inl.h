@@ -1,0 +1,247 @@
+// The choice of the `keep` largest scores of each group, on a tile whose lanes are query rows: element e of a group is
+// one vector, so a choice is compares and blends between vectors. Ties keep the lower key; every comparison below asks
+// "lower key >= higher key" (or strictly greater the other way round) for that reason.
+//
+// What is compared is the contract's selection key: the score itself for fp32 inputs, the score times a power of two
+// rounded to fp16 for 16-bit inputs. The value that is kept is the precise score.
+#if defined(DSPATTN_CPU_SELECT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DSPATTN_CPU_SELECT_INL_H_
+#undef DSPATTN_CPU_SELECT_INL_H_
+#else
+#define DSPATTN_CPU_SELECT_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <limits>
+
+#include "cpu/load-inl.h"
+#include "cpu/tile.h"
+#include "dspattn/pattern.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dspattn::cpu::HWY_NAMESPACE {
+
+// Which keys of a block form a group: element e of group g is key g * group_step + e * element_step.
+struct SelectArgs {
+  const ScoreTile* scores = nullptr;
+  int keys = 0;  // of the block, a multiple of the group
+  int keep = 0;
+  int group = 0;
+  int group_step = 0;
+  int element_step = 0;
+  int width = 0;          // columns of a panel: key * width is the key's offset
+  bool masked = false;    // some scores may be -inf
+  float half_factor = 1;  // the power of two of the 16-bit selection key
+};
+
+using SelectFunction = void (*)(const SelectArgs& args, Slots& slots);
+
+inline VecF minus_infinity() { return hn::Set(kF32, -std::numeric_limits<float>::infinity()); }
+
+// Selection keys.
+struct PreciseKeys {
+  explicit PreciseKeys(const SelectArgs&) {}
+  VecF operator()(VecF score) const { return score; }
+};
+
+struct HalfKeys {
+  VecF factor;
+  explicit HalfKeys(const SelectArgs& args) : factor(hn::Set(kF32, args.half_factor)) {}
+
+  // Nearest even to fp16, clamped to its largest finite value; -inf (masked) stays below everything.
+  VecF operator()(VecF score) const {
+    const VecF largest = hn::Set(kF32, 65504.0f);
+    const VecF scaled = hn::Mul(score, factor);
+    const VecF clamped = hn::Max(hn::Min(scaled, largest), hn::Neg(largest));
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+    // Without a conversion instruction: cut 13 bits of the significand with rounding; below 2^-14 the quantum is 2^-24,
+    // which is that of floats in [1/2, 1).
+    const U32 du;
+    const auto bits = hn::BitCast(du, clamped);
+    const auto odd = hn::And(hn::ShiftRight<13>(bits), hn::Set(du, 1u));
+    const auto cut = hn::And(hn::Add(hn::Add(bits, odd), hn::Set(du, 0xfffu)), hn::Set(du, 0xffffe000u));
+    const VecF shift = hn::Set(kF32, 0.75f);
+    const VecF fixed = hn::Sub(hn::Add(clamped, shift), shift);
+    const VecF rounded =
+        hn::IfThenElse(hn::Lt(hn::Abs(clamped), hn::Set(kF32, 0x1p-14f)), fixed, hn::BitCast(kF32, cut));
+#else
+    const VecF rounded = hn::PromoteTo(kF32, hn::DemoteTo(hn::Rebind<hwy::float16_t, F32>(), clamped));
+#endif
+    return hn::IfThenElse(hn::Eq(score, minus_infinity()), score, rounded);
+  }
+};
+
+struct Candidate {
+  VecF key, value;
+  VecI offset;
+};
+
+inline Candidate choose(MaskF first, const Candidate& a, const Candidate& b) {
+  return {hn::IfThenElse(first, a.key, b.key), hn::IfThenElse(first, a.value, b.value),
+          hn::IfThenElse(hn::RebindMask(kI32, first), a.offset, b.offset)};
+}
+
+// What every selection gathers on its way: the largest kept score and whether any score is NaN, per row.
+struct RowFacts {
+  VecF largest[kVecsQ];
+  MaskF nan[kVecsQ];
+
+  RowFacts() {
+    for (int v = 0; v < kVecsQ; ++v) {
+      largest[v] = minus_infinity();
+      nan[v] = hn::Ne(largest[v], largest[v]);
+    }
+  }
+  void see(int v, VecF score) { nan[v] = hn::Or(nan[v], hn::Ne(score, score)); }
+  void store(Slots& slots) const {
+    for (int v = 0; v < kVecsQ; ++v) {
+      hn::Store(largest[v], kF32, slots.row_max + v * kLanes);
+      hn::Store(hn::IfThenElseZero(nan[v], hn::Set(kF32, 1.0f)), kF32, slots.has_nan + v * kLanes);
+    }
+  }
+};
+
+// Writes one vector of slot `slot`. With masks about, a score of -inf is no key: it points to the zero row. Returns
+// whether any row has a key there.
+inline bool write_slot(Slots& slots, int slot, int v, VecF value, VecI offset, const SelectArgs& args) {
+  bool any = true;
+  if (args.masked) {
+    const MaskF none = hn::Eq(value, minus_infinity());
+    offset = hn::IfThenElse(hn::RebindMask(kI32, none), hn::Set(kI32, kTileK * args.width), offset);
+    any = !hn::AllTrue(kF32, none);
+  }
+  hn::Store(value, kF32, &slots.value[slot][v * kLanes]);
+  hn::Store(offset, kI32, &slots.offset[slot][v * kLanes]);
+  return any;
+}
+
+template <class Keys>
+inline Candidate element(const SelectArgs& args, const Keys& keys, RowFacts& facts, int v, int key_index, int e) {
+  const VecF score = hn::Load(kF32, &args.scores->value[key_index + e * args.element_step][v * kLanes]);
+  facts.see(v, score);
+  return {keys(score), score, hn::Set(kI32, e * args.element_step * args.width)};
+}
+
+template <class Keys>
+void select_1_2(const SelectArgs& args, Slots& slots) {
+  const Keys keys(args);
+  RowFacts facts;
+  int slot = 0;
+  for (int g = 0; g < args.keys / 2; ++g) {
+    const int first = g * args.group_step;
+    const VecI base = hn::Set(kI32, first * args.width);
+    bool any = false;
+    for (int v = 0; v < kVecsQ; ++v) {
+      const Candidate x0 = element(args, keys, facts, v, first, 0), x1 = element(args, keys, facts, v, first, 1);
+      const Candidate best = choose(hn::Ge(x0.key, x1.key), x0, x1);
+      facts.largest[v] = hn::Max(facts.largest[v], best.value);
+      any |= write_slot(slots, slot, v, best.value, hn::Add(base, best.offset), args);
+    }
+    slot += any ? 1 : 0;
+  }
+  slots.count = slot;
+  facts.store(slots);
+}
+
+template <class Keys>
+void select_2_4(const SelectArgs& args, Slots& slots) {
+  const Keys keys(args);
+  RowFacts facts;
+  int slot = 0;
+  for (int g = 0; g < args.keys / 4; ++g) {
+    const int first = g * args.group_step;
+    const VecI base = hn::Set(kI32, first * args.width);
+    bool any_best = false, any_second = false;
+    for (int v = 0; v < kVecsQ; ++v) {
+      const Candidate x0 = element(args, keys, facts, v, first, 0), x1 = element(args, keys, facts, v, first, 1);
+      const Candidate x2 = element(args, keys, facts, v, first, 2), x3 = element(args, keys, facts, v, first, 3);
+      const MaskF m01 = hn::Ge(x0.key, x1.key), m23 = hn::Ge(x2.key, x3.key);
+      const Candidate high01 = choose(m01, x0, x1), low01 = choose(m01, x1, x0);
+      const Candidate high23 = choose(m23, x2, x3), low23 = choose(m23, x3, x2);
+      const MaskF left = hn::Ge(high01.key, high23.key);
+      const Candidate best = choose(left, high01, high23);
+      // The second is the loser of the final or the runner-up of the winner's pair; keys 0, 1 still go before 2, 3.
+      const Candidate other01 = choose(left, low01, high01), other23 = choose(left, high23, low23);
+      const Candidate second = choose(hn::Ge(other01.key, other23.key), other01, other23);
+      // With 16-bit keys the second may have the larger precise score.
+      facts.largest[v] = hn::Max(facts.largest[v], hn::Max(best.value, second.value));
+      any_best |= write_slot(slots, slot, v, best.value, hn::Add(base, best.offset), args);
+      any_second |= write_slot(slots, slot + 1, v, second.value, hn::Add(base, second.offset), args);
+    }
+    slot += (any_best ? 1 : 0) + (any_second ? 1 : 0);
+  }
+  slots.count = slot;
+  facts.store(slots);
+}
+
+// Nothing is pruned: every visible key is a slot.
+inline void select_dense(const SelectArgs& args, Slots& slots) {
+  RowFacts facts;
+  int slot = 0;
+  for (int key = 0; key < args.keys; ++key) {
+    const VecI offset = hn::Set(kI32, key * args.width);
+    bool any = false;
+    for (int v = 0; v < kVecsQ; ++v) {
+      const VecF score = hn::Load(kF32, &args.scores->value[key][v * kLanes]);
+      facts.see(v, score);
+      facts.largest[v] = hn::Max(facts.largest[v], score);
+      any |= write_slot(slots, slot, v, score, offset, args);
+    }
+    slot += any ? 1 : 0;
+  }
+  slots.count = slot;
+  slots.all_keys = !args.masked;
+  facts.store(slots);
+}
+
+// Any pattern: the largest is taken `keep` times, each time struck out.
+template <class Keys>
+void select_any(const SelectArgs& args, Slots& slots) {
+  const Keys keys(args);
+  RowFacts facts;
+  SelectArgs as_masked = args;
+  as_masked.masked = true;  // a row that runs out of candidates (masked or NaN) must point to the zero row
+  int slot = 0;
+  for (int g = 0; g < args.keys / args.group; ++g) {
+    const int first = g * args.group_step;
+    const VecI base = hn::Set(kI32, first * args.width);
+    bool any[kMaxGroup] = {};
+    for (int v = 0; v < kVecsQ; ++v) {
+      VecF value[kMaxGroup], key[kMaxGroup];
+      for (int e = 0; e < args.group; ++e) {
+        const Candidate x = element(args, keys, facts, v, first, e);
+        value[e] = x.value;
+        key[e] = x.key;
+      }
+      for (int s = 0; s < args.keep; ++s) {
+        Candidate best{minus_infinity(), minus_infinity(), hn::Set(kI32, -1)};
+        for (int e = 0; e < args.group; ++e) {
+          best = choose(hn::Gt(key[e], best.key), {key[e], value[e], hn::Set(kI32, e)}, best);
+        }
+        for (int e = 0; e < args.group; ++e) {
+          const MaskF taken = hn::RebindMask(kF32, hn::Eq(best.offset, hn::Set(kI32, e)));
+          key[e] = hn::IfThenElse(taken, minus_infinity(), key[e]);
+        }
+        facts.largest[v] = hn::Max(facts.largest[v], best.value);
+        const VecI offset = hn::Add(base, hn::Mul(best.offset, hn::Set(kI32, args.element_step * args.width)));
+        any[s] |= write_slot(slots, slot + s, v, best.value, offset, as_masked);
+      }
+    }
+    for (int s = 0; s < args.keep; ++s) slot += any[s] ? 1 : 0;
+  }
+  slots.count = slot;
+  facts.store(slots);
+}
+
+inline SelectFunction select_function(Pattern pattern, bool half_keys) {
+  if (pattern.is_dense()) return select_dense;
+  if (pattern == Pattern{1, 2}) return half_keys ? select_1_2<HalfKeys> : select_1_2<PreciseKeys>;
+  if (pattern == Pattern{2, 4}) return half_keys ? select_2_4<HalfKeys> : select_2_4<PreciseKeys>;
+  return half_keys ? select_any<HalfKeys> : select_any<PreciseKeys>;
+}
+
+}  // namespace dspattn::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

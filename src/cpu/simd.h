@@ -1,0 +1,24 @@
+// Which Highway targets the CPU kernels are compiled for. Included before hwy/foreach_target.h.
+//
+// Kept: AVX-512 (AVX3), AVX2, NEON and the compiler's baseline. The others would add compile time and no speed: the
+// kernels use plain fp32 arithmetic, which the finer AVX-512 and AES variants do not change, and the tile stages hold
+// arrays of vectors, which scalable (SVE, RVV) vectors do not allow.
+#pragma once
+
+#include <hwy/detect_targets.h>
+
+#if defined(HWY_AVX3_ZEN4)
+#define DSPATTN_SKIP_ZEN4 HWY_AVX3_ZEN4
+#else
+#define DSPATTN_SKIP_ZEN4 0
+#endif
+#if defined(HWY_AVX3_SPR)
+#define DSPATTN_SKIP_SPR HWY_AVX3_SPR
+#else
+#define DSPATTN_SKIP_SPR 0
+#endif
+
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS                                                                                      \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | DSPATTN_SKIP_ZEN4 | DSPATTN_SKIP_SPR | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | \
+   HWY_SVE2_128)

@@ -1,0 +1,71 @@
+// Online softmax over the slots of a tile, in powers of two.
+#if defined(DSPATTN_CPU_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DSPATTN_CPU_SOFTMAX_INL_H_
+#undef DSPATTN_CPU_SOFTMAX_INL_H_
+#else
+#define DSPATTN_CPU_SOFTMAX_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include "cpu/load-inl.h"
+#include "cpu/select-inl.h"
+#include "cpu/tile.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dspattn::cpu::HWY_NAMESPACE {
+
+// 2^x for x <= 0 (a little above is fine), zero below 2^-126. The polynomial is the minimax one of degree 6 for 2^f on
+// [-1/2, 1/2], relative error 1.9e-9 before rounding (Remez). NaN gives no meaningful value: callers flag such rows.
+inline VecF exp2_nonpositive(VecF x) {
+  const VecF lowest = hn::Set(kF32, -126.0f);
+  const VecF clamped = hn::Max(x, lowest);
+  // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
+  const VecF magic = hn::Set(kF32, 12582912.0f);
+  const VecF shifted = hn::Add(clamped, magic);
+  const VecF f = hn::Sub(clamped, hn::Sub(shifted, magic));
+  VecF p = hn::Set(kF32, 0.0001534581242594868f);
+  p = hn::MulAdd(p, f, hn::Set(kF32, 0.0013399930903688073f));
+  p = hn::MulAdd(p, f, hn::Set(kF32, 0.009618489071726799f));
+  p = hn::MulAdd(p, f, hn::Set(kF32, 0.05550328642129898f));
+  p = hn::MulAdd(p, f, hn::Set(kF32, 0.24022646248340607f));
+  p = hn::MulAdd(p, f, hn::Set(kF32, 0.6931471824645996f));
+  p = hn::MulAdd(p, f, hn::Set(kF32, 1.0f));
+  const VecI exponent = hn::ShiftLeft<23>(hn::BitCast(kI32, shifted));
+  const VecF result = hn::BitCast(kF32, hn::Add(hn::BitCast(kI32, p), exponent));
+  return hn::IfThenElseZero(hn::Ge(x, lowest), result);
+}
+
+// What a row carries from block to block.
+struct RunningRows {
+  float* largest = nullptr;  // [kTileQ], -inf before the first key
+  float* sum = nullptr;      // [kTileQ] of exponentials relative to `largest`
+};
+
+// Turns the slots' scores into weights relative to the new running maximum. rescale[row] is what the row's earlier sum
+// and output have to be multiplied with.
+inline void weigh(Slots& slots, float scale_log2, const RunningRows& running, float* rescale) {
+  const VecF c = hn::Set(kF32, scale_log2);
+  for (int v = 0; v < kVecsQ; ++v) {
+    const int row = v * kLanes;
+    const VecF before = hn::Load(kF32, running.largest + row);
+    const VecF largest = hn::Max(before, hn::Load(kF32, slots.row_max + row));
+    // A row without a key so far has no maximum to subtract; -inf minus -inf would be NaN.
+    const VecF origin = hn::IfThenElse(hn::Eq(largest, minus_infinity()), hn::Zero(kF32), largest);
+    const VecF factor = exp2_nonpositive(hn::Mul(hn::Sub(before, origin), c));
+    VecF sum = hn::Mul(hn::Load(kF32, running.sum + row), factor);
+    for (int s = 0; s < slots.count; ++s) {
+      const VecF weight = exp2_nonpositive(hn::Mul(hn::Sub(hn::Load(kF32, &slots.value[s][row]), origin), c));
+      hn::Store(weight, kF32, &slots.value[s][row]);
+      sum = hn::Add(sum, weight);
+    }
+    hn::Store(largest, kF32, running.largest + row);
+    hn::Store(sum, kF32, running.sum + row);
+    hn::Store(factor, kF32, rescale + row);
+  }
+}
+
+}  // namespace dspattn::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,92 @@
+// The sizes and buffers of one tile of work, shared by every stage of the CPU kernels.
+//
+// A tile is kTileQ query rows against one block of at most kTileK keys. It lies transposed: the rows of a tile are the
+// lanes of a vector, so that choosing within a group, the running maximum, exponentials and masks are all vertical
+// operations, for either grouping, and no stage ever moves data across lanes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dspattn::cpu {
+
+inline constexpr int kTileQ = 32;   // rows: two AVX-512 vectors, which with 8 keys fill 16 accumulators
+inline constexpr int kTileK = 128;  // keys: one block of the interleaved grouping; a V panel of 32 KiB stays in L1
+inline constexpr int kPanel = 64;   // columns of K or V held together; 64 floats x 128 keys = 32 KiB
+inline constexpr int kPad = 16;     // columns are filled with zeros to a multiple of the widest vector
+
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// A block of keys in fp32: [panels][kTileK + 1][width]. Row kTileK of each panel is zero: slots that hold no key point
+// there, so that whatever lies in a masked key's row cannot reach the output.
+struct PanelShape {
+  int columns = 0;  // d or d_v
+  int padded = 0;   // columns, filled up to a multiple of kPad
+  int width = 0;    // columns per panel, and the stride of its rows
+  int panels = 0;
+
+  static constexpr PanelShape of(std::int64_t columns) {
+    PanelShape shape;
+    shape.columns = static_cast<int>(columns);
+    shape.padded = static_cast<int>(round_up(columns, kPad));
+    shape.width = shape.padded < kPanel ? shape.padded : kPanel;
+    shape.panels = shape.width == 0 ? 0 : (shape.padded + shape.width - 1) / shape.width;
+    return shape;
+  }
+  constexpr std::size_t panel_elems() const {
+    return static_cast<std::size_t>(kTileK + 1) * static_cast<std::size_t>(width);
+  }
+  constexpr std::size_t elems() const { return panel_elems() * static_cast<std::size_t>(panels); }
+  constexpr int columns_of(int panel) const {
+    const int left = padded - panel * width;
+    return left < width ? left : width;
+  }
+};
+
+// What selection leaves of a tile: slot s of row r holds one kept score and where its key's row begins in a panel.
+// Every row has the same number of slots; a row that kept fewer points to the zero row with score -inf (weight 0).
+struct alignas(64) Slots {
+  float value[kTileK][kTileQ];          // scores, then weights
+  std::int32_t offset[kTileK][kTileQ];  // in elements from the start of a panel of `width` columns
+  float row_max[kTileQ];                // largest kept score
+  float has_nan[kTileQ];                // not zero: an unmasked score is NaN
+  int count = 0;
+  bool all_keys = false;  // dense and nothing masked: slot s is key s in every row, offsets are not written
+};
+
+struct alignas(64) ScoreTile {
+  float value[kTileK][kTileQ];
+};
+
+// The keys [begin, end) of the current block that each row of a tile may see.
+struct alignas(64) LaneLimits {
+  std::int32_t begin[kTileQ];
+  std::int32_t end[kTileQ];
+};
+
+// Buffers between the scores of a tile and its slots.
+struct PruneScratch {
+  ScoreTile scores;
+  ScoreTile bias;
+  LaneLimits limits;
+};
+
+// Lays arrays one after another, 64-byte aligned. Made without memory it only measures.
+class Carver {
+ public:
+  explicit Carver(unsigned char* memory) : memory_(memory) {}
+
+  template <typename T>
+  T* take(std::size_t count) {
+    T* array = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + used_);
+    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    return array;
+  }
+  std::size_t bytes() const { return used_; }
+
+ private:
+  unsigned char* memory_;
+  std::size_t used_ = 0;
+};
+
+}  // namespace dspattn::cpu

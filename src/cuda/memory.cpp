@@ -1,0 +1,54 @@
+#include "cuda/memory.h"
+
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "dspattn/error.h"
+
+namespace dspattn::cuda {
+namespace {
+
+void require(cudaError_t code, const std::string& what) {
+  if (code != cudaSuccess) throw Error("cuda: " + what + ": " + cudaGetErrorString(code));
+}
+
+class GpuMemory final : public core::DeviceMemory {
+ public:
+  explicit GpuMemory(int device) : device_(device) {}
+
+  void* allocate(std::size_t bytes) override {
+    require(cudaSetDevice(device_), "selecting device " + std::to_string(device_));
+    void* address = nullptr;
+    require(cudaMalloc(&address, bytes > 0 ? bytes : 1), "allocating " + std::to_string(bytes) + " bytes");
+    return address;
+  }
+  void release(void* address) noexcept override { cudaFree(address); }
+  void copy_in(void* device, const void* host, std::size_t bytes) override {
+    require(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), "copying to the device");
+  }
+  void copy_out(void* host, const void* device, std::size_t bytes) override {
+    // Kernels may run on streams that do not synchronise with the default one.
+    require(cudaDeviceSynchronize(), "waiting for the device");
+    require(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost), "copying from the device");
+  }
+
+ private:
+  int device_;
+};
+
+}  // namespace
+
+core::DeviceMemory& memory(int device_index) {
+  static std::mutex mutex;
+  static std::map<int, std::unique_ptr<GpuMemory>> memories;
+  const std::lock_guard lock(mutex);
+  auto& slot = memories[device_index];
+  if (!slot) slot = std::make_unique<GpuMemory>(device_index);
+  return *slot;
+}
+
+}  // namespace dspattn::cuda

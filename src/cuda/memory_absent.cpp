@@ -1,0 +1,8 @@
+#include "cuda/memory.h"
+#include "dspattn/error.h"
+
+namespace dspattn::cuda {
+
+core::DeviceMemory& memory(int) { throw Error("device: expected cpu, got cuda; this build is without CUDA"); }
+
+}  // namespace dspattn::cuda

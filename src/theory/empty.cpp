@@ -1,1 +1,0 @@
-// Equations of the paper.

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Fails when an #include runs against the direction of the layers.
+
+    core -> {theory, cpu, cuda} -> api -> check -> {apps, bench, bindings}
+
+A file may include its own layer, the public headers, and what ALLOWED grants. Headers of torch and CUDA appear only
+where FOREIGN grants them; the public headers know neither.
+
+    tools/check_includes.py [ROOT]
+"""
+
+import re
+import sys
+from pathlib import Path
+
+# Layer: (folder, layers it may include besides itself).
+LAYERS = {
+    "public": ("include/dspattn", []),
+    "core": ("src/core", ["public"]),
+    "theory": ("src/theory", ["public", "core"]),
+    "cpu": ("src/cpu", ["public", "core"]),
+    "cuda": ("src/cuda", ["public", "core"]),
+    "api": ("src/api", ["public", "core", "theory", "cpu", "cuda"]),
+    "check": ("src/check", ["public", "core", "cpu", "cuda", "api"]),
+    "apps": ("apps", ["public", "core", "api", "check"]),
+    "bench": ("bench", ["public", "core", "api", "check"]),
+    "bindings": ("bindings", ["public"]),
+    "tests": ("tests", ["public", "core", "theory", "cpu", "cuda", "api", "check", "apps", "bench"]),
+}
+
+# Headers from elsewhere that only some layers may see.
+FOREIGN = {
+    "torch": (re.compile(r"^(torch|ATen|c10)/"), {"bindings"}),
+    "CUDA": (re.compile(r"^(cuda|cublas|cudnn|cute/|cutlass/|driver_types|nvrtc)"), {"cuda", "check", "apps", "tests"}),
+    "Highway": (re.compile(r"^hwy/"), {"cpu", "apps", "tests"}),
+}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+SOURCES = {".h", ".cpp", ".cu", ".cuh", ".inc"}
+
+
+def layer_of(path):
+    """The layer a path relative to the root belongs to, or None."""
+    text = path.as_posix()
+    for layer, (folder, _) in LAYERS.items():
+        if text.startswith(folder + "/"):
+            return layer
+    return None
+
+
+def resolve(root, source, target):
+    """The file an include names, relative to the root, or None when it is not one of ours."""
+    for base in (source.parent, Path("src"), Path("include"), Path("tests"), Path(".")):
+        candidate = (root / base / target).resolve()
+        if candidate.is_file() and candidate.is_relative_to(root):
+            return candidate.relative_to(root)
+    return None
+
+
+def violations(root):
+    """(number of files read, one line per include that is not allowed)."""
+    found = []
+    count = 0
+    for folder, _ in LAYERS.values():
+        for file in sorted((root / folder).rglob("*")):
+            if file.suffix not in SOURCES or not file.is_file():
+                continue
+            count += 1
+            source = file.relative_to(root)
+            layer = layer_of(source)
+            for number, line in enumerate(file.read_text().splitlines(), start=1):
+                match = INCLUDE.match(line)
+                if match:
+                    reason = refusal(root, source, layer, match.group(2))
+                    if reason:
+                        found.append(f"{source}:{number}: {reason}")
+    return count, found
+
+
+def refusal(root, source, layer, target):
+    """Why a file of this layer may not include the target, or None."""
+    ours = resolve(root, source, target)
+    if ours is not None:
+        other = layer_of(ours)
+        if other is not None and other != layer and other not in LAYERS[layer][1]:
+            allowed = ", ".join([layer] + LAYERS[layer][1])
+            return f'"{target}" is of layer {other}; {layer} may include {allowed}'
+        return None
+    for name, (pattern, layers) in FOREIGN.items():
+        if pattern.match(target) and layer not in layers:
+            return f"<{target}> is of {name}; only {', '.join(sorted(layers))} may include it"
+    return None
+
+
+def main():
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent).resolve()
+    count, found = violations(root)
+    for line in found:
+        print(line, file=sys.stderr)
+    if count == 0:
+        print(f"includes: no sources under {root}", file=sys.stderr)
+        return 1
+    if found:
+        print(f"includes: {len(found)} against the direction of the layers", file=sys.stderr)
+        return 1
+    print(f"includes: {count} files, all in the direction of the layers")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+# Sourced by the other scripts: which programs they use. The working directory is the repository.
+# The virtual environment comes last on the path, so that the system's CMake serves when it is new enough.
+
+cmake_is_new_enough() {
+  local version
+  version=$(cmake --version 2>/dev/null | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p')
+  [ -n "$version" ] && [ "$(printf '3.25\n%s\n' "$version" | sort -V | head -1)" = 3.25 ]
+}
+
+if cmake_is_new_enough; then
+  export PATH="$PATH:$PWD/.venv/bin"
+else
+  export PATH="$PWD/.venv/bin:$PATH"
+fi
+# Objects compiled in one build folder serve the others: paths are hashed relative to the repository.
+export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1

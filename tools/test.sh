@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Every check and test, step by step, with a summary at the end. `make test` calls it after the set-up.
+#
+#   tools/test.sh                 all steps
+#   tools/test.sh format build    only these
+set -uo pipefail
+cd "$(dirname "$0")/.."
+. tools/environment.sh
+python=.venv/bin/python
+
+# name: what it checks. In this order; a step that needs the release build comes after it.
+all_steps=(format includes build unit cli python tidy asan tsan fuzz)
+
+step_format() { tools/format.sh; }
+
+step_includes() { $python tools/check_includes.py; }
+
+# Warnings are errors. With nvcc on the machine this also compiles every CUDA file.
+step_build() { cmake --preset release && cmake --build --preset release; }
+
+step_unit() { ctest --preset release --parallel "$(nproc)"; }
+
+step_cli() { DSPATTN_CLI=$PWD/build/release/apps/dspattn $python -m pytest -q tests/cli tests/tools; }
+
+step_python() {
+  [ -f pyproject.toml ] || { echo "no Python package here yet"; return 0; }
+  $python -m pip install --quiet --disable-pip-version-check --no-build-isolation . && $python -m pytest -q tests/python
+}
+
+step_tidy() { tools/tidy.sh; }
+
+# Address, leak and undefined-behaviour checks over the C++ tests, then the same for data races.
+step_asan() { cmake --preset asan && cmake --build --preset asan && ctest --preset asan --parallel "$(nproc)"; }
+
+step_tsan() { cmake --preset tsan && cmake --build --preset tsan && ctest --preset tsan; }
+
+step_fuzz() { cmake --preset fuzz && cmake --build --preset fuzz && tools/fuzz.sh build/fuzz; }
+
+steps=("$@")
+[ ${#steps[@]} -gt 0 ] || steps=("${all_steps[@]}")
+for step in "${steps[@]}"; do
+  declare -F "step_$step" >/dev/null ||
+    { echo "test: expected steps among ${all_steps[*]}, got \"$step\"" >&2; exit 2; }
+done
+
+summary=()
+failed=0
+started=$SECONDS
+for step in "${steps[@]}"; do
+  printf '\n=== %s\n' "$step"
+  step_started=$SECONDS
+  if "step_$step"; then verdict=passed; else verdict=FAILED; failed=$((failed + 1)); fi
+  summary+=("$(printf '%-10s %-7s %4d s' "$step" "$verdict" $((SECONDS - step_started)))")
+done
+
+printf '\n=== summary\n'
+printf '%s\n' "${summary[@]}"
+if [ "$failed" -eq 0 ]; then
+  echo "All ${#steps[@]} steps passed in $((SECONDS - started)) s."
+else
+  echo "$failed of ${#steps[@]} steps FAILED; their output is above, under \"=== <step>\"."
+  exit 1
+fi
