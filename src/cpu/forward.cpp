@@ -148,7 +148,7 @@ void forward_task(const ForwardJob& run, const Task& task) {
       }
       weigh(*s.slots, scale_log2, {s.largest + t * kTileQ, s.sum + t * kTileQ}, rescale);
       for (int r = 0; r < kTileQ; ++r) s.has_nan[t * kTileQ + r] += s.slots->has_nan[r];
-      add_kept(*s.slots, s.v_panels, run.pv, rescale, s.tiles[t].rows, s.acc + t * pv_tile);
+      add_kept(*s.slots, s.slots->value, s.v_panels, run.pv, rescale, s.tiles[t].rows, s.acc + t * pv_tile);
     }
   }
   for (int t = 0; t < tile_count; ++t) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/half.h"
 #include "cpu/tile.h"
 #include "dspattn/dtype.h"
 
@@ -33,17 +34,22 @@ inline constexpr I32 kI32{};
 // `count` elements widened to fp32, and zeros up to a multiple of kPad. Reads nothing past `count`.
 inline void widen_row(const void* source, DType dtype, int count, float* HWY_RESTRICT row) {
   const int padded = static_cast<int>(round_up(count, kPad));
-  const int whole = count / kLanes * kLanes;
   if (dtype == DType::f32) {
     std::memcpy(row, source, static_cast<std::size_t>(count) * sizeof(float));
     for (int x = count; x < padded; ++x) row[x] = 0.0f;
     return;
   }
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+  // Highway's emulated widening of fp16 does not know infinity and NaN.
+  for (int x = 0; x < count; ++x) row[x] = static_cast<float>(core::load_element(source, dtype, x));
+  for (int x = count; x < padded; ++x) row[x] = 0.0f;
+#else
   const auto widen = [&](auto narrow, auto* typed) HWY_ATTR {
+    const int whole = count / kLanes * kLanes;
     int x = 0;
     for (; x < whole; x += kLanes) hn::Store(hn::PromoteTo(kF32, hn::LoadU(narrow, typed + x)), kF32, row + x);
     if (x < count) {
-      HWY_ALIGN std::remove_cv_t<std::remove_pointer_t<decltype(typed)>> tail[kPad] = {};
+      HWY_ALIGN std::remove_cv_t<std::remove_pointer_t<decltype(typed)> > tail[kPad] = {};
       std::memcpy(tail, typed + x, static_cast<std::size_t>(count - x) * sizeof(*typed));
       hn::Store(hn::PromoteTo(kF32, hn::Load(narrow, tail)), kF32, row + x);
       x += kLanes;
@@ -55,6 +61,7 @@ inline void widen_row(const void* source, DType dtype, int count, float* HWY_RES
   } else {
     widen(hn::Rebind<hwy::bfloat16_t, F32>(), static_cast<const hwy::bfloat16_t*>(source));
   }
+#endif
 }
 
 // Nearest-even bf16 in the low half of each lane. NaN stays NaN (made quiet, so that the rounding cannot carry out).
@@ -62,7 +69,7 @@ inline hn::Vec<U32> bf16_bits(VecF value) {
   const U32 du;
   const auto bits = hn::BitCast(du, value);
   const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7fffu)), hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u)));
-  const auto is_nan = hn::RebindMask(du, hn::Ne(value, value));
+  const auto is_nan = hn::RebindMask(du, hn::IsNaN(value));
   return hn::ShiftRight<16>(hn::IfThenElse(is_nan, hn::Or(bits, hn::Set(du, 0x400000u)), rounded));
 }
 
@@ -84,7 +91,7 @@ inline hn::Vec<U32> f16_bits(VecF value) {
   // From 65520 on the nearest is infinity.
   const auto overflows = hn::Ge(hn::BitCast(kF32, magnitude), hn::Set(kF32, 65520.0f));
   result = hn::IfThenElse(hn::RebindMask(du, overflows), hn::Set(du, 0x7c00u), result);
-  result = hn::IfThenElse(hn::RebindMask(du, hn::Ne(value, value)), hn::Set(du, 0x7e00u), result);
+  result = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(value)), hn::Set(du, 0x7e00u), result);
   return hn::Or(result, sign);
 }
 

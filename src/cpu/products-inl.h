@@ -71,8 +71,9 @@ inline void tile_product(const float* HWY_RESTRICT panels, const PanelShape& sha
 
 // One panel of kUnits x 16 columns; kRows rows at a time hide the latency of the multiply-adds.
 template <int kUnits>
-inline void add_kept_panel(const Slots& slots, const float* HWY_RESTRICT panel, std::ptrdiff_t width,
-                           const float* rescale, int rows, float* HWY_RESTRICT acc, std::ptrdiff_t acc_stride) {
+inline void add_kept_panel(const Slots& slots, const SlotValues& values, const float* HWY_RESTRICT panel,
+                           std::ptrdiff_t width, const float* rescale, int rows, float* HWY_RESTRICT acc,
+                           std::ptrdiff_t acc_stride) {
   constexpr int kVecs = kUnits * kPad / kLanes;
   constexpr int kFit = kKeptAccumulators / kVecs;
   constexpr int kRows = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
@@ -92,7 +93,7 @@ inline void add_kept_panel(const Slots& slots, const float* HWY_RESTRICT panel, 
         for (int c = 0; c < kVecs; ++c) key[c] = hn::Load(kF32, panel + s * width + c * kLanes);
         HWY_UNROLL(16)
         for (int i = 0; i < kRows; ++i) {
-          const VecF weight = hn::Set(kF32, slots.value[s][r + i]);
+          const VecF weight = hn::Set(kF32, values.at[s][r + i]);
           HWY_UNROLL(16)
           for (int c = 0; c < kVecs; ++c) sum[i][c] = hn::MulAdd(weight, key[c], sum[i][c]);
         }
@@ -101,7 +102,7 @@ inline void add_kept_panel(const Slots& slots, const float* HWY_RESTRICT panel, 
       for (int s = 0; s < slots.count; ++s) {
         HWY_UNROLL(16)
         for (int i = 0; i < kRows; ++i) {
-          const VecF weight = hn::Set(kF32, slots.value[s][r + i]);
+          const VecF weight = hn::Set(kF32, values.at[s][r + i]);
           const float* HWY_RESTRICT key = panel + slots.offset[s][r + i];
           HWY_UNROLL(16)
           for (int c = 0; c < kVecs; ++c) {
@@ -116,15 +117,46 @@ inline void add_kept_panel(const Slots& slots, const float* HWY_RESTRICT panel, 
   }
 }
 
-// acc[row] = acc[row] * rescale[row] + sum over the row's slots of value * key row. acc is [kTileQ][shape.padded].
-inline void add_kept(const Slots& slots, const float* HWY_RESTRICT panels, const PanelShape& shape,
-                     const float* rescale, int rows, float* HWY_RESTRICT acc) {
+// acc[row] = acc[row] * rescale[row] + sum over the row's slots of values * key row. acc is [kTileQ][shape.padded].
+inline void add_kept(const Slots& slots, const SlotValues& values, const float* HWY_RESTRICT panels,
+                     const PanelShape& shape, const float* rescale, int rows, float* HWY_RESTRICT acc) {
   using Panel = decltype(&add_kept_panel<1>);
   static constexpr Panel kByUnits[kPanel / kPad] = {add_kept_panel<1>, add_kept_panel<2>, add_kept_panel<3>,
                                                     add_kept_panel<4>};
   for (int p = 0; p < shape.panels; ++p) {
-    kByUnits[shape.columns_of(p) / kPad - 1](slots, panels + static_cast<std::size_t>(p) * shape.panel_elems(),
+    kByUnits[shape.columns_of(p) / kPad - 1](slots, values, panels + static_cast<std::size_t>(p) * shape.panel_elems(),
                                              shape.width, rescale, rows, acc + p * shape.width, shape.padded);
+  }
+}
+
+// One panel of kUnits x 16 columns of scatter_kept. Rows go one after another, so every key sums its rows in order.
+template <int kUnits>
+inline void scatter_kept_panel(const Slots& slots, const SlotValues& values, const float* HWY_RESTRICT rows,
+                               std::ptrdiff_t row_stride, int row_count, float* HWY_RESTRICT panel) {
+  constexpr int kVecs = kUnits * kPad / kLanes;
+  for (int r = 0; r < row_count; ++r) {
+    VecF row[kVecs];
+    for (int c = 0; c < kVecs; ++c) row[c] = hn::Load(kF32, rows + r * row_stride + c * kLanes);
+    for (int s = 0; s < slots.count; ++s) {
+      const VecF value = hn::Set(kF32, values.at[s][r]);
+      float* HWY_RESTRICT key = panel + slots.offset[s][r];
+      HWY_UNROLL(16)
+      for (int c = 0; c < kVecs; ++c) {
+        hn::Store(hn::MulAdd(value, row[c], hn::Load(kF32, key + c * kLanes)), kF32, key + c * kLanes);
+      }
+    }
+  }
+}
+
+// panels[key of slot] += values[slot][row] * rows[row], for every slot of every row. rows is [kTileQ][shape.padded].
+inline void scatter_kept(const Slots& slots, const SlotValues& values, const float* HWY_RESTRICT rows, int row_count,
+                         const PanelShape& shape, float* HWY_RESTRICT panels) {
+  using Panel = decltype(&scatter_kept_panel<1>);
+  static constexpr Panel kByUnits[kPanel / kPad] = {scatter_kept_panel<1>, scatter_kept_panel<2>, scatter_kept_panel<3>,
+                                                    scatter_kept_panel<4>};
+  for (int p = 0; p < shape.panels; ++p) {
+    kByUnits[shape.columns_of(p) / kPad - 1](slots, values, rows + p * shape.width, shape.padded, row_count,
+                                             panels + static_cast<std::size_t>(p) * shape.panel_elems());
   }
 }
 

@@ -55,7 +55,12 @@ inline void fill_bias(const Job& job, const SequenceSpan& sequence, const TileRo
              index[3] * tensor.stride[3];
     };
     if (job.allowed.present() && *address(job.allowed) == 0) return -std::numeric_limits<float>::infinity();
-    return job.bias.present() ? widen_one(address(job.bias), job.bias.dtype) * per_scale : 0.0f;
+    if (!job.bias.present()) return 0.0f;
+    const float value = widen_one(address(job.bias), job.bias.dtype);
+    const float scaled = value * per_scale;
+    // A finite bias is no mask, however low.
+    constexpr float kLowest = std::numeric_limits<float>::lowest();
+    return value >= kLowest && scaled < kLowest ? kLowest : scaled;
   };
   // Keys past the sequence's end are masked by the limits already; the mask tensors do not reach there.
   const int inside = static_cast<int>(std::min<std::int64_t>(end, sequence.n_k - block));
@@ -73,7 +78,7 @@ inline void fill_bias(const Job& job, const SequenceSpan& sequence, const TileRo
 
 // Adds the bias and sets what a row may not see to -inf.
 inline void mask_scores(const LaneLimits& limits, const ScoreTile* bias, int begin, int end, ScoreTile& scores) {
-  // A finite bias is no mask, however low: the sum stays finite so that the key stays visible.
+  // Nor is a finite sum: it stays finite so that the key stays visible.
   const VecF lowest = hn::Set(kF32, std::numeric_limits<float>::lowest());
   for (int v = 0; v < kVecsQ; ++v) {
     const int row = v * kLanes;
@@ -94,29 +99,43 @@ inline void mask_scores(const LaneLimits& limits, const ScoreTile* bias, int beg
   }
 }
 
+// The part [first, last) of the block's keys that some row of a tile sees, begun at a multiple of kKeysAtOnce; empty
+// (last = 0) when none does.
+struct KeySpan {
+  int first = 0;
+  int last = 0;
+  int computed() const { return static_cast<int>(round_up(last, kKeysAtOnce)); }
+};
+
+inline KeySpan visible_keys(const Job& job, const TileRows& tile, std::int64_t block) {
+  if (tile.most_end <= block || tile.least_begin >= block + job.block_keys) return {};
+  KeySpan span;
+  span.first = static_cast<int>(std::max<std::int64_t>(0, tile.least_begin - block)) / kKeysAtOnce * kKeysAtOnce;
+  span.last = static_cast<int>(std::min<std::int64_t>(tile.most_end - block, job.block_keys));
+  return span;
+}
+
 // Fills `slots` with what the rows of `tile` keep of the keys [block, block + job.block_keys). False when they see none
 // of them. `packed` is q transposed, `k_panels` the block's keys; `width` is that of the panels the slots will index.
 inline bool prune_tile(const Job& job, const SequenceSpan& sequence, const TileRows& tile, const float* packed,
                        const PanelShape& shape, const float* k_panels, std::int64_t block, int width,
                        PruneScratch& scratch, Slots& slots) {
   const std::int64_t keys = job.block_keys;
-  if (tile.most_end <= block || tile.least_begin >= block + keys) return false;
-  const int first = static_cast<int>(std::max<std::int64_t>(0, tile.least_begin - block)) / kKeysAtOnce * kKeysAtOnce;
-  const int last = static_cast<int>(std::min(tile.most_end - block, keys));
-  const int computed = static_cast<int>(round_up(last, kKeysAtOnce));
-  tile_product(k_panels, shape, packed, first, computed, scratch.scores);
+  const KeySpan span = visible_keys(job, tile, block);
+  if (span.last == 0) return false;
+  tile_product(k_panels, shape, packed, span.first, span.computed(), scratch.scores);
 
   const bool with_bias = job.allowed.present() || job.bias.present();
   const bool cut = tile.most_begin > block || tile.least_end < block + keys;
-  if (with_bias) fill_bias(job, sequence, tile, block, first, last, scratch.bias);
+  if (with_bias) fill_bias(job, sequence, tile, block, span.first, span.last, scratch.bias);
   if (with_bias || cut) {
     for (int r = 0; r < kTileQ; ++r) {
       scratch.limits.begin[r] = static_cast<std::int32_t>(std::clamp<std::int64_t>(tile.begin[r] - block, 0, keys));
       scratch.limits.end[r] = static_cast<std::int32_t>(std::clamp<std::int64_t>(tile.end[r] - block, 0, keys));
     }
-    mask_scores(scratch.limits, with_bias ? &scratch.bias : nullptr, first, last, scratch.scores);
+    mask_scores(scratch.limits, with_bias ? &scratch.bias : nullptr, span.first, span.last, scratch.scores);
     for (int key = 0; key < static_cast<int>(keys); ++key) {
-      if (key >= first && key < last) continue;
+      if (key >= span.first && key < span.last) continue;
       for (int v = 0; v < kVecsQ; ++v) hn::Store(minus_infinity(), kF32, &scratch.scores.value[key][v * kLanes]);
     }
   }

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "cpu/backward.h"
 #include "cpu/forward.h"
 #include "cpu/reference.h"
 
@@ -37,18 +38,22 @@ KernelRow backward_row(std::string_view name, std::string_view summary, Reasons 
   return {{name, Pass::backward, DeviceType::cpu, summary}, why_not, nullptr, nullptr, no_backward_workspace, launch};
 }
 
+constexpr const char* kSummary2To4 = "AVX-512, AVX2 or NEON, threads: 2:4, any type, mask and head dim";
+constexpr const char* kSummary1To2 = "AVX-512, AVX2 or NEON, threads: 1:2, any type, mask and head dim";
+constexpr const char* kSummaryDense = "AVX-512, AVX2 or NEON, threads: dense, any type, mask and head dim";
+constexpr const char* kSummaryAny = "AVX-512, AVX2 or NEON, threads: any pattern, type, mask and head dim";
 constexpr const char* kReferenceSummary = "fp64 oracle, plain loops, one thread: any type, pattern, mask and head dim";
 
 const KernelRow kRows[] = {
-    forward_row("cpu_2_4", "AVX-512, AVX2 or NEON, threads: 2:4, any type, mask and head dim", unless_2_4,
-                fast_forward),
-    forward_row("cpu_1_2", "AVX-512, AVX2 or NEON, threads: 1:2, any type, mask and head dim", unless_1_2,
-                fast_forward),
-    forward_row("cpu_dense", "AVX-512, AVX2 or NEON, threads: dense, any type, mask and head dim", unless_dense,
-                fast_forward),
-    forward_row("cpu_any", "AVX-512, AVX2 or NEON, threads: any pattern, type, mask and head dim", serves_everything,
-                fast_forward),
+    forward_row("cpu_2_4", kSummary2To4, unless_2_4, fast_forward),
+    forward_row("cpu_1_2", kSummary1To2, unless_1_2, fast_forward),
+    forward_row("cpu_dense", kSummaryDense, unless_dense, fast_forward),
+    forward_row("cpu_any", kSummaryAny, serves_everything, fast_forward),
     forward_row("cpu_reference", kReferenceSummary, serves_everything, reference_forward_kernel),
+    backward_row("cpu_2_4", kSummary2To4, unless_2_4, fast_backward),
+    backward_row("cpu_1_2", kSummary1To2, unless_1_2, fast_backward),
+    backward_row("cpu_dense", kSummaryDense, unless_dense, fast_backward),
+    backward_row("cpu_any", kSummaryAny, serves_everything, fast_backward),
     backward_row("cpu_reference", kReferenceSummary, serves_everything, reference_backward_kernel),
 };
 

@@ -90,10 +90,10 @@ struct RowFacts {
   RowFacts() {
     for (int v = 0; v < kVecsQ; ++v) {
       largest[v] = minus_infinity();
-      nan[v] = hn::Ne(largest[v], largest[v]);
+      nan[v] = hn::IsNaN(largest[v]);
     }
   }
-  void see(int v, VecF score) { nan[v] = hn::Or(nan[v], hn::Ne(score, score)); }
+  void see(int v, VecF score) { nan[v] = hn::Or(nan[v], hn::IsNaN(score)); }
   void store(Slots& slots) const {
     for (int v = 0; v < kVecsQ; ++v) {
       hn::Store(largest[v], kF32, slots.row_max + v * kLanes);
@@ -111,7 +111,7 @@ inline bool write_slot(Slots& slots, int slot, int v, VecF value, VecI offset, c
     offset = hn::IfThenElse(hn::RebindMask(kI32, none), hn::Set(kI32, kTileK * args.width), offset);
     any = !hn::AllTrue(kF32, none);
   }
-  hn::Store(value, kF32, &slots.value[slot][v * kLanes]);
+  hn::Store(value, kF32, &slots.value.at[slot][v * kLanes]);
   hn::Store(offset, kI32, &slots.offset[slot][v * kLanes]);
   return any;
 }

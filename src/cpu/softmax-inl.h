@@ -55,8 +55,8 @@ inline void weigh(Slots& slots, float scale_log2, const RunningRows& running, fl
     const VecF factor = exp2_nonpositive(hn::Mul(hn::Sub(before, origin), c));
     VecF sum = hn::Mul(hn::Load(kF32, running.sum + row), factor);
     for (int s = 0; s < slots.count; ++s) {
-      const VecF weight = exp2_nonpositive(hn::Mul(hn::Sub(hn::Load(kF32, &slots.value[s][row]), origin), c));
-      hn::Store(weight, kF32, &slots.value[s][row]);
+      const VecF weight = exp2_nonpositive(hn::Mul(hn::Sub(hn::Load(kF32, &slots.value.at[s][row]), origin), c));
+      hn::Store(weight, kF32, &slots.value.at[s][row]);
       sum = hn::Add(sum, weight);
     }
     hn::Store(largest, kF32, running.largest + row);

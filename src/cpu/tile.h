@@ -22,15 +22,17 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return 
 struct PanelShape {
   int columns = 0;  // d or d_v
   int padded = 0;   // columns, filled up to a multiple of kPad
-  int width = 0;    // columns per panel, and the stride of its rows
+  int width = 0;    // columns per panel, and the stride of its rows: 16, 32 or 64
   int panels = 0;
 
-  static constexpr PanelShape of(std::int64_t columns) {
+  // Panels of one width serve tensors of both: `widest` is the larger of d and d_v where slots index panels of K and V.
+  static constexpr PanelShape of(std::int64_t columns, std::int64_t widest = 0) {
     PanelShape shape;
     shape.columns = static_cast<int>(columns);
     shape.padded = static_cast<int>(round_up(columns, kPad));
-    shape.width = shape.padded < kPanel ? shape.padded : kPanel;
-    shape.panels = shape.width == 0 ? 0 : (shape.padded + shape.width - 1) / shape.width;
+    shape.width = kPad;
+    while (shape.width < kPanel && (shape.width < columns || shape.width < widest)) shape.width *= 2;
+    shape.panels = (shape.padded + shape.width - 1) / shape.width;
     return shape;
   }
   constexpr std::size_t panel_elems() const {
@@ -43,19 +45,25 @@ struct PanelShape {
   }
 };
 
+// One number per slot and row.
+struct alignas(64) SlotValues {
+  float at[kTileK][kTileQ];
+};
+
 // What selection leaves of a tile: slot s of row r holds one kept score and where its key's row begins in a panel.
 // Every row has the same number of slots; a row that kept fewer points to the zero row with score -inf (weight 0).
 struct alignas(64) Slots {
-  float value[kTileK][kTileQ];          // scores, then weights
+  SlotValues value;                     // scores, then weights
   std::int32_t offset[kTileK][kTileQ];  // in elements from the start of a panel of `width` columns
   float row_max[kTileQ];                // largest kept score
   float has_nan[kTileQ];                // not zero: an unmasked score is NaN
   int count = 0;
-  bool all_keys = false;  // dense and nothing masked: slot s is key s in every row, offsets are not written
+  bool all_keys = false;  // dense and nothing masked: slot s is key s in every row
 };
 
+// One number per key and row. The last row stands for slots that hold no key, as in panels.
 struct alignas(64) ScoreTile {
-  float value[kTileK][kTileQ];
+  float value[kTileK + 1][kTileQ];
 };
 
 // The keys [begin, end) of the current block that each row of a tile may see.

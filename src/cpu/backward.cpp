@@ -1,0 +1,343 @@
+// The fast CPU attention, backward: the gradients of O with the selection that forward made.
+//
+//   P = exp(S - lse) on kept scores, delta = sum(dO * O) per row, dS = P * (dO V^T - delta) * scale
+//   dV = P^T dO,   dQ = dS K,   dK = dS^T Q
+//
+// Scores, masks and the choice are recomputed by the code forward uses, so the selection is the same to the last bit.
+// dO V^T is a full product (at full speed: it has the shape of the scores); the three others run over kept keys only.
+//
+// A task owns some of the query rows of one (sequence, kv head): it writes their dQ and sums their share of dK and dV
+// in a buffer of its own. A (sequence, kv head) is cut into several tasks only where the problem has few of them; their
+// shares are then added in order. The cut depends on the problem alone and nothing is added concurrently, so the result
+// has the same bits for any number of threads.
+#include "cpu/backward.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/backward.cpp"
+// The order of the next three matters: simd.h chooses the targets that foreach_target.h compiles this file for.
+// clang-format off
+#include "cpu/simd.h"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+// clang-format on
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+
+#include "cpu/job.h"
+#include "cpu/load-inl.h"
+#include "cpu/parallel.h"
+#include "cpu/products-inl.h"
+#include "cpu/prune-inl.h"
+#include "cpu/select-inl.h"
+#include "cpu/softmax-inl.h"
+#include "cpu/tile.h"
+
+#ifndef DSPATTN_CPU_BACKWARD_SHARED_
+#define DSPATTN_CPU_BACKWARD_SHARED_
+namespace dspattn::cpu {
+
+// Query rows that meet a block of keys together: K and V are widened once for this many.
+inline constexpr std::int64_t kChunkRows = 128;
+inline constexpr std::size_t kChunkTiles = kChunkRows / kTileQ;
+// Enough tasks for the cores of a small machine; beyond that, batch and heads are what there is to share out.
+inline constexpr std::int64_t kWantedTasks = 8;
+// Shares of dK and dV that wait to be added take at most this much memory.
+inline constexpr std::size_t kShareBytes = std::size_t{48} << 20;
+
+struct BackwardJob {
+  explicit BackwardJob(const BackwardArgs& args)
+      : job(args.problem),
+        out(args.out),
+        d_out(args.d_out),
+        d_q(args.d_q),
+        d_k(args.d_k),
+        d_v(args.d_v),
+        lse(args.lse),
+        qk(PanelShape::of(job.g.d, job.g.d_v)),
+        pv(PanelShape::of(job.g.d_v, job.g.d)) {
+    const std::int64_t sharers = std::max<std::int64_t>(1, job.g.batch * job.g.kv_heads);
+    const std::int64_t chunks = (job.g.n_q * job.group_heads + kChunkRows - 1) / kChunkRows;
+    parts = std::clamp<std::int64_t>(kWantedTasks / sharers, 1, std::max<std::int64_t>(1, chunks));
+    const std::size_t bytes = share_elems(job.g.n_k) * sizeof(float) * static_cast<std::size_t>(sharers);
+    while (parts > 1 && bytes * static_cast<std::size_t>(parts) > kShareBytes) --parts;
+  }
+
+  std::int64_t blocks_of(std::int64_t keys) const { return (keys + job.block_keys - 1) / job.block_keys; }
+  std::size_t block_elems() const { return qk.elems() + pv.elems(); }
+  // dK and dV of a sequence as panels: for each block those of K, then those of V.
+  std::size_t share_elems(std::int64_t keys) const { return static_cast<std::size_t>(blocks_of(keys)) * block_elems(); }
+
+  Job job;
+  Rows out, d_out, d_q, d_k, d_v;
+  ConstTensorView lse;
+  PanelShape qk, pv;
+  std::int64_t parts = 1;  // tasks per (sequence, kv head)
+};
+
+// Part `part` takes every parts-th chunk of rows, which evens out the triangle of a causal mask.
+struct BackwardTask {
+  std::int64_t sequence = 0;
+  std::int64_t kv_head = 0;
+  std::int64_t part = 0;
+};
+
+// What a task works with for one chunk, laid out in the thread's scratch memory.
+struct BackwardScratch {
+  PruneScratch* prune;
+  Slots* slots;
+  SlotValues* d_scores;
+  ScoreTile* d_weights;  // dO V^T
+  TileRows* tiles;       // [kChunkTiles], as all below
+  float* q_rows;         // [kTileQ][qk.padded]
+  float* q_packed;       // [qk.padded][kTileQ]
+  float* d_out_rows;     // [kTileQ][pv.padded]
+  float* d_out_packed;   // [pv.padded][kTileQ]
+  float* d_q;            // [kTileQ][qk.padded]
+  float* lse;            // [kTileQ]
+  float* delta;          // [kTileQ]
+  float* row;            // one row of k, v or out
+  float* k_panels;
+  float* v_panels;
+  float* share;  // dK and dV of the task, when it is the only one of its (sequence, kv head)
+
+  BackwardScratch(Carver& carver, const BackwardJob& run, std::size_t own_share_elems) {
+    constexpr std::size_t kRows = kTileQ;
+    const std::size_t qk_tile = kRows * static_cast<std::size_t>(run.qk.padded);
+    const std::size_t pv_tile = kRows * static_cast<std::size_t>(run.pv.padded);
+    prune = carver.take<PruneScratch>(1);
+    slots = carver.take<Slots>(1);
+    d_scores = carver.take<SlotValues>(1);
+    d_weights = carver.take<ScoreTile>(1);
+    tiles = carver.take<TileRows>(kChunkTiles);
+    q_rows = carver.take<float>(kChunkTiles * qk_tile);
+    q_packed = carver.take<float>(kChunkTiles * qk_tile);
+    d_out_rows = carver.take<float>(kChunkTiles * pv_tile);
+    d_out_packed = carver.take<float>(kChunkTiles * pv_tile);
+    d_q = carver.take<float>(kChunkTiles * qk_tile);
+    lse = carver.take<float>(kChunkTiles * kRows);
+    delta = carver.take<float>(kChunkTiles * kRows);
+    row = carver.take<float>(static_cast<std::size_t>(std::max(run.qk.padded, run.pv.padded)));
+    k_panels = carver.take<float>(run.qk.elems());
+    v_panels = carver.take<float>(run.pv.elems());
+    share = carver.take<float>(own_share_elems);
+  }
+};
+
+}  // namespace dspattn::cpu
+#endif  // DSPATTN_CPU_BACKWARD_SHARED_
+
+HWY_BEFORE_NAMESPACE();
+namespace dspattn::cpu::HWY_NAMESPACE {
+
+// Reads what the rows of tile `t` need: q, dO, lse and delta. A row whose forward gave NaN takes no part: its gradients
+// are zero and no other row's are touched.
+void load_tile(const BackwardJob& run, const SequenceSpan& sequence, const BackwardScratch& s, std::ptrdiff_t t) {
+  const std::ptrdiff_t qk_tile = static_cast<std::ptrdiff_t>(run.qk.padded) * kTileQ;
+  const std::ptrdiff_t pv_tile = static_cast<std::ptrdiff_t>(run.pv.padded) * kTileQ;
+  TileRows& tile = s.tiles[t];
+  float* lse = s.lse + t * kTileQ;
+  float* delta = s.delta + t * kTileQ;
+  float* d_out = s.d_out_rows + t * pv_tile;
+  widen_tile(run.job.q, sequence, tile, run.qk, s.q_rows + t * qk_tile);
+  widen_tile(run.d_out, sequence, tile, run.pv, d_out);
+  for (int r = 0; r < kTileQ; ++r) {
+    // The weights of a row past the end are exp(-infinity).
+    lse[r] = std::numeric_limits<float>::infinity();
+    delta[r] = 0.0f;
+    if (r >= tile.rows) continue;
+    const std::int64_t row = sequence.q_begin + tile.position[r];
+    lse[r] = static_cast<const float*>(
+        run.lse.data)[sequence.batch * run.lse.step(0) + tile.head[r] * run.lse.step(1) + row * run.lse.step(2)];
+    widen_row(run.out.at(sequence.batch, tile.head[r], row), run.out.dtype, run.pv.columns, s.row);
+    VecF sum = hn::Zero(kF32);
+    for (int x = 0; x < run.pv.padded; x += kLanes) {
+      sum = hn::MulAdd(hn::Load(kF32, s.row + x), hn::Load(kF32, d_out + r * run.pv.padded + x), sum);
+    }
+    delta[r] = hn::GetLane(hn::SumOfLanes(kF32, sum));
+    if (std::isnan(lse[r])) tile.hide(r);
+  }
+  tile.find_extremes();
+  transpose_tile(s.q_rows + t * qk_tile, run.qk.padded, run.qk.columns, s.q_packed + t * qk_tile);
+  transpose_tile(d_out, run.pv.padded, run.pv.columns, s.d_out_packed + t * pv_tile);
+}
+
+// Slots: scores -> weights; d_scores: dS times scale. A slot without a key has neither.
+void slot_gradients(const Job& job, int width, const float* lse, const float* delta, const ScoreTile& d_weights,
+                    Slots& slots, SlotValues& d_scores) {
+  const VecF scale = hn::Set(kF32, job.scale);
+  const VecF log2_e = hn::Set(kF32, 1.44269504f);
+  int log2_width = 0;
+  while ((1 << log2_width) < width) ++log2_width;
+  for (int v = 0; v < kVecsQ; ++v) {
+    const int row = v * kLanes;
+    const VecF row_lse = hn::Load(kF32, lse + row), row_delta = hn::Load(kF32, delta + row);
+    const VecI lane = hn::Iota(kI32, row);
+    for (int s = 0; s < slots.count; ++s) {
+      const VecF score = hn::Load(kF32, &slots.value.at[s][row]);
+      const VecI key = hn::ShiftRightSame(hn::Load(kI32, &slots.offset[s][row]), log2_width);
+      const VecI index = hn::Add(hn::Mul(key, hn::Set(kI32, kTileQ)), lane);
+      const MaskF none = hn::Eq(score, minus_infinity());
+      const VecF exponent = hn::Mul(hn::MulSub(score, scale, row_lse), log2_e);
+      const VecF weight = hn::IfThenZeroElse(none, exp2_nonpositive(exponent));
+      const VecF d_weight = hn::GatherIndex(kF32, &d_weights.value[0][0], index);
+      const VecF d_score = hn::Mul(hn::Mul(weight, hn::Sub(d_weight, row_delta)), scale);
+      hn::Store(weight, kF32, &slots.value.at[s][row]);
+      hn::Store(hn::IfThenZeroElse(none, d_score), kF32, &d_scores.at[s][row]);
+    }
+  }
+}
+
+// Rows [begin, end) of the (sequence, kv head): their dQ, and their part of dK and dV added to `share`.
+void backward_chunk(const BackwardJob& run, const SequenceSpan& sequence, std::int64_t kv_head, std::int64_t begin,
+                    std::int64_t end, const BackwardScratch& s, float* share) {
+  const Job& job = run.job;
+  const std::ptrdiff_t qk_tile = static_cast<std::ptrdiff_t>(run.qk.padded) * kTileQ;
+  const std::ptrdiff_t pv_tile = static_cast<std::ptrdiff_t>(run.pv.padded) * kTileQ;
+  const std::ptrdiff_t tile_count = (end - begin + kTileQ - 1) / kTileQ;
+  std::int64_t least_begin = sequence.n_k, most_end = 0;
+  for (std::ptrdiff_t t = 0; t < tile_count; ++t) {
+    s.tiles[t].set(job, sequence, kv_head, begin + t * kTileQ, end);
+    load_tile(run, sequence, s, t);
+    if (s.tiles[t].most_end > s.tiles[t].least_begin) {
+      least_begin = std::min(least_begin, s.tiles[t].least_begin);
+      most_end = std::max(most_end, s.tiles[t].most_end);
+    }
+  }
+  std::fill_n(s.d_q, tile_count * qk_tile, 0.0f);
+  std::fill_n(s.d_weights->value[kTileK], kTileQ, 0.0f);
+
+  alignas(64) float ones[kTileQ];
+  std::fill_n(ones, kTileQ, 1.0f);
+  for (std::int64_t block = least_begin / job.block_keys * job.block_keys; block < most_end; block += job.block_keys) {
+    const int keys = static_cast<int>(std::min<std::int64_t>(job.block_keys, sequence.n_k - block));
+    fill_panels(job.k.at(sequence.batch, kv_head, sequence.k_begin + block), job.k.dtype, job.k.row_bytes, keys, run.qk,
+                s.row, s.k_panels);
+    fill_panels(job.v.at(sequence.batch, kv_head, sequence.k_begin + block), job.v.dtype, job.v.row_bytes, keys, run.pv,
+                s.row, s.v_panels);
+    float* d_k = share + static_cast<std::size_t>(block / job.block_keys) * run.block_elems();
+    float* d_v = d_k + run.qk.elems();
+    for (std::ptrdiff_t t = 0; t < tile_count; ++t) {
+      const TileRows& tile = s.tiles[t];
+      if (!prune_tile(job, sequence, tile, s.q_packed + t * qk_tile, run.qk, s.k_panels, block, run.qk.width, *s.prune,
+                      *s.slots)) {
+        continue;
+      }
+      const KeySpan span = visible_keys(job, tile, block);
+      tile_product(s.v_panels, run.pv, s.d_out_packed + t * pv_tile, span.first, span.computed(), *s.d_weights);
+      slot_gradients(job, run.qk.width, s.lse + t * kTileQ, s.delta + t * kTileQ, *s.d_weights, *s.slots, *s.d_scores);
+      add_kept(*s.slots, *s.d_scores, s.k_panels, run.qk, ones, tile.rows, s.d_q + t * qk_tile);
+      scatter_kept(*s.slots, s.slots->value, s.d_out_rows + t * pv_tile, tile.rows, run.pv, d_v);
+      scatter_kept(*s.slots, *s.d_scores, s.q_rows + t * qk_tile, tile.rows, run.qk, d_k);
+    }
+  }
+  for (std::ptrdiff_t t = 0; t < tile_count; ++t) {
+    const TileRows& tile = s.tiles[t];
+    for (int r = 0; r < tile.rows; ++r) {
+      narrow_row(s.d_q + t * qk_tile + static_cast<std::ptrdiff_t>(r) * run.qk.padded, 1.0f, run.d_q.dtype,
+                 run.qk.columns,
+                 run.d_q.writable_at(sequence.batch, tile.head[r], sequence.q_begin + tile.position[r]));
+    }
+  }
+}
+
+// One key's row of a gradient: its shares added in order, narrowed and written.
+void write_key(const PanelShape& shape, const float* panels, std::size_t share_stride, std::int64_t shares, int key,
+               DType dtype, void* destination) {
+  HWY_ALIGN float row[kMaxHeadDim];
+  for (int p = 0; p < shape.panels; ++p) {
+    const float* from = panels + static_cast<std::size_t>(p) * shape.panel_elems() + key * shape.width;
+    for (int x = 0; x < shape.columns_of(p); x += kLanes) {
+      VecF sum = hn::Load(kF32, from + x);
+      for (std::int64_t part = 1; part < shares; ++part) {
+        sum = hn::Add(sum, hn::Load(kF32, from + static_cast<std::size_t>(part) * share_stride + x));
+      }
+      hn::Store(sum, kF32, row + p * shape.width + x);
+    }
+  }
+  narrow_row(row, 1.0f, dtype, shape.columns, destination);
+}
+
+// dK and dV of one block of keys, from its shares.
+void write_block(const BackwardJob& run, const SequenceSpan& sequence, std::int64_t kv_head, std::int64_t block_index,
+                 const float* shares, std::size_t share_stride) {
+  const float* d_k = shares + static_cast<std::size_t>(block_index) * run.block_elems();
+  const float* d_v = d_k + run.qk.elems();
+  const std::int64_t first = block_index * run.job.block_keys;
+  for (int key = 0; key < run.job.block_keys && first + key < sequence.n_k; ++key) {
+    const std::int64_t row = sequence.k_begin + first + key;
+    write_key(run.qk, d_k, share_stride, run.parts, key, run.d_k.dtype,
+              run.d_k.writable_at(sequence.batch, kv_head, row));
+    write_key(run.pv, d_v, share_stride, run.parts, key, run.d_v.dtype,
+              run.d_v.writable_at(sequence.batch, kv_head, row));
+  }
+}
+
+// `share` is where dK and dV of this task are to be left for the others of its (sequence, kv head); null when it is the
+// only one and writes them itself.
+void backward_task(const BackwardJob& run, const BackwardTask& task, float* share) {
+  const SequenceSpan sequence = run.job.sequence(task.sequence);
+  const std::size_t share_elems = run.share_elems(sequence.n_k);
+  Carver measure(nullptr);
+  BackwardScratch(measure, run, share == nullptr ? share_elems : 0);
+  Carver carver(thread_scratch(measure.bytes()));
+  const BackwardScratch s(carver, run, share == nullptr ? share_elems : 0);
+  float* sums = share == nullptr ? s.share : share;
+  std::fill_n(sums, share_elems, 0.0f);
+  const std::int64_t rows = run.job.rows_of(sequence);
+  for (std::int64_t begin = task.part * kChunkRows; begin < rows; begin += run.parts * kChunkRows) {
+    backward_chunk(run, sequence, task.kv_head, begin, std::min(begin + kChunkRows, rows), s, sums);
+  }
+  if (share != nullptr) return;
+  for (std::int64_t block = 0; block < run.blocks_of(sequence.n_k); ++block) {
+    write_block(run, sequence, task.kv_head, block, sums, share_elems);
+  }
+}
+
+}  // namespace dspattn::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace dspattn::cpu {
+
+HWY_EXPORT(backward_task);
+HWY_EXPORT(write_block);
+
+void fast_backward(const BackwardArgs& args) {
+  const BackwardJob run(args);
+  const int threads = args.run.threads > 0 ? args.run.threads : available_cores();
+  std::vector<BackwardTask> tasks;
+  for (std::int64_t b = 0; b < run.job.g.batch; ++b) {
+    for (std::int64_t head = 0; head < run.job.g.kv_heads; ++head) {
+      for (std::int64_t part = 0; part < run.parts; ++part) tasks.push_back({b, head, part});
+    }
+  }
+  const std::size_t share_elems = run.share_elems(run.job.g.n_k);
+  std::unique_ptr<float, decltype(&std::free)> shares(nullptr, &std::free);
+  if (run.parts > 1 && share_elems > 0) {
+    shares.reset(static_cast<float*>(std::aligned_alloc(64, tasks.size() * share_elems * sizeof(float))));
+    if (!shares) throw std::bad_alloc();
+  }
+  const auto task = HWY_DYNAMIC_DISPATCH(backward_task);
+  parallel_for(static_cast<std::int64_t>(tasks.size()), threads, [&](std::int64_t i) {
+    const std::size_t index = static_cast<std::size_t>(i);
+    task(run, tasks[index], shares ? shares.get() + index * share_elems : nullptr);
+  });
+  if (!shares) return;
+  const auto write = HWY_DYNAMIC_DISPATCH(write_block);
+  const std::int64_t blocks = run.blocks_of(run.job.g.n_k);
+  const std::int64_t owners = run.job.g.batch * run.job.g.kv_heads;
+  parallel_for(owners * blocks, threads, [&](std::int64_t i) {
+    const BackwardTask& owner = tasks[static_cast<std::size_t>(i / blocks * run.parts)];
+    const SequenceSpan sequence = run.job.sequence(owner.sequence);
+    if (i % blocks >= run.blocks_of(sequence.n_k)) return;
+    write(run, sequence, owner.kv_head, i % blocks,
+          shares.get() + static_cast<std::size_t>(i / blocks * run.parts) * share_elems, share_elems);
+  });
+}
+
+}  // namespace dspattn::cpu
+#endif  // HWY_ONCE
