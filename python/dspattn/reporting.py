@@ -1,0 +1,180 @@
+"""A page about one model and one text: what pruning did in every layer and head. One file, no network.
+
+The page holds the dense weights (as bytes, of their square roots), which of them were kept (as bits) and how much
+weight each query kept, packed with zlib; a script inside it draws them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import DspattnError
+from .patterns import Grouping, parse_grouping, parse_pattern
+
+PLACE = "__REPORT_DATA__"
+
+
+def _pack(values: Tensor) -> str:
+    return base64.b64encode(zlib.compress(values.contiguous().numpy().tobytes(), 9)).decode("ascii")
+
+
+def _bits(flags: Tensor) -> Tensor:
+    """Flags as bits, eight a byte, the first in the highest bit."""
+    flat = torch.nn.functional.pad(flags.flatten().to(torch.uint8), (0, -flags.numel() % 8)).view(-1, 8)
+    shifts = torch.arange(7, -1, -1, dtype=torch.uint8)
+    return (flat << shifts).sum(-1).to(torch.uint8)
+
+
+def _figures(values: Tensor) -> list[float]:
+    return [round(float(value), 5) for value in values]
+
+
+def _tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The text of each token; word pieces of BERT are joined to the word before them."""
+    pieces = []
+    for piece, token in zip(tokenizer.convert_ids_to_tokens(list(ids)), ids, strict=True):
+        text = tokenizer.decode([token])
+        pieces.append(piece[2:] if piece.startswith("##") else text if "Ġ" in piece or piece == text else " " + text)
+    starts_words = any(piece.startswith("##") or piece == "[CLS]" for piece in tokenizer.convert_ids_to_tokens(list(ids)))
+    if starts_words:
+        marked = zip(tokenizer.convert_ids_to_tokens(list(ids)), pieces, strict=True)
+        pieces = [piece[2:] if piece.startswith("##") else " " + text.strip() for piece, text in marked]
+    return pieces
+
+
+def collect(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    *,
+    patterns: Sequence[str],
+    groupings: Sequence[Grouping],
+    max_tokens: int,
+    title: str,
+    progress: bool,
+) -> dict[str, Any]:
+    """What the page shows, ready for JSON."""
+    from . import inspection
+
+    ids = tokenizer(text, truncation=True, max_length=max_tokens)["input_ids"]
+    if len(ids) < 2:
+        raise DspattnError([f"text: expected at least 2 tokens, got {len(ids)}"])
+    layers = inspection.capture(model, torch.tensor(ids))
+    if any(layer.query.shape[-2] != layer.key.shape[-2] for layer in layers):
+        raise DspattnError(["model: expected self-attention in every layer (cross-attention is not drawn)"])
+    content: dict[str, Any] = {
+        "title": title,
+        "made": f"Text: “{' '.join(text.split())[:90]}…”",
+        "small": "",
+        "tokens": _tokens(tokenizer, ids),
+        "layers": len(layers),
+        "heads": layers[0].heads,
+        "patterns": list(patterns),
+        "groupings": list(groupings),
+        "dense": [],
+        "results": {
+            f"{pattern} {grouping}": {"kept": [], "error": [], "pruned": [], "bits": [], "rows": []}
+            for pattern in patterns
+            for grouping in groupings
+        },
+    }
+    if len(ids) <= 64 and "interleaved" in groupings:
+        content["small"] = (
+            "With up to 64 tokens the interleaved groups of 1:2 hold one key each, and nothing is pruned; "
+            "the same goes for 2:4. Give a longer text to see a difference."
+        )
+    steps: Any = layers
+    if progress:
+        from tqdm import tqdm
+
+        steps = tqdm(layers, desc="report", unit=" layers")
+    for layer in steps:
+        with torch.inference_mode():
+            dense = layer.weights("dense", "interleaved")[0]
+        content["dense"].append(_pack((dense.sqrt() * 255).round().clamp(0, 255).to(torch.uint8)))
+        visible = (dense > 0).flatten(1).sum(1)
+        for pattern in patterns:
+            for grouping in groupings:
+                found = inspection.compare(layer, pattern, grouping)
+                entry = content["results"][f"{pattern} {grouping}"]
+                entry["kept"].append(_figures(found.kept_weight.mean(-1)))
+                entry["error"].append(_figures(found.output_error))
+                entry["pruned"].append(_figures(1.0 - found.kept.flatten(1).sum(1) / visible.clamp_min(1)))
+                entry["bits"].append(_pack(_bits(found.kept)))
+                entry["rows"].append(_pack((found.kept_weight * 65535).round().to(torch.int32).to(torch.uint16)))
+    return content
+
+
+def report(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    path: str | Path = "report.html",
+    *,
+    patterns: Sequence[str] = ("2:4", "1:2"),
+    groupings: Sequence[Grouping] = ("interleaved", "consecutive"),
+    max_tokens: int = 160,
+    title: str | None = None,
+    progress: bool = True,
+) -> Path:
+    """Writes a self-contained HTML page about what pruning does to a model's attention on one text.
+
+    For every layer and head it shows the map, which weights were pruned, the weight each query kept and the error of
+    the head's output; pattern and grouping can be switched. The page opens without a network.
+
+    Args:
+        model: a transformers model whose attention can be set by name, on the CPU.
+        tokenizer: its tokenizer.
+        text: at least two tokens of text; beyond ``max_tokens`` it is cut.
+        path: the file to write; its folder is made.
+        patterns: ``"N:M"`` patterns to show beside dense.
+        groupings: ``"interleaved"``, ``"consecutive"`` or both.
+        max_tokens: the page grows with its square (about 4 MB for SmolLM2-135M at 160 tokens).
+        title: heading of the page; default: the model's class.
+        progress: draw a progress bar on standard error.
+
+    Returns:
+        The path of the file.
+
+    Example:
+        >>> model, tokenizer = dspattn.pretrained.load_minilm()
+        >>> dspattn.report(model, tokenizer, open("article.txt").read(), "report.html")
+    """
+    reasons = []
+    for name, values in (("patterns", patterns), ("groupings", groupings)):
+        if isinstance(values, str) or not values:
+            reasons.append(f"{name}: expected at least one in a list, got {values!r}")
+    if max_tokens < 2:
+        reasons.append(f"max_tokens: expected at least 2, got {max_tokens}")
+    if reasons:
+        raise DspattnError(reasons)
+    for pattern in patterns:
+        parse_pattern(pattern)
+    for grouping in groupings:
+        parse_grouping(grouping)
+    content = collect(
+        model,
+        tokenizer,
+        text,
+        patterns=patterns,
+        groupings=groupings,
+        max_tokens=max_tokens,
+        title=title or f"Attention of {type(model).__name__}, dense and pruned",
+        progress=progress,
+    )
+    page = (files("dspattn") / "data" / "report.html").read_text(encoding="utf-8")
+    # "<" cannot occur inside a script element's JSON, or a token such as "</script>" would end it.
+    packed = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page.replace(PLACE, packed), encoding="utf-8")
+    return target
