@@ -22,9 +22,7 @@ def _cells(task: str, metric: str, tolerance: float, *, relative: bool = False, 
     for key, value in values.items():
         pattern, _, grouping = key.lstrip("_").partition("__")
         allowed = tolerance * value if relative else tolerance
-        cells.append(
-            Expectation(task, metric, pattern.replace("_", ":"), grouping or "none", value, allowed)
-        )
+        cells.append(Expectation(task, metric, pattern.replace("_", ":"), grouping or "none", value, allowed))
     return cells
 
 

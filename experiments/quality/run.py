@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -28,7 +29,6 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE))
 
-import tasks as quality_tasks  # noqa: E402
 import torch  # noqa: E402
 from expected import EXPECTATIONS  # noqa: E402
 from tasks import TASKS, DataError, Items, Squad, Task  # noqa: E402
@@ -40,6 +40,7 @@ Cell = tuple[str, str]  # pattern, grouping
 DENSE: Cell = ("dense", "none")
 PATTERNS = ("2:4", "1:2", "1:4", "4:8")
 GROUPINGS = ("interleaved", "consecutive")
+ALL_CELLS: list[Cell] = [DENSE, *((pattern, grouping) for pattern in PATTERNS for grouping in GROUPINGS)]
 
 
 def attention_name(cell: Cell, implementation: str) -> str:
@@ -112,7 +113,7 @@ def compute(task: Task, cell: Cell, models: Models, path: Path, implementation: 
     label = f"{task.name} {cell[0]}" + ("" if cell == DENSE else f" {cell[1]}")
     started = time.perf_counter()
     with tqdm(total=task.size(), desc=f"{label:34}", unit=" items", mininterval=1.0) as bar:
-        items = task.items(model, tokenizer, bar.update)
+        items = task.items(model, tokenizer, bar.update, path.with_suffix(""))
     items["seconds"] = np.array([time.perf_counter() - started])
     items["commit"] = np.array([commit()])
     if isinstance(task, Squad) and cell == DENSE:
@@ -122,6 +123,7 @@ def compute(task: Task, cell: Cell, models: Models, path: Path, implementation: 
     partial = path.with_suffix(".partial.npz")
     np.savez(partial, allow_pickle=False, **items)
     partial.rename(path)
+    shutil.rmtree(path.with_suffix(""), ignore_errors=True)
 
 
 def read_items(path: Path) -> Items:
@@ -199,7 +201,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with stsb, squad, wikitext2 and imdb (see README.md)")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="TASK")
-    parser.add_argument("--patterns", nargs="+", default=list(PATTERNS), metavar="N:M", help="besides dense")
+    parser.add_argument("--patterns", nargs="+", default=list(PATTERNS), choices=PATTERNS, help="besides dense")
     parser.add_argument("--groupings", nargs="+", default=list(GROUPINGS), choices=GROUPINGS)
     parser.add_argument("--implementation", default="dspattn", choices=("dspattn", "emulation"))
     parser.add_argument("--results", type=Path, default=HERE / "results", help="folder of the JSON files")
@@ -225,24 +227,20 @@ def main(arguments: list[str] | None = None) -> int:
             cells += [(pattern, grouping) for pattern in options.patterns for grouping in options.groupings]
         models = Models(options.cache)
         try:
-            # Model by model, and the whole list of tasks once for each cell: an early stop leaves the cells that
-            # matter most (first in the list) for every task.
             loaded = [TASKS[name](options.data) for name in options.tasks]
             for task in loaded:
                 for cell in cells:
                     path = work_file(options.work, task, cell, options.implementation)
                     if not path.is_file():
                         compute(task, cell, models, path, options.implementation)
-                rows = rows_of(task, cells, options.work, options.implementation)
                 if not options.only_dense:
+                    rows = rows_of(task, ALL_CELLS, options.work, options.implementation)
                     write_results(options.results / f"{task.name}.json", rows)
         except (DataError, PretrainedError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
     return 1 if options.check and check(options.results, options.tasks) else 0
 
-
-__all__ = ["main", "quality_tasks"]
 
 if __name__ == "__main__":
     sys.exit(main())

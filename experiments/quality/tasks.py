@@ -13,12 +13,13 @@ import lzma
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from dspattn import evaluate
 from numpy.typing import NDArray
+
+from dspattn import evaluate
 
 Items = dict[str, NDArray[Any]]
 Advance = Callable[[int], object]
@@ -88,7 +89,7 @@ class Sts:
 
     name = "stsb"
     model = "MiniLM"
-    about: dict[str, Any] = {"data": "STS-B English test", "max_tokens": 512}
+    about: ClassVar[dict[str, Any]] = {"data": "STS-B English test", "max_tokens": 512}
 
     def __init__(self, data: Path) -> None:
         rows = list(csv.reader(io.StringIO(read_text(data, "stsb/stsb-en-test.csv.xz"))))
@@ -98,7 +99,7 @@ class Sts:
     def size(self) -> int:
         return 2 * len(self.left)
 
-    def items(self, model: Any, tokenizer: Any, advance: Advance) -> Items:
+    def items(self, model: Any, tokenizer: Any, advance: Advance, keep: Path) -> Items:
         vectors = evaluate.embed(model, tokenizer, self.left + self.right, advance=advance).double()
         first, second = vectors.split(len(self.left))
         longest = max(len(ids) for ids in tokenizer(self.left + self.right)["input_ids"])
@@ -117,7 +118,7 @@ class Squad:
     name = "squad_retrieval"
     model = "MiniLM"
     passages_used = 800
-    about: dict[str, Any] = {"data": "SQuAD v1.1 dev, first 800 passages, their questions", "max_tokens": 512}
+    about: ClassVar[dict[str, Any]] = {"data": "SQuAD v1.1 dev, first 800 passages, their questions", "max_tokens": 512}
 
     def __init__(self, data: Path) -> None:
         content = json.loads(read_text(data, "squad/dev-v1.1.json.xz"))
@@ -130,7 +131,7 @@ class Squad:
     def size(self) -> int:
         return len(self.passages)
 
-    def items(self, model: Any, tokenizer: Any, advance: Advance) -> Items:
+    def items(self, model: Any, tokenizer: Any, advance: Advance, keep: Path) -> Items:
         vectors = evaluate.embed(model, tokenizer, self.passages, advance=advance)
         lengths = [len(ids) for ids in tokenizer(self.passages, truncation=True, max_length=512)["input_ids"]]
         return {"passages": vectors.numpy(), "lengths": np.array(lengths)}
@@ -150,16 +151,24 @@ class Squad:
         ranked, ranked_dense = rank(own), rank(dense)
         count = len(self.answer)
         yield paired(
-            "recall_at_1", lambda i, n: 100.0 * float((i["rank"][n] == 1).mean()), ranked, ranked_dense, count, self.answer
+            "recall_at_1",
+            lambda i, n: 100.0 * float((i["rank"][n] == 1).mean()),
+            ranked,
+            ranked_dense,
+            count,
+            self.answer,
         )
         yield paired(
-            "mrr_x100", lambda i, n: 100.0 * float((1.0 / i["rank"][n]).mean()), ranked, ranked_dense, count, self.answer
+            "mrr_x100",
+            lambda i, n: 100.0 * float((1.0 / i["rank"][n]).mean()),
+            ranked,
+            ranked_dense,
+            count,
+            self.answer,
         )
         cosine = {"cosine": (own["passages"].astype(np.float64) * dense["passages"]).sum(-1)}
         same = {"cosine": (dense["passages"].astype(np.float64) ** 2).sum(-1)}
-        yield paired(
-            "cosine_to_dense", lambda i, n: float(i["cosine"][n].mean()), cosine, same, len(self.passages)
-        )
+        yield paired("cosine_to_dense", lambda i, n: float(i["cosine"][n].mean()), cosine, same, len(self.passages))
 
 
 class LanguageModel:
@@ -183,15 +192,22 @@ class LanguageModel:
     def size(self) -> int:
         return self.tokens
 
-    def items(self, model: Any, tokenizer: Any, advance: Advance) -> Items:
+    def items(self, model: Any, tokenizer: Any, advance: Advance, keep: Path) -> Items:
         ids = torch.tensor(tokenizer(self.text)["input_ids"][: self.tokens])
         if len(ids) < self.tokens:
             raise DataError(f"{self.name}: expected at least {self.tokens} tokens, got {len(ids)}")
         losses, predictions = [], []
-        for window in ids.split(self.context):
-            loss, prediction = evaluate.token_losses(model, window)
-            losses.append(loss.numpy())
-            predictions.append(prediction.numpy())
+        for index, window in enumerate(ids.split(self.context)):
+            done = keep / f"{index}.npz"
+            if not done.is_file():  # a stopped run goes on with the next window
+                loss, prediction = evaluate.token_losses(model, window)
+                keep.mkdir(parents=True, exist_ok=True)
+                partial = done.with_suffix(".partial.npz")
+                np.savez(partial, loss=loss.numpy(), prediction=prediction.numpy())
+                partial.rename(done)
+            with np.load(done) as stored:
+                losses.append(stored["loss"])
+                predictions.append(stored["prediction"])
             advance(len(window))
         return {"losses": np.concatenate(losses), "predictions": np.concatenate(predictions)}
 

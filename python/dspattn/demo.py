@@ -98,7 +98,13 @@ def run_minilm(model: Any, tokenizer: Any, texts: Texts, names: dict[str, str], 
         reciprocal = (1.0 / rank).mean().item()
         cosine = (passages * dense).sum(-1).mean().item()
         lines.append(
-            Line("MiniLM", label, f"right passage first {found:.1f} %, MRR {reciprocal:.3f}", f"cosine {cosine:.4f}", seconds)
+            Line(
+                "MiniLM",
+                label,
+                f"right passage first {found:.1f} %, MRR {reciprocal:.3f}",
+                f"cosine {cosine:.4f}",
+                seconds,
+            )
         )
     return lines
 
@@ -147,7 +153,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder of the pictures (default: out/demo)")
     parser.add_argument("--cache", help="folder of the models (default: $DSPATTN_CACHE or ~/.cache/dspattn)")
     parser.add_argument("--patterns", nargs="+", default=["2:4", "1:2"], metavar="N:M", help="besides dense")
-    parser.add_argument("--consecutive", action="store_true", help="also with the paper's grouping of neighbouring keys")
+    parser.add_argument(
+        "--consecutive", action="store_true", help="also with the paper's grouping of neighbouring keys"
+    )
     parser.add_argument("--windows", type=int, default=3, help=f"of {CONTEXT} tokens for SmolLM2 (default: 3, all)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--no-pictures", action="store_true")
@@ -163,9 +171,7 @@ def run(options: argparse.Namespace) -> list[Line]:
     needed = NEEDED[:-1] if options.no_pictures else NEEDED
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        raise DemoError(
-            f"the demo needs the Python package(s) {', '.join(missing)}: run `python -m pip install {' '.join(missing)}`"
-        )
+        raise DemoError(f"the demo needs {', '.join(missing)}: run `python -m pip install {' '.join(missing)}`")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
     from tqdm import tqdm

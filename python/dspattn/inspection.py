@@ -78,8 +78,8 @@ def capture(model: Any, input_ids: Tensor) -> list[LayerInputs]:
         One entry for each attention call, in order.
 
     Example:
-        >>> model, tokenizer = load_minilm()
-        >>> layers = capture(model, tokenizer("Some text", return_tensors="pt")["input_ids"][0])
+        >>> model, tokenizer = load_minilm()  # doctest: +SKIP
+        >>> layers = capture(model, tokenizer("Some text", return_tensors="pt")["input_ids"][0])  # doctest: +SKIP
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -114,12 +114,18 @@ def kept_weight(layer: LayerInputs, pattern: str, grouping: Grouping = "interlea
     Both sums of exponentials come out of the attention itself as LSE, so this costs two passes and no map.
 
     Example:
-        >>> kept_weight(layers[0], "2:4").mean()
+        >>> kept_weight(layers[0], "2:4").mean()  # doctest: +SKIP
     """
     with torch.inference_mode():
         sums = [
             attention(
-                layer.query, layer.key, layer.value, pattern=name, grouping=grouping, return_lse=True, **layer.arguments()
+                layer.query,
+                layer.key,
+                layer.value,
+                pattern=name,
+                grouping=grouping,
+                return_lse=True,
+                **layer.arguments(),
             )[1][0]
             for name in (pattern, "dense")
         ]
@@ -131,7 +137,7 @@ def compare(layer: LayerInputs, pattern: str, grouping: Grouping = "interleaved"
     """What ``pattern`` keeps of a layer's attention and how far its output moves.
 
     Example:
-        >>> compare(layers[0], "2:4").kept_weight.mean()
+        >>> compare(layers[0], "2:4").kept_weight.mean()  # doctest: +SKIP
     """
     with torch.inference_mode():
         kept = layer.weights(pattern, grouping)[0] > 0

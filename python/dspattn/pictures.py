@@ -38,7 +38,12 @@ def attention_maps(
     plt = _pyplot()
     columns = ["dense", *patterns]
     figure, axes = plt.subplots(
-        len(heads), len(columns), figsize=(2.9 * len(columns), 2.85 * len(heads) + 0.6), squeeze=False, sharex=True, sharey=True
+        len(heads),
+        len(columns),
+        figsize=(2.9 * len(columns), 2.85 * len(heads) + 0.6),
+        squeeze=False,
+        sharex=True,
+        sharey=True,
     )
     with torch.inference_mode():
         weights = {name: layers[layer].weights(name, "interleaved")[0] for name in columns}

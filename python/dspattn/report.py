@@ -1,6 +1,6 @@
 """``python -m dspattn.report``: the page of :func:`dspattn.report` for one of the pretrained models.
 
-    python -m dspattn.report --model smollm2 --text article.txt --out report.html
+python -m dspattn.report --model smollm2 --text article.txt --out report.html
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ def _tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     for piece, token in zip(tokenizer.convert_ids_to_tokens(list(ids)), ids, strict=True):
         text = tokenizer.decode([token])
         pieces.append(piece[2:] if piece.startswith("##") else text if "Ġ" in piece or piece == text else " " + text)
-    starts_words = any(piece.startswith("##") or piece == "[CLS]" for piece in tokenizer.convert_ids_to_tokens(list(ids)))
+    starts_words = any(
+        piece.startswith("##") or piece == "[CLS]" for piece in tokenizer.convert_ids_to_tokens(list(ids))
+    )
     if starts_words:
         marked = zip(tokenizer.convert_ids_to_tokens(list(ids)), pieces, strict=True)
         pieces = [piece[2:] if piece.startswith("##") else " " + text.strip() for piece, text in marked]
@@ -146,8 +148,8 @@ def report(
         The path of the file.
 
     Example:
-        >>> model, tokenizer = dspattn.pretrained.load_minilm()
-        >>> dspattn.report(model, tokenizer, open("article.txt").read(), "report.html")
+        >>> model, tokenizer = dspattn.pretrained.load_minilm()  # doctest: +SKIP
+        >>> dspattn.report(model, tokenizer, open("article.txt").read(), "report.html")  # doctest: +SKIP
     """
     reasons = []
     for name, values in (("patterns", patterns), ("groupings", groupings)):
