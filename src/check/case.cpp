@@ -1,0 +1,234 @@
+#include "check/case.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "check/random.h"
+
+namespace dspattn::check {
+namespace {
+
+Pattern draw_pattern(Random& random) {
+  const std::int64_t kind = random.below(100);
+  if (kind < 28) return {2, 4};
+  if (kind < 50) return {1, 2};
+  if (kind < 62) return Pattern::dense();
+  if (kind < 66) {
+    const int group = static_cast<int>(random.between(2, kMaxGroup));
+    return {group, group};  // dense by another name
+  }
+  const int group = static_cast<int>(random.chance(50) ? random.between(2, kMaxGroup)
+                                                       : random.one_of<std::int64_t>({2, 4, 8, 16, 32}));
+  return {static_cast<int>(random.between(1, group)), group};
+}
+
+std::int64_t draw_length(Random& random, std::int64_t max_n) {
+  const std::int64_t kind = random.below(100);
+  if (kind < 3) return 0;
+  if (kind < 30) return std::min(max_n, random.between(1, 20));
+  if (kind < 60) return std::min(max_n, random.between(1, 140));
+  if (kind < 70) return std::min<std::int64_t>(max_n, random.one_of<std::int64_t>({32, 64, 127, 128, 129, 256}));
+  return random.between(1, std::max<std::int64_t>(1, max_n));
+}
+
+std::int64_t draw_head_dim(Random& random) {
+  return random.chance(60) ? random.one_of<std::int64_t>({16, 32, 64, 80, 96, 128, 256})
+                           : random.between(1, kMaxHeadDim);
+}
+
+void draw_sizes(Random& random, Case& drawn, const DrawLimits& limits) {
+  drawn.d = draw_head_dim(random);
+  drawn.d_v = random.chance(60) ? drawn.d : draw_head_dim(random);
+  if (limits.head_dim) drawn.d = drawn.d_v = *limits.head_dim;
+  drawn.batch = random.chance(2) ? 0 : random.between(1, 3);
+  drawn.kv_heads = random.between(1, 3);
+  drawn.heads = drawn.kv_heads * (random.chance(50) ? 1 : random.between(1, 4));
+  drawn.n_k = draw_length(random, limits.max_n);
+  drawn.n_q = random.chance(50) ? drawn.n_k : draw_length(random, limits.max_n);
+  if (random.chance(8)) drawn.n_q = 1;
+
+  const auto work = [&] { return drawn.batch * drawn.heads * drawn.n_q * drawn.n_k * (drawn.d + drawn.d_v); };
+  while (work() > limits.max_work) {
+    switch (random.below(5)) {
+      case 0:
+        drawn.batch = 1;
+        break;
+      case 1:
+        drawn.heads = drawn.kv_heads;
+        break;
+      case 2:
+        drawn.heads = drawn.heads / drawn.kv_heads;
+        drawn.kv_heads = 1;
+        break;
+      case 3:
+        drawn.n_q = (drawn.n_q + 1) / 2;
+        break;
+      default:
+        if (limits.head_dim) {
+          drawn.n_k = (drawn.n_k + 1) / 2;
+        } else {
+          drawn.d = (drawn.d + 1) / 2;
+          drawn.d_v = (drawn.d_v + 1) / 2;
+        }
+    }
+  }
+}
+
+// Cumulative lengths of `batch` sequences of at most `longest` rows.
+std::vector<std::int32_t> draw_cumulative(Random& random, std::int64_t batch, std::int64_t longest) {
+  std::vector<std::int32_t> cumulative{0};
+  for (std::int64_t s = 0; s < batch; ++s) {
+    const std::int64_t length = random.chance(10) ? 0 : random.chance(30) ? longest : random.between(0, longest);
+    cumulative.push_back(cumulative.back() + static_cast<std::int32_t>(length));
+  }
+  return cumulative;
+}
+
+Broadcast draw_broadcast(Random& random) {
+  Broadcast broadcast;
+  for (std::size_t dim = 0; dim < 4; ++dim) {
+    broadcast.one[dim] = random.chance(dim == 3 ? 15 : 40);
+    broadcast.zero_stride[dim] = random.chance(10);
+  }
+  return broadcast;
+}
+
+void draw_mask(Random& random, Case& drawn) {
+  drawn.causal = random.chance(35);
+  drawn.alignment = random.chance(70) ? Alignment::bottom_right : Alignment::top_left;
+  if (random.chance(15)) drawn.window_left = random.chance(20) ? 0 : random.between(0, drawn.n_k + 5);
+  if (random.chance(15)) drawn.window_right = random.chance(20) ? 0 : random.between(0, drawn.n_k + 5);
+  if (random.chance(20)) {
+    for (std::int64_t s = 0; s < drawn.batch; ++s) {
+      const std::int64_t keys = drawn.length_k(s);
+      drawn.key_lengths.push_back(static_cast<std::int32_t>(random.chance(15) ? 0 : random.between(0, keys)));
+    }
+  }
+  if (random.chance(20)) drawn.allowed = draw_broadcast(random);
+  if (random.chance(25)) drawn.bias = draw_broadcast(random);
+  drawn.bias_dtype = random.chance(50) ? DType::f32 : drawn.dtype;
+}
+
+void draw_scale(Random& random, Case& drawn) {
+  const double root = std::sqrt(static_cast<double>(drawn.d));
+  if (drawn.integers) {
+    // A power of two near 1/sqrt(d): products with it are exact.
+    double scale = 1.0;
+    while (scale * root > 1.0) scale /= 2;
+    drawn.scale = random.chance(50) ? scale : scale / 2;
+  } else if (random.chance(40)) {
+    drawn.scale = static_cast<double>(random.between(20, 150)) / 100.0 / root;
+  }
+}
+
+std::string_view layout_name(Layout layout) {
+  return layout == Layout::bhnd ? "bhnd" : layout == Layout::bnhd ? "bnhd" : "padded";
+}
+
+std::string shape_name(const Broadcast& broadcast) {
+  const char* const names[4] = {"batch", "heads", "n_q", "n_k"};
+  std::string text = "[";
+  for (std::size_t dim = 0; dim < 4; ++dim) {
+    text += dim > 0 ? "," : "";
+    text += broadcast.one[dim] ? "1" : names[dim];
+    if (!broadcast.one[dim] && broadcast.zero_stride[dim]) text += "*0";
+  }
+  return text + "]";
+}
+
+}  // namespace
+
+std::int64_t Case::length_q(std::int64_t sequence) const {
+  const auto s = static_cast<std::size_t>(sequence);
+  return packed ? cu_q[s + 1] - cu_q[s] : n_q;
+}
+
+std::int64_t Case::length_k(std::int64_t sequence) const {
+  const auto s = static_cast<std::size_t>(sequence);
+  return packed ? cu_k[s + 1] - cu_k[s] : n_k;
+}
+
+Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits) {
+  Random random(seed, static_cast<std::uint64_t>(index));
+  Case drawn;
+  drawn.seed = seed;
+  drawn.index = index;
+  drawn.pass = random.chance(35) ? Pass::backward : Pass::forward;
+  if (limits.pass) drawn.pass = *limits.pass;
+  drawn.dtype = random.one_of({DType::f32, DType::f16, DType::bf16});
+  if (limits.dtype) drawn.dtype = *limits.dtype;
+  drawn.pattern = draw_pattern(random);
+  if (limits.pattern) drawn.pattern = *limits.pattern;
+  drawn.grouping = random.chance(50) ? Grouping::interleaved : Grouping::consecutive;
+  if (limits.grouping) drawn.grouping = *limits.grouping;
+  if (drawn.grouping == Grouping::interleaved && !drawn.pattern.is_dense() &&
+      kInterleaveBlock % drawn.pattern.group != 0) {
+    if (limits.grouping) {
+      drawn.pattern = {std::min(drawn.pattern.keep, 7), 8};
+    } else {
+      drawn.grouping = Grouping::consecutive;
+    }
+  }
+  draw_sizes(random, drawn, limits);
+  drawn.packed = random.chance(22);
+  if (drawn.packed) {
+    drawn.cu_q = draw_cumulative(random, drawn.batch, drawn.n_q);
+    drawn.cu_k =
+        random.chance(40) && drawn.n_q <= drawn.n_k ? drawn.cu_q : draw_cumulative(random, drawn.batch, drawn.n_k);
+    drawn.tail_q = random.chance(30) ? random.between(1, 5) : 0;
+    drawn.tail_k = random.chance(30) ? random.between(1, 5) : 0;
+  }
+  drawn.integers = random.chance(25);
+  draw_scale(random, drawn);
+  draw_mask(random, drawn);
+  drawn.fp32_products = random.chance(50) ? Fp32Products::full : Fp32Products::tf32_allowed;
+  for (Layout* layout : {&drawn.q_layout, &drawn.k_layout, &drawn.v_layout, &drawn.out_layout}) {
+    *layout = random.one_of({Layout::bhnd, Layout::bnhd, Layout::padded});
+  }
+  drawn.want_lse = drawn.pass == Pass::backward || random.chance(75);
+  drawn.nan_in_k = drawn.pass == Pass::forward && random.chance(4);
+  return drawn;
+}
+
+std::string describe(const Case& drawn) {
+  std::string text = drawn.pass == Pass::forward ? "forward" : "backward";
+  const auto add = [&](const std::string& part) { text.append(" ").append(part); };
+  add(std::string(name(drawn.dtype)));
+  add(to_string(drawn.pattern));
+  add(to_string(drawn.grouping));
+  add("batch=" + std::to_string(drawn.batch) + " heads=" + std::to_string(drawn.heads) + "/" +
+      std::to_string(drawn.kv_heads));
+  add("n_q=" + std::to_string(drawn.n_q) + " n_k=" + std::to_string(drawn.n_k));
+  add("d=" + std::to_string(drawn.d) + " d_v=" + std::to_string(drawn.d_v));
+  if (drawn.packed) {
+    const auto list = [](const std::vector<std::int32_t>& values) {
+      std::string joined;
+      for (const std::int32_t value : values) {
+        if (!joined.empty()) joined += ',';
+        joined += std::to_string(value);
+      }
+      return joined;
+    };
+    add("cu_q=" + list(drawn.cu_q) + " cu_k=" + list(drawn.cu_k));
+  }
+  if (drawn.causal) add("causal");
+  if (drawn.causal || drawn.window_left || drawn.window_right) {
+    add(drawn.alignment == Alignment::bottom_right ? "bottom_right" : "top_left");
+  }
+  if (drawn.window_left) add("window_left=" + std::to_string(*drawn.window_left));
+  if (drawn.window_right) add("window_right=" + std::to_string(*drawn.window_right));
+  if (!drawn.key_lengths.empty()) add("key_lengths");
+  if (drawn.allowed) add("allowed=" + shape_name(*drawn.allowed));
+  if (drawn.bias) add("bias=" + std::string(name(drawn.bias_dtype)) + shape_name(*drawn.bias));
+  if (drawn.scale) add("scale=" + std::to_string(*drawn.scale));
+  text += " layout=";
+  for (const Layout layout : {drawn.q_layout, drawn.k_layout, drawn.v_layout, drawn.out_layout}) {
+    if (text.back() != '=') text += ',';
+    text += layout_name(layout);
+  }
+  if (drawn.integers) add("integers");
+  if (drawn.nan_in_k) add("nan_in_k");
+  return text;
+}
+
+}  // namespace dspattn::check

@@ -1,0 +1,70 @@
+// One random problem of the contract, described by numbers alone: drawn from a seed and a case index, the same on every
+// platform. check/case_data.h turns it into tensors.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dspattn/attention.h"
+#include "dspattn/kernels.h"
+
+namespace dspattn::check {
+
+// Narrows what is drawn, for kernels that serve a part of the contract. Unset: everything.
+struct DrawLimits {
+  std::optional<Pass> pass;
+  std::optional<DType> dtype;
+  std::optional<Pattern> pattern;
+  std::optional<Grouping> grouping;
+  std::optional<std::int64_t> head_dim;  // d and d_v
+  std::int64_t max_n = 300;
+  // batch * heads * n_q * n_k * (d + d_v): bounds the time of the fp64 oracle, about 2 ns each.
+  std::int64_t max_work = 6'000'000;
+};
+
+// How a rank-4 tensor [batch, heads, n, width] lies in memory.
+enum class Layout : std::uint8_t { bhnd, bnhd, padded };
+
+// A mask tensor: which dimensions have an extent of 1, and which a full extent with stride 0.
+struct Broadcast {
+  std::array<bool, 4> one{};
+  std::array<bool, 4> zero_stride{};
+};
+
+struct Case {
+  std::uint64_t seed = 0;
+  std::int64_t index = 0;
+  Pass pass = Pass::forward;
+  DType dtype = DType::f32;
+  Pattern pattern;
+  Grouping grouping = Grouping::consecutive;
+  std::int64_t batch = 1, heads = 1, kv_heads = 1, n_q = 1, n_k = 1, d = 1, d_v = 1;  // n: longest when packed
+  bool packed = false;
+  std::vector<std::int32_t> cu_q, cu_k;
+  std::int64_t tail_q = 0, tail_k = 0;  // rows past the last sequence
+  bool causal = false;
+  Alignment alignment = Alignment::bottom_right;
+  std::optional<std::int64_t> window_left, window_right;
+  std::vector<std::int32_t> key_lengths;  // empty: none
+  std::optional<Broadcast> allowed, bias;
+  DType bias_dtype = DType::f32;
+  std::optional<double> scale;
+  Fp32Products fp32_products = Fp32Products::full;
+  Layout q_layout = Layout::bhnd, k_layout = Layout::bhnd, v_layout = Layout::bhnd, out_layout = Layout::bhnd;
+  bool want_lse = true;
+  bool integers = false;  // small integers: every sum is exact, so the selection must be, too
+  bool nan_in_k = false;  // one NaN somewhere in k (forward only)
+
+  std::int64_t length_q(std::int64_t sequence) const;
+  std::int64_t length_k(std::int64_t sequence) const;
+};
+
+Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits = {});
+
+// One line for a person.
+std::string describe(const Case& drawn);
+
+}  // namespace dspattn::check

@@ -1,0 +1,153 @@
+#include "check/case_data.h"
+
+#include <limits>
+
+#include "check/random.h"
+
+namespace dspattn::check {
+namespace {
+
+// One stream of numbers per tensor, so that a change of one does not change the others.
+enum class Stream : std::uint64_t { q = 1, k, v, d_out, allowed, bias, nan };
+
+Random stream_of(const Case& drawn, Stream stream) {
+  return {drawn.seed ^ (static_cast<std::uint64_t>(stream) << 56), static_cast<std::uint64_t>(drawn.index)};
+}
+
+// Elements of q and k: |T| <= 256 * 4 + 8 < 2048, so integers are exact even in fp16.
+double draw_value(Random& random, bool integers) {
+  return integers ? static_cast<double>(random.between(-2, 2)) : random.bell();
+}
+
+std::int64_t offset_of(Layout layout) { return layout == Layout::padded ? 3 : 0; }
+
+ConstTensorView mask_view(DType dtype, const Broadcast& broadcast, std::array<std::int64_t, 4> full) {
+  for (std::size_t dim = 0; dim < 4; ++dim) {
+    if (broadcast.one[dim]) full[dim] = 1;
+  }
+  ConstTensorView view(nullptr, dtype, {full[0], full[1], full[2], full[3]});
+  for (std::size_t dim = 0; dim < 4; ++dim) {
+    if (broadcast.zero_stride[dim]) view.stride[dim] = 0;
+  }
+  return view;
+}
+
+}  // namespace
+
+CaseData::CaseData(const Case& drawn, Device device, core::DeviceMemory& memory)
+    : drawn_(drawn), device_(device), memory_(memory) {
+  lead_ = drawn.packed ? 1 : drawn.batch;
+  rows_q_ = drawn.packed ? drawn.cu_q.back() + drawn.tail_q : drawn.n_q;
+  rows_k_ = drawn.packed ? drawn.cu_k.back() + drawn.tail_k : drawn.n_k;
+  make_values();
+  make_masks();
+  for (Tensor* tensor : {&q_, &k_, &v_, &d_out_, &key_lengths_, &allowed_, &bias_, &cu_q_, &cu_k_}) {
+    if (tensor->present()) tensor->upload();
+  }
+  device_problem_ = problem(true);
+  host_problem_ = problem(false);
+}
+
+void CaseData::make_values() {
+  const auto make = [&](Tensor& tensor, Stream stream, std::array<std::int64_t, 4> shape, Layout layout,
+                        std::int64_t end, bool integers) {
+    tensor = Tensor(memory_, laid_out(drawn_.dtype, shape, layout), offset_of(layout));
+    Random random = stream_of(drawn_, stream);
+    tensor.fill([&](std::int64_t, std::int64_t, std::int64_t row, std::int64_t) {
+      const double value = draw_value(random, integers);
+      // Rows past the last sequence belong to nobody: NaN shows whether they leak into a result.
+      return row < end ? value : std::numeric_limits<double>::quiet_NaN();
+    });
+  };
+  const std::int64_t end_q = drawn_.packed ? drawn_.cu_q.back() : rows_q_;
+  const std::int64_t end_k = drawn_.packed ? drawn_.cu_k.back() : rows_k_;
+  make(q_, Stream::q, {lead_, drawn_.heads, rows_q_, drawn_.d}, drawn_.q_layout, end_q, drawn_.integers);
+  make(k_, Stream::k, {lead_, drawn_.kv_heads, rows_k_, drawn_.d}, drawn_.k_layout, end_k, drawn_.integers);
+  make(v_, Stream::v, {lead_, drawn_.kv_heads, rows_k_, drawn_.d_v}, drawn_.v_layout, end_k, false);
+  if (drawn_.pass == Pass::backward) {
+    make(d_out_, Stream::d_out, {lead_, drawn_.heads, rows_q_, drawn_.d_v}, drawn_.out_layout, end_q, false);
+  }
+  if (drawn_.nan_in_k && lead_ > 0 && end_k > 0) {
+    Random random = stream_of(drawn_, Stream::nan);
+    k_.set(std::numeric_limits<double>::quiet_NaN(), random.below(lead_), random.below(drawn_.kv_heads),
+           random.below(end_k), random.below(drawn_.d));
+  }
+}
+
+void CaseData::make_masks() {
+  const auto ints = [&](const std::vector<std::int32_t>& values) {
+    Tensor tensor(memory_, ConstTensorView(nullptr, DType::i32, {static_cast<std::int64_t>(values.size())}));
+    tensor.fill([&](std::int64_t i, std::int64_t, std::int64_t, std::int64_t) {
+      return static_cast<double>(values[static_cast<std::size_t>(i)]);
+    });
+    return tensor;
+  };
+  if (drawn_.packed) {
+    cu_q_ = ints(drawn_.cu_q);
+    cu_k_ = ints(drawn_.cu_k);
+  }
+  if (!drawn_.key_lengths.empty()) key_lengths_ = ints(drawn_.key_lengths);
+  const std::array<std::int64_t, 4> full{drawn_.batch, drawn_.heads, drawn_.n_q, drawn_.n_k};
+  if (drawn_.allowed) {
+    allowed_ = Tensor(memory_, mask_view(DType::b8, *drawn_.allowed, full));
+    Random random = stream_of(drawn_, Stream::allowed);
+    const int percent = static_cast<int>(random.between(20, 95));
+    allowed_.fill(
+        [&](std::int64_t, std::int64_t, std::int64_t, std::int64_t) { return random.chance(percent) ? 1.0 : 0.0; });
+  }
+  if (drawn_.bias) {
+    bias_ = Tensor(memory_, mask_view(drawn_.bias_dtype, *drawn_.bias, full));
+    Random random = stream_of(drawn_, Stream::bias);
+    const double unit = drawn_.integers ? *drawn_.scale : 0.25;  // with integers, bias/scale is one, too
+    bias_.fill([&](std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
+      const double step = static_cast<double>(random.between(-8, 8));
+      const double fine = drawn_.integers ? 0.0 : random.uniform();
+      return random.chance(10) ? -std::numeric_limits<double>::infinity() : unit * (step + fine);
+    });
+  }
+}
+
+Tensor CaseData::output(std::array<std::int64_t, 4> shape) const {
+  Tensor tensor(memory_, laid_out(drawn_.dtype, shape, drawn_.out_layout), offset_of(drawn_.out_layout));
+  tensor.upload();
+  return tensor;
+}
+
+Tensor CaseData::output_like_q(std::int64_t width) const { return output({lead_, drawn_.heads, rows_q_, width}); }
+
+Tensor CaseData::output_like_k(std::int64_t width) const { return output({lead_, drawn_.kv_heads, rows_k_, width}); }
+
+Tensor CaseData::lse_output() const {
+  ConstTensorView view(nullptr, DType::f32, {lead_, drawn_.heads, rows_q_});
+  if (drawn_.out_layout == Layout::bnhd) view.stride = {rows_q_ * drawn_.heads, 1, drawn_.heads, 0};
+  Tensor tensor(memory_, view);
+  tensor.upload();
+  return tensor;
+}
+
+Problem CaseData::problem(bool on_device) const {
+  const auto view = [&](const Tensor& tensor) {
+    if (!tensor.present()) return ConstTensorView();
+    return on_device ? ConstTensorView(tensor.device_view()) : tensor.host_view();
+  };
+  Problem problem;
+  if (on_device) problem.device = device_;
+  problem.q = view(q_);
+  problem.k = view(k_);
+  problem.v = view(v_);
+  problem.pattern = drawn_.pattern;
+  problem.grouping = drawn_.grouping;
+  problem.mask.causal = drawn_.causal;
+  problem.mask.alignment = drawn_.alignment;
+  problem.mask.window_left = drawn_.window_left;
+  problem.mask.window_right = drawn_.window_right;
+  problem.mask.key_lengths = view(key_lengths_);
+  problem.mask.allowed = view(allowed_);
+  problem.mask.bias = view(bias_);
+  problem.scale = drawn_.scale;
+  problem.fp32_products = drawn_.fp32_products;
+  if (drawn_.packed) problem.packed = Packed{view(cu_q_), view(cu_k_), drawn_.n_q, drawn_.n_k};
+  return problem;
+}
+
+}  // namespace dspattn::check

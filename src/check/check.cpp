@@ -1,0 +1,294 @@
+#include "check/check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+
+#include "api/device_memory.h"
+#include "check/case_data.h"
+#include "check/selection.h"
+#include "check/tolerance.h"
+#include "cpu/reference.h"
+#include "dspattn/error.h"
+#include "dspattn/kernels.h"
+
+namespace dspattn::check {
+namespace {
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.6g", value);
+  return text;
+}
+
+struct ForwardResult {
+  Tensor out, lse;
+};
+
+struct BackwardResult {
+  Tensor d_q, d_k, d_v;
+};
+
+ForwardResult run_forward(const CaseData& data, const Runner& runner, int threads) {
+  ForwardResult result{data.output_like_q(data.drawn().d_v), {}};
+  ForwardArgs args;
+  args.problem = data.device_problem();
+  args.out = result.out.device_view();
+  args.run.threads = threads;
+  if (data.drawn().want_lse) {
+    result.lse = data.lse_output();
+    args.lse = result.lse.device_view();
+  }
+  runner.forward(args);
+  result.out.download();
+  if (result.lse.present()) result.lse.download();
+  return result;
+}
+
+BackwardResult run_backward(const CaseData& data, const Runner& runner, const ForwardResult& forward, int threads) {
+  const Case& drawn = data.drawn();
+  BackwardResult result{data.output_like_q(drawn.d), data.output_like_k(drawn.d), data.output_like_k(drawn.d_v)};
+  BackwardArgs args;
+  args.problem = data.device_problem();
+  args.out = forward.out.device_view();
+  args.lse = forward.lse.device_view();
+  args.d_out = data.d_out().device_view();
+  args.d_q = result.d_q.device_view();
+  args.d_k = result.d_k.device_view();
+  args.d_v = result.d_v.device_view();
+  args.run.threads = threads;
+  runner.backward(args);
+  for (Tensor* tensor : {&result.d_q, &result.d_k, &result.d_v}) tensor->download();
+  return result;
+}
+
+// Which rows of an output belong to a sequence, and which to nobody.
+enum class Side { queries, keys };
+
+class Judge {
+ public:
+  Judge(const CaseData& data, CaseReport& report) : data_(data), report_(report) {}
+
+  // A rank-4 output (or the rank-3 LSE as width 1) against expected values, element by element.
+  void compare(const char* name, const Tensor& actual, Side side, std::int64_t width,
+               const std::vector<double>& expected, const std::vector<double>& allowed) {
+    const ConstTensorView view = actual.host_view();
+    int failures = 0;
+    for (const cpu::Sequence& seq : cpu::sequences_of(data_.host_problem())) {
+      const std::int64_t begin = side == Side::queries ? seq.q_begin : seq.k_begin;
+      const std::int64_t rows = side == Side::queries ? seq.n_q : seq.n_k;
+      for (std::int64_t h = 0; h < view.extent(1); ++h) {
+        for (std::int64_t i = begin; i < begin + rows; ++i) {
+          for (std::int64_t c = 0; c < width && failures < 3; ++c) {
+            const auto at =
+                static_cast<std::size_t>(((seq.batch * view.extent(1) + h) * view.extent(2) + i) * width + c);
+            const std::string problem = element_problem(actual, expected[at], allowed[at], seq.batch, h, i, c);
+            if (problem.empty()) continue;
+            ++failures;
+            report_.failures.push_back(std::string(name) + "[" + std::to_string(seq.batch) + ", " + std::to_string(h) +
+                                       ", " + std::to_string(i) + ", " + std::to_string(c) + "]: " + problem);
+          }
+        }
+      }
+    }
+    check_surroundings(name, actual, side, width);
+  }
+
+  void same_bits(const char* name, const Tensor& first, const Tensor& again, const std::string& how) {
+    if (first.present() && first.bytes() != again.bytes()) {
+      report_.failures.push_back(std::string(name) + ": " + how + " gives other bits");
+    }
+  }
+
+ private:
+  std::string element_problem(const Tensor& actual, double expected, double allowed, std::int64_t b, std::int64_t h,
+                              std::int64_t i, std::int64_t c) {
+    if (actual.is_poisoned(b, h, i, c)) return "not written";
+    const double value = actual.at(b, h, i, c);
+    if (std::isnan(expected)) return std::isnan(value) ? "" : "expected NaN, got " + number(value);
+    if (std::isinf(expected)) return value == expected ? "" : "expected " + number(expected) + ", got " + number(value);
+    const double error = std::abs(value - expected);
+    if (!(error <= allowed)) {
+      return "expected " + number(expected) + ", got " + number(value) + "; error " + number(error) + ", allowed " +
+             number(allowed);
+    }
+    if (allowed > 0) report_.worst = std::max(report_.worst, error / allowed);
+    return "";
+  }
+
+  void check_surroundings(const char* name, const Tensor& actual, Side side, std::int64_t width) {
+    if (!actual.surroundings_intact()) {
+      report_.failures.push_back(std::string(name) + ": memory around the tensor or between its rows was written");
+    }
+    if (!data_.drawn().packed) return;
+    const ConstTensorView view = actual.host_view();
+    const std::int64_t end = side == Side::queries ? data_.drawn().cu_q.back() : data_.drawn().cu_k.back();
+    for (std::int64_t h = 0; h < view.extent(1); ++h) {
+      for (std::int64_t i = end; i < view.extent(2); ++i) {
+        for (std::int64_t c = 0; c < width; ++c) {
+          if (actual.is_poisoned(0, h, i, c)) continue;
+          report_.failures.push_back(std::string(name) + ": row " + std::to_string(i) + " of no sequence was written");
+          return;
+        }
+      }
+    }
+  }
+
+  const CaseData& data_;
+  CaseReport& report_;
+};
+
+std::int64_t longest_keys(const CaseData& data) {
+  std::int64_t longest = 0;
+  for (const cpu::Sequence& seq : cpu::sequences_of(data.host_problem())) longest = std::max(longest, seq.n_k);
+  return longest;
+}
+
+// The kernel's selection by probing with V of its own width, or of a larger one where that takes too many calls.
+cpu::Selection kernel_selection(const CaseData& data, const Runner& runner) {
+  constexpr std::int64_t kCallsAtMost = 4;
+  const std::int64_t keys = longest_keys(data);
+  const std::int64_t own = data.drawn().d_v;
+  if (own * kCallsAtMost < keys) {
+    const std::int64_t wide = std::min(kMaxHeadDim, (keys + 15) / 16 * 16);
+    try {
+      return probe_selection(data, runner, wide, keys);
+    } catch (const Error&) {
+      // The kernel takes no other d_v than this one.
+    }
+  }
+  return probe_selection(data, runner, own, keys);
+}
+
+void check_repeats(const CaseData& data, const Runner& runner, const ForwardResult& forward,
+                   const BackwardResult* backward, Judge& judge) {
+  const bool on_cpu = data.device_problem().device.type == DeviceType::cpu;
+  for (const int threads : on_cpu ? std::vector<int>{1, 2, 5} : std::vector<int>{0}) {
+    const std::string how = on_cpu ? "running with " + std::to_string(threads) + " threads" : "running again";
+    if (backward == nullptr) {
+      const ForwardResult again = run_forward(data, runner, threads);
+      judge.same_bits("out", forward.out, again.out, how);
+      judge.same_bits("lse", forward.lse, again.lse, how);
+    } else {
+      const BackwardResult again = run_backward(data, runner, forward, threads);
+      judge.same_bits("d_q", backward->d_q, again.d_q, how);
+      judge.same_bits("d_k", backward->d_k, again.d_k, how);
+      judge.same_bits("d_v", backward->d_v, again.d_v, how);
+    }
+  }
+}
+
+void check_data(const CaseData& data, const Runner& runner, const CheckOptions& options, CaseReport& report) {
+  const Case& drawn = data.drawn();
+  const Problem& host = data.host_problem();
+  Judge judge(data, report);
+  const ForwardResult forward = run_forward(data, runner, 0);
+  const cpu::Reference oracle = cpu::reference_forward(host);
+  SelectionJudgement selection = judge_selection(data, oracle, kernel_selection(data, runner));
+  report.near_ties = selection.near_ties;
+  report.failures.insert(report.failures.end(), selection.failures.begin(), selection.failures.end());
+
+  const bool same_choice = selection.selection.values == oracle.selection.values;
+  const cpu::Reference given = same_choice ? oracle : cpu::reference_forward(host, &selection.selection);
+  const ForwardTolerance tolerance = forward_tolerance(data, given);
+  judge.compare("out", forward.out, Side::queries, drawn.d_v, given.out, tolerance.out);
+  if (drawn.want_lse) judge.compare("lse", forward.lse, Side::queries, 1, given.lse, tolerance.lse);
+  if (drawn.pass == Pass::forward) {
+    if (options.reruns) check_repeats(data, runner, forward, nullptr, judge);
+    return;
+  }
+
+  const BackwardResult backward = run_backward(data, runner, forward, 0);
+  const cpu::Gradients gradients = cpu::reference_backward(host, data.d_out().host_view(), &given.selection);
+  const BackwardTolerance allowed = backward_tolerance(data, given, gradients);
+  judge.compare("d_q", backward.d_q, Side::queries, drawn.d, gradients.d_q, allowed.d_q);
+  judge.compare("d_k", backward.d_k, Side::keys, drawn.d, gradients.d_k, allowed.d_k);
+  judge.compare("d_v", backward.d_v, Side::keys, drawn.d_v, gradients.d_v, allowed.d_v);
+  if (options.reruns) check_repeats(data, runner, forward, &backward, judge);
+}
+
+bool has_kernel(Pass pass, const std::string& name) {
+  const std::vector<KernelInfo> all = kernels(pass);
+  return std::any_of(all.begin(), all.end(), [&](const KernelInfo& info) { return info.name == name; });
+}
+
+// All reasons a kernel cannot serve; empty when it can. Without a name: when any kernel can.
+std::vector<std::string> refusals(const Problem& problem, Pass pass, const std::string& kernel) {
+  std::vector<std::string> all;
+  for (const Verdict& verdict : consider(problem, pass)) {
+    if (!kernel.empty() && verdict.kernel.name != kernel) continue;
+    if (verdict.reasons.empty()) return {};
+    all.insert(all.end(), verdict.reasons.begin(), verdict.reasons.end());
+  }
+  return all.empty() ? std::vector<std::string>{"no kernel for this device"} : all;
+}
+
+}  // namespace
+
+CaseReport check_drawn(const Case& drawn, const Runner& runner, const CheckOptions& options) {
+  CaseReport report;
+  report.description = describe(drawn);
+  try {
+    const CaseData data(drawn, options.device, api::memory_of(options.device));
+    check_data(data, runner, options, report);
+  } catch (const std::exception& error) {
+    report.failures.push_back(std::string("raised: ") + error.what());
+  }
+  return report;
+}
+
+CaseReport check_case(std::uint64_t seed, std::int64_t index, const std::string& kernel, const CheckOptions& options) {
+  CheckOptions resolved = options;
+  if (!kernel.empty()) {
+    const bool has_forward = has_kernel(Pass::forward, kernel);
+    const bool has_backward = has_kernel(Pass::backward, kernel);
+    if (!has_forward && !has_backward)
+      throw Error("kernel: expected a name of the kernel table, got \"" + kernel + "\"");
+    if (!has_forward) resolved.limits.pass = Pass::backward;
+    if (!has_backward) resolved.limits.pass = Pass::forward;
+  }
+  const Case drawn = draw_case(seed, index, resolved.limits);
+  core::DeviceMemory& memory = api::memory_of(options.device);
+  CaseReport report;
+  report.description = describe(drawn);
+  std::string forward_kernel = kernel;
+  {
+    const CaseData data(drawn, options.device, memory);
+    const Problem& problem = data.device_problem();
+    report.reasons = refusals(problem, drawn.pass, kernel);
+    if (report.reasons.empty() && drawn.pass == Pass::backward) {
+      // The forward of the same name made the selection that this backward repeats; without one, the library's choice.
+      if (!has_kernel(Pass::forward, kernel) || !refusals(problem, Pass::forward, kernel).empty())
+        forward_kernel.clear();
+      report.reasons = refusals(problem, Pass::forward, forward_kernel);
+    }
+    if (report.reasons.empty()) report.kernel = choose(problem, drawn.pass, kernel).name;
+  }
+  if (report.reasons.empty()) {
+    const std::string ran = report.kernel;
+    report = check_drawn(drawn, library_runner(memory, forward_kernel, kernel), resolved);
+    report.kernel = ran;
+  } else {
+    report.served = false;
+  }
+  report.command = command_line(seed, index, kernel, options);
+  return report;
+}
+
+std::string command_line(std::uint64_t seed, std::int64_t index, const std::string& kernel,
+                         const CheckOptions& options) {
+  std::string text = "dspattn verify --seed " + std::to_string(seed) + " --case " + std::to_string(index);
+  if (!kernel.empty()) text += " --kernel " + kernel;
+  if (options.device.type == DeviceType::cuda) text += " --device cuda:" + std::to_string(options.device.index);
+  const DrawLimits& limits = options.limits;
+  if (limits.pass) text += *limits.pass == Pass::forward ? " --pass forward" : " --pass backward";
+  if (limits.dtype) text += " --dtype " + std::string(name(*limits.dtype));
+  if (limits.pattern) text += " --pattern " + to_string(*limits.pattern);
+  if (limits.grouping) text += " --grouping " + to_string(*limits.grouping);
+  if (limits.head_dim) text += " --head-dim " + std::to_string(*limits.head_dim);
+  const DrawLimits defaults;
+  if (limits.max_n != defaults.max_n) text += " --max-n " + std::to_string(limits.max_n);
+  return text;
+}
+
+}  // namespace dspattn::check

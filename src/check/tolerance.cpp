@@ -1,0 +1,286 @@
+#include "check/tolerance.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "check/rounding.h"
+#include "core/geometry.h"
+#include "core/half.h"
+
+namespace dspattn::check {
+namespace {
+
+constexpr double kTiny = 1e-37;  // results may flush below fp32's normal numbers
+
+// A rank-4 tensor as doubles.
+struct Dense {
+  std::int64_t heads = 0, rows = 0, width = 0;
+  std::vector<double> data;
+
+  Dense() = default;
+  explicit Dense(const Tensor& tensor) {
+    const ConstTensorView view = tensor.host_view();
+    heads = view.extent(1);
+    rows = view.extent(2);
+    width = view.extent(3);
+    data.reserve(static_cast<std::size_t>(view.elements()));
+    for (std::int64_t b = 0; b < view.extent(0); ++b) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        for (std::int64_t i = 0; i < rows; ++i) {
+          for (std::int64_t c = 0; c < width; ++c) data.push_back(tensor.at(b, h, i, c));
+        }
+      }
+    }
+  }
+  std::int64_t offset(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return ((b * heads + h) * rows + i) * width;
+  }
+  const double* row(std::int64_t b, std::int64_t h, std::int64_t i) const { return data.data() + offset(b, h, i); }
+};
+
+// What both kinds of tolerance walk over: one query row and its kept keys.
+struct RowContext {
+  std::int64_t row = 0;
+  const double* q = nullptr;
+  const double* d_out = nullptr;  // null in forward
+  std::int64_t q_offset = 0;
+  std::int64_t query_terms = 1;  // rows that are summed into a key's gradient
+  struct Kept {
+    const double* k;
+    const double* v;
+    std::int64_t k_offset, v_offset;
+    double score, magnitude, weight;
+  };
+  std::vector<Kept> kept;
+};
+
+class Walk {
+ public:
+  Walk(const CaseData& data, const cpu::Reference& given)
+      : given_(given), host_(data.host_problem()), q_(data.q()), k_(data.k()), v_(data.v()) {
+    if (data.d_out().present()) d_out_ = Dense(data.d_out());
+    scale = core::geometry_of(host_).scale;
+    d = q_.width;
+    d_v = v_.width;
+  }
+
+  // Calls visit(row) for every row that has a finite LSE: neither empty nor NaN.
+  template <typename Visit>
+  void each_row(Visit visit) const {
+    const std::int64_t group = k_.heads > 0 ? q_.heads / k_.heads : 1;
+    for (const cpu::Sequence& seq : cpu::sequences_of(host_)) {
+      for (std::int64_t h = 0; h < q_.heads; ++h) {
+        for (std::int64_t i = 0; i < seq.n_q; ++i) {
+          RowContext context;
+          context.row = (seq.batch * q_.heads + h) * q_.rows + seq.q_begin + i;
+          const double lse = given_.lse[static_cast<std::size_t>(context.row)];
+          if (!std::isfinite(lse)) continue;
+          context.q = q_.row(seq.batch, h, seq.q_begin + i);
+          context.q_offset = q_.offset(seq.batch, h, seq.q_begin + i);
+          if (!d_out_.data.empty()) context.d_out = d_out_.row(seq.batch, h, seq.q_begin + i);
+          context.query_terms = seq.n_q * group;
+          for (std::int64_t j = 0; j < seq.n_k; ++j) {
+            if (!given_.selection.at(context.row, j)) continue;
+            const double score = given_.scores.at(context.row, j);
+            context.kept.push_back(
+                {k_.row(seq.batch, h / group, seq.k_begin + j), v_.row(seq.batch, h / group, seq.k_begin + j),
+                 k_.offset(seq.batch, h / group, seq.k_begin + j), v_.offset(seq.batch, h / group, seq.k_begin + j),
+                 score, given_.magnitudes.at(context.row, j), std::exp(score - lse)});
+          }
+          visit(context);
+        }
+      }
+    }
+  }
+
+  double scale = 1;
+  std::int64_t d = 0, d_v = 0;
+
+ private:
+  const cpu::Reference& given_;
+  const Problem& host_;
+  Dense q_, k_, v_, d_out_;
+};
+
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (std::isfinite(a[i]) && std::isfinite(b[i])) largest = std::max(largest, std::abs(a[i] - b[i]));
+  }
+  return largest;
+}
+
+double largest_magnitude(const std::vector<double>& values) {
+  double largest = 0;
+  for (const double value : values) {
+    if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
+  }
+  return largest;
+}
+
+std::vector<double> twice_plain(const std::vector<double>& plain, const std::vector<double>& exact, DType dtype) {
+  const double allowed = 2 * largest_difference(plain, exact) + core::epsilon_of(dtype) * largest_magnitude(exact);
+  return std::vector<double>(exact.size(), allowed);
+}
+
+// Error of a row's scores: of the products, the scale, the bias, and the base-2 form that exponentials take.
+double score_error(const RowContext& context, std::int64_t d, double unit) {
+  double magnitude = 0;
+  for (const auto& key : context.kept) magnitude = std::max(magnitude, key.magnitude);
+  return (sum_error(d, unit) + 4 * kUnitF32) * magnitude + 4 * kUnitF32;
+}
+
+// The plain computation of one row in a 16-bit type: scores and weights, each rounded where an unfused one stores them.
+struct PlainRow {
+  std::vector<double> weights;
+  std::vector<double> out;
+  double lse = 0;
+
+  PlainRow(const RowContext& context, const Walk& walk, DType dtype) {
+    const auto round = [&](double value) { return core::round_to(dtype, value); };
+    std::vector<double> scores;
+    double largest = -std::numeric_limits<double>::infinity();
+    for (const auto& key : context.kept) {
+      double dot = 0;
+      for (std::int64_t c = 0; c < walk.d; ++c) dot += context.q[c] * key.k[c];
+      const double bias = key.score - walk.scale * dot;
+      scores.push_back(round(round(walk.scale * round(dot)) + bias));
+      largest = std::max(largest, scores.back());
+    }
+    double sum = 0;
+    for (const double score : scores) sum += std::exp(score - largest);
+    lse = largest + std::log(sum);
+    out.assign(static_cast<std::size_t>(walk.d_v), 0.0);
+    for (std::size_t j = 0; j < scores.size(); ++j) {
+      weights.push_back(round(std::exp(scores[j] - lse)));
+      for (std::int64_t c = 0; c < walk.d_v; ++c) {
+        out[static_cast<std::size_t>(c)] += weights.back() * context.kept[j].v[c];
+      }
+    }
+    for (double& value : out) value = round(value);
+  }
+};
+
+}  // namespace
+
+ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& given) {
+  const Walk walk(data, given);
+  const DType dtype = data.drawn().dtype;
+  const double unit = product_unit(data.device_problem());
+  ForwardTolerance tolerance{std::vector<double>(given.out.size(), 0.0), std::vector<double>(given.lse.size(), 0.0)};
+  std::vector<double> plain_out = given.out, plain_lse = given.lse;
+  double largest_score = 0;
+  walk.each_row([&](const RowContext& context) {
+    const auto row = static_cast<std::size_t>(context.row);
+    const auto kept = static_cast<std::int64_t>(context.kept.size());
+    const double scores = score_error(context, walk.d, unit);
+    tolerance.lse[row] = scores + sum_error(kept) + 4 * kUnitF32 * (1 + std::abs(given.lse[row]));
+    for (const auto& key : context.kept) largest_score = std::max(largest_score, std::abs(key.score));
+    if (dtype == DType::f32) {
+      // Each weight errs by the error of its own score and of the sum it is divided by.
+      const double relative = 2 * scores + sum_error(kept, unit) + sum_error(kept);
+      for (std::int64_t c = 0; c < walk.d_v; ++c) {
+        double magnitude = 0;
+        for (const auto& key : context.kept) magnitude += key.weight * std::abs(key.v[c]);
+        tolerance.out[row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c)] =
+            relative * magnitude + kTiny;
+      }
+      return;
+    }
+    const PlainRow plain(context, walk, dtype);
+    plain_lse[row] = plain.lse;
+    std::copy(plain.out.begin(), plain.out.end(), plain_out.begin() + context.row * walk.d_v);
+  });
+  if (dtype != DType::f32) {
+    tolerance.out = twice_plain(plain_out, given.out, dtype);
+    // A kernel may take exponentials of scores in fp16, as the selection compares them.
+    const double allowed = 2 * largest_difference(plain_lse, given.lse) + 0x1p-11 * largest_score;
+    for (double& value : tolerance.lse) value += allowed;
+  }
+  return tolerance;
+}
+
+BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference& given,
+                                     const cpu::Gradients& gradients) {
+  const Walk walk(data, given);
+  const DType dtype = data.drawn().dtype;
+  const double unit = product_unit(data.device_problem());
+  const bool precise = dtype == DType::f32;
+  const auto round = [&](double value) { return core::round_to(dtype, value); };
+  // fp32: bounds on the error. 16-bit: the plain gradients.
+  cpu::Gradients sums{std::vector<double>(gradients.d_q.size(), 0.0), std::vector<double>(gradients.d_k.size(), 0.0),
+                      std::vector<double>(gradients.d_v.size(), 0.0)};
+
+  const auto add_bounds = [&](const RowContext& context) {
+    const auto kept = static_cast<std::int64_t>(context.kept.size());
+    const double lse = given.lse[static_cast<std::size_t>(context.row)];
+    const double scores = score_error(context, walk.d, unit);
+    // Relative error of a weight: of its score, and of the LSE that forward stored in fp32.
+    const double weight_error = 2 * scores + sum_error(kept) + 8 * kUnitF32 * (1 + std::abs(lse));
+    const double out_error = 2 * scores + sum_error(kept, unit) + sum_error(kept);
+    double d_dot = 0, d_dot_error = 0;  // dO.O, and what O's own error and the sum add to it
+    for (std::int64_t c = 0; c < walk.d_v; ++c) {
+      double out = 0, out_magnitude = 0;
+      for (const auto& key : context.kept) {
+        out += key.weight * key.v[c];
+        out_magnitude += key.weight * std::abs(key.v[c]);
+      }
+      d_dot += context.d_out[c] * out;
+      d_dot_error += std::abs(context.d_out[c]) * out_magnitude * (out_error + sum_error(walk.d_v));
+    }
+    const double summed = sum_error(context.query_terms, unit) + sum_error(kept, unit);
+    for (const auto& key : context.kept) {
+      double d_weight = 0, d_weight_magnitude = 0;
+      for (std::int64_t c = 0; c < walk.d_v; ++c) {
+        d_weight += context.d_out[c] * key.v[c];
+        d_weight_magnitude += std::abs(context.d_out[c] * key.v[c]);
+        sums.d_v[static_cast<std::size_t>(key.v_offset + c)] +=
+            key.weight * (weight_error + summed) * std::abs(context.d_out[c]);
+      }
+      const double d_score = key.weight * (d_weight - d_dot);
+      const double d_score_error = std::abs(d_score) * (weight_error + summed) +
+                                   key.weight * (d_weight_magnitude * sum_error(walk.d_v, unit) + d_dot_error);
+      for (std::int64_t c = 0; c < walk.d; ++c) {
+        sums.d_q[static_cast<std::size_t>(context.q_offset + c)] += walk.scale * d_score_error * std::abs(key.k[c]);
+        sums.d_k[static_cast<std::size_t>(key.k_offset + c)] += walk.scale * d_score_error * std::abs(context.q[c]);
+      }
+    }
+  };
+
+  const auto add_plain = [&](const RowContext& context) {
+    const PlainRow plain(context, walk, dtype);
+    double d_dot = 0;
+    for (std::int64_t c = 0; c < walk.d_v; ++c) d_dot += context.d_out[c] * plain.out[static_cast<std::size_t>(c)];
+    for (std::size_t j = 0; j < context.kept.size(); ++j) {
+      const auto& key = context.kept[j];
+      double d_weight = 0;
+      for (std::int64_t c = 0; c < walk.d_v; ++c) {
+        d_weight += context.d_out[c] * key.v[c];
+        sums.d_v[static_cast<std::size_t>(key.v_offset + c)] += plain.weights[j] * context.d_out[c];
+      }
+      const double d_score = round(walk.scale * round(plain.weights[j] * (round(d_weight) - d_dot)));
+      for (std::int64_t c = 0; c < walk.d; ++c) {
+        sums.d_q[static_cast<std::size_t>(context.q_offset + c)] += d_score * key.k[c];
+        sums.d_k[static_cast<std::size_t>(key.k_offset + c)] += d_score * context.q[c];
+      }
+    }
+  };
+
+  walk.each_row([&](const RowContext& context) { precise ? add_bounds(context) : add_plain(context); });
+  BackwardTolerance tolerance;
+  const auto finish = [&](std::vector<double>& sum, const std::vector<double>& exact) {
+    if (!precise) {
+      for (double& value : sum) value = round(value);
+      return twice_plain(sum, exact, dtype);
+    }
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += kUnitF32 * std::abs(exact[i]) + kTiny;
+    return std::move(sum);
+  };
+  tolerance.d_q = finish(sums.d_q, gradients.d_q);
+  tolerance.d_k = finish(sums.d_k, gradients.d_k);
+  tolerance.d_v = finish(sums.d_v, gradients.d_v);
+  return tolerance;
+}
+
+}  // namespace dspattn::check

@@ -1,0 +1,123 @@
+// The random problems: reproducible, valid, and drawn over the whole contract.
+#include "check/case.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "check/case_data.h"
+#include "check/random.h"
+#include "core/device_memory.h"
+#include "core/validate.h"
+
+namespace dspattn::check {
+namespace {
+
+TEST(Random, IsTheSameEverywhere) {
+  Random random(1, 2);
+  const std::uint64_t first = random.bits();
+  EXPECT_EQ(Random(1, 2).bits(), first);
+  EXPECT_NE(Random(2, 1).bits(), first);
+  EXPECT_EQ(describe(draw_case(20240607, 3)), describe(draw_case(20240607, 3)));
+  double sum = 0, squares = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const double value = random.bell();
+    sum += value;
+    squares += value * value;
+  }
+  EXPECT_NEAR(sum / 20000, 0.0, 0.03);
+  EXPECT_NEAR(squares / 20000, 1.0, 0.03);
+}
+
+TEST(Case, EveryDrawIsAValidProblem) {
+  DrawLimits limits;
+  limits.max_work = 200'000;
+  for (std::int64_t index = 0; index < 400; ++index) {
+    const Case drawn = draw_case(11, index, limits);
+    const CaseData data(drawn, {}, core::host_memory());
+    EXPECT_EQ(core::problem_reasons(data.device_problem()), std::vector<std::string>{}) << describe(drawn);
+    EXPECT_EQ(core::problem_reasons(data.host_problem()), std::vector<std::string>{}) << describe(drawn);
+  }
+}
+
+TEST(Case, TheWholeContractIsDrawn) {
+  std::map<std::string, std::function<bool(const Case&)>> parts{
+      {"forward", [](const Case& c) { return c.pass == Pass::forward; }},
+      {"backward", [](const Case& c) { return c.pass == Pass::backward; }},
+      {"fp32", [](const Case& c) { return c.dtype == DType::f32; }},
+      {"fp16", [](const Case& c) { return c.dtype == DType::f16; }},
+      {"bf16", [](const Case& c) { return c.dtype == DType::bf16; }},
+      {"2:4",
+       [](const Case& c) {
+         return c.pattern == Pattern{2, 4};
+       }},
+      {"1:2",
+       [](const Case& c) {
+         return c.pattern == Pattern{1, 2};
+       }},
+      {"dense", [](const Case& c) { return c.pattern == Pattern::dense(); }},
+      {"odd group", [](const Case& c) { return c.pattern.group % 2 == 1 && !c.pattern.is_dense(); }},
+      {"interleaved", [](const Case& c) { return c.grouping == Grouping::interleaved; }},
+      {"consecutive", [](const Case& c) { return c.grouping == Grouping::consecutive; }},
+      {"empty batch", [](const Case& c) { return c.batch == 0; }},
+      {"no query", [](const Case& c) { return c.n_q == 0; }},
+      {"no key", [](const Case& c) { return c.n_k == 0; }},
+      {"long", [](const Case& c) { return c.n_k > 280; }},
+      {"cross", [](const Case& c) { return c.n_q != c.n_k; }},
+      {"one query", [](const Case& c) { return c.n_q == 1 && c.n_k > 1; }},
+      {"grouped queries", [](const Case& c) { return c.kv_heads > 1 && c.heads > c.kv_heads; }},
+      {"one kv head", [](const Case& c) { return c.kv_heads == 1 && c.heads > 1; }},
+      {"d != d_v", [](const Case& c) { return c.d != c.d_v; }},
+      {"d = 256", [](const Case& c) { return c.d == 256; }},
+      {"d = 1", [](const Case& c) { return c.d == 1; }},
+      {"packed", [](const Case& c) { return c.packed; }},
+      {"packed tail", [](const Case& c) { return c.tail_q > 0 && c.tail_k > 0; }},
+      {"causal bottom right", [](const Case& c) { return c.causal && c.alignment == Alignment::bottom_right; }},
+      {"causal top left", [](const Case& c) { return c.causal && c.alignment == Alignment::top_left; }},
+      {"windows", [](const Case& c) { return c.window_left && c.window_right; }},
+      {"key lengths", [](const Case& c) { return !c.key_lengths.empty(); }},
+      {"allowed and bias", [](const Case& c) { return c.allowed && c.bias; }},
+      {"full bias", [](const Case& c) { return c.bias && c.bias->one == std::array<bool, 4>{}; }},
+      {"scale", [](const Case& c) { return c.scale.has_value(); }},
+      {"default scale", [](const Case& c) { return !c.scale; }},
+      {"padded", [](const Case& c) { return c.q_layout == Layout::padded; }},
+      {"bnhd out", [](const Case& c) { return c.out_layout == Layout::bnhd; }},
+      {"integers", [](const Case& c) { return c.integers; }},
+      {"NaN", [](const Case& c) { return c.nan_in_k; }},
+      {"no LSE", [](const Case& c) { return !c.want_lse; }},
+  };
+  std::map<std::string, int> counts;
+  for (std::int64_t index = 0; index < 2000; ++index) {
+    const Case drawn = draw_case(5, index);
+    for (const auto& [name, holds] : parts) counts[name] += holds(drawn);
+    EXPECT_LE(drawn.n_k, 300);
+    EXPECT_LE(drawn.n_q, 300);
+    for (int dim = 0; dim < 4; ++dim) {
+      if (drawn.bias) counts["bias broadcast " + std::to_string(dim)] += drawn.bias->one[static_cast<std::size_t>(dim)];
+    }
+  }
+  for (const auto& [name, holds] : parts) EXPECT_GT(counts[name], 0) << name;
+  for (int dim = 0; dim < 4; ++dim) EXPECT_GT(counts["bias broadcast " + std::to_string(dim)], 0);
+}
+
+TEST(Case, LimitsAreKept) {
+  DrawLimits limits;
+  limits.pass = Pass::forward;
+  limits.dtype = DType::bf16;
+  limits.pattern = Pattern{2, 4};
+  limits.grouping = Grouping::interleaved;
+  limits.head_dim = 64;
+  limits.max_n = 40;
+  for (std::int64_t index = 0; index < 200; ++index) {
+    const Case drawn = draw_case(1, index, limits);
+    EXPECT_TRUE(drawn.pass == Pass::forward && drawn.dtype == DType::bf16 && drawn.pattern == (Pattern{2, 4}) &&
+                drawn.grouping == Grouping::interleaved && drawn.d == 64 && drawn.d_v == 64 && drawn.n_q <= 40 &&
+                drawn.n_k <= 40)
+        << describe(drawn);
+  }
+}
+
+}  // namespace
+}  // namespace dspattn::check
