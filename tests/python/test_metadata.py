@@ -1,6 +1,6 @@
 """The library's sparse encoding against PyTorch's conversion to CUTLASS's layout, byte for byte.
 
-Needs a build of the test program metadata_tool (build/tests/tools, or $DSPATTN_BUILD/tests/tools).
+Needs the test program metadata_tool of a build: in $DSPATTN_BUILD, or in build/release or build.
 """
 
 import os
@@ -11,8 +11,19 @@ import pytest
 import torch
 from torch.sparse import _semi_structured_conversions as judge
 
-BUILD = pathlib.Path(os.environ.get("DSPATTN_BUILD", pathlib.Path(__file__).parents[2] / "build"))
-TOOL = BUILD / "tests" / "tools" / "metadata_tool"
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def find_tool() -> pathlib.Path:
+    builds = [os.environ["DSPATTN_BUILD"]] if "DSPATTN_BUILD" in os.environ else [ROOT / "build" / "release", ROOT / "build"]
+    tools = [pathlib.Path(build) / "tests" / "tools" / "metadata_tool" for build in builds]
+    for tool in tools:
+        if tool.exists():
+            return tool
+    raise FileNotFoundError("no metadata_tool at " + " or ".join(map(str, tools)) + ": build the project first")
+
+
+TOOL = find_tool()
 
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 SHAPES = [(32, 32), (32, 64), (64, 32), (96, 160), (128, 128), (32, 1024), (512, 64), (160, 288), (256, 512)]
