@@ -5,6 +5,7 @@
 * Hugging Face transformers: ``model.set_attn_implementation("dspattn_2_4")``; see
   :mod:`dspattn.integrations.huggingface`.
 * :class:`dspattn.nn.MultiheadAttention`: with the parameters of ``torch.nn.MultiheadAttention``.
+* :func:`report`: a page that shows what pruning does inside a model.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from .errors import DspattnError
 from .functional import attention, attention_weights, varlen_attention
 from .integrations import _on_import
 from .integrations.sdpa import use
+from .reporting import report
 
 __version__ = "0.1.0"
-__all__ = ["DspattnError", "attention", "attention_weights", "nn", "use", "varlen_attention"]
+__all__ = ["DspattnError", "attention", "attention_weights", "nn", "report", "use", "varlen_attention"]
 
 _on_import.watch()

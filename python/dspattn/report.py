@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("out/report.html"), help="(default: out/report.html)")
     parser.add_argument("--patterns", nargs="+", default=["2:4", "1:2"], metavar="N:M")
     parser.add_argument("--groupings", nargs="+", default=["interleaved", "consecutive"])
-    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--cache", help="folder of the models (default: $DSPATTN_CACHE or ~/.cache/dspattn)")
     options = parser.parse_args(arguments)
     load, name = MODELS[options.model]

@@ -1,0 +1,219 @@
+"""The HTML page: what it holds, and how it behaves in a browser.
+
+The browser tests run headless Chromium on the page with a script added that clicks through it; they skip where no
+Chromium is installed.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import shutil
+import subprocess
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dspattn
+
+pytest.importorskip("transformers")
+import tiny_models
+from dspattn import inspection
+
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(BROWSERS)} is installed")
+TOKENS = 140
+
+# Clicks every kind of control, as a reader would, and leaves what the page then says in an attribute of its body.
+CLICKS = """
+<script>
+(async () => {
+  const failures = [];
+  addEventListener("error", (event) => failures.push(event.message));
+  addEventListener("unhandledrejection", (event) => failures.push(String(event.reason)));
+  const settle = async () => {
+    do { await new Promise((done) => setTimeout(done, 5)); } while (document.body.dataset.ready !== "yes");
+  };
+  const map = () => [...document.getElementById("canvas").toDataURL()].reduce(
+    (sum, letter) => (sum * 31 + letter.charCodeAt(0)) % 1000003, 7);
+  const seen = () => ({
+    chosen: document.getElementById("chosen").textContent,
+    tiles: [...document.querySelectorAll("#tiles b")].map((tile) => tile.textContent),
+    pressed: [...document.querySelectorAll("[aria-pressed=true]")].length,
+    bars: document.querySelectorAll("#histogram rect").length,
+    lost: document.querySelectorAll("#text span.lost").length,
+    map: map(),
+  });
+  const steps = {};
+  await settle();
+  steps.first = seen();
+  for (const button of document.querySelectorAll("#grid button")) {
+    button.click();
+    await settle();
+    steps["head " + button.dataset.layer + "." + button.dataset.head] = seen();
+  }
+  for (const name of ["pattern", "grouping", "view", "measure"]) {
+    for (const button of document.querySelectorAll("#" + name + " button")) {
+      button.click();
+      await settle();
+      steps[name + " " + button.value] = seen();
+    }
+  }
+  document.getElementById("theme").click();
+  await settle();
+  steps.theme = seen();
+  document.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowUp" }));
+  await settle();
+  steps.key = seen();
+  document.querySelectorAll("#text span")[2].click();
+  await settle();
+  steps.token = seen();
+  const box = document.getElementById("canvas").getBoundingClientRect();
+  document.getElementById("canvas").dispatchEvent(
+    new MouseEvent("mousemove", { clientX: box.left + 1, clientY: box.top + 1 }));
+  steps.under = document.getElementById("under").textContent;
+  steps.hash = location.hash;
+  steps.failures = failures;
+  document.body.dataset.steps = JSON.stringify(steps);
+})();
+</script>
+"""
+
+
+def browse(page: Path) -> tuple[str, list[str]]:
+    """The page's document after its scripts ran, and what it wrote to the console."""
+    assert BROWSER is not None
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    command += ["--virtual-time-budget=60000", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "folder" / "report.html"
+    model, tokenizer = tiny_models.decoder(), tiny_models.tokenizer()
+    found = dspattn.report(
+        model, tokenizer, tiny_models.text(200), path, patterns=["2:4", "1:2"], max_tokens=TOKENS, progress=False
+    )
+    assert found == path
+    return path
+
+
+def content(path: Path) -> dict[str, Any]:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text(), re.DOTALL)
+    assert match
+    return json.loads(match[1])
+
+
+def unpacked(text: str, dtype: str) -> np.ndarray[Any, Any]:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=dtype)
+
+
+def test_the_page_holds_what_was_computed(page: Path) -> None:
+    data = content(page)
+    ids = torch.tensor(tiny_models.tokenizer()(tiny_models.text(TOKENS))["input_ids"])
+    layers = inspection.capture(tiny_models.decoder(), ids)
+    assert (data["layers"], data["heads"], len(data["tokens"])) == (2, 4, TOKENS)
+    assert "</script>" in " ".join(data["tokens"])  # a token that would end the script element was carried through
+    for index, layer in enumerate(layers):
+        dense = torch.from_numpy(unpacked(data["dense"][index], "u1").copy()).view(4, TOKENS, TOKENS).double() / 255
+        torch.testing.assert_close(dense**2, layer.weights("dense", "interleaved")[0].double(), rtol=0, atol=0.005)
+        for pattern in ("2:4", "1:2"):
+            for grouping in ("interleaved", "consecutive"):
+                entry = data["results"][f"{pattern} {grouping}"]
+                found = inspection.compare(layer, pattern, grouping)  # type: ignore[arg-type]
+                bits = np.unpackbits(unpacked(entry["bits"][index], "u1"))[: found.kept.numel()]
+                assert np.array_equal(bits.astype(bool), found.kept.flatten().numpy())
+                rows = unpacked(entry["rows"][index], "<u2") / 65535
+                np.testing.assert_allclose(rows, found.kept_weight.flatten().numpy(), atol=2e-5)
+                np.testing.assert_allclose(entry["error"][index], found.output_error.numpy(), atol=1e-5)
+                np.testing.assert_allclose(entry["kept"][index], found.kept_weight.mean(-1).numpy(), atol=1e-5)
+
+
+def test_the_page_asks_for_nothing_outside_itself(page: Path) -> None:
+    text = page.read_text()
+    assert not re.findall(r"https?://", text)
+    assert all(value.startswith("data:") for value in re.findall(r'(?:src|href)="([^"]*)"', text))
+    assert "@import" not in text
+
+
+def test_arguments_that_cannot_be_served_raise(tmp_path: Path) -> None:
+    model, tokenizer = tiny_models.encoder(), tiny_models.tokenizer()
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"patterns": []}, "patterns: expected at least one"),
+        ({"patterns": ["5:4"]}, "pattern: expected"),
+        ({"groupings": ["sideways"]}, "grouping: expected"),
+        ({"max_tokens": 1}, "max_tokens: expected at least 2, got 1"),
+        ({"text": ""}, "text: expected at least 2 tokens, got 0"),
+    ]
+    for change, reason in cases:
+        arguments = {"text": tiny_models.text(30), "progress": False, **change}
+        with pytest.raises(dspattn.DspattnError, match=reason):
+            dspattn.report(model, tokenizer, path=tmp_path / "page.html", **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+@needs_browser
+def test_every_control_works_in_a_browser(page: Path, tmp_path: Path) -> None:
+    clicked = tmp_path / "clicked.html"
+    clicked.write_text(page.read_text().replace("</body>", CLICKS + "</body>"))
+    document, console = browse(clicked)
+    assert console == []
+    match = re.search(r'<body[^>]* data-steps="([^"]*)"', document)
+    assert match, "the clicking script did not come to its end"
+    steps = json.loads(html.unescape(match[1]))
+    assert steps["failures"] == []
+    data = content(page)
+    result = data["results"]["2:4 interleaved"]
+    maps = set()
+    for layer in range(2):
+        for head in range(4):
+            step = steps[f"head {layer}.{head}"]
+            assert step["chosen"] == f"Layer {layer}, head {head}, 2:4 interleaved"
+            assert step["tiles"][0] == f"{100 * result['kept'][layer][head]:.2f} %"
+            assert step["tiles"][2] == f"{100 * result['error'][layer][head]:.2f} %"
+            assert (step["pressed"], step["bars"]) == (5, 20)
+            maps.add(step["map"])
+    assert len(maps) == 8, "every head draws its own map"
+    assert steps["pattern 1:2"]["chosen"].endswith("1:2 interleaved")
+    assert steps["grouping consecutive"]["chosen"].endswith("1:2 consecutive")
+    assert len({steps[f"view {view}"]["map"] for view in ("dense", "pruned", "lost")}) == 3
+    assert steps["theme"]["map"] != steps["measure kept"]["map"]
+    assert steps["key"]["chosen"].startswith("Layer 0, head 3")
+    assert max(step["lost"] for name, step in steps.items() if name.startswith("head ")) > 10
+    assert steps["token"]["lost"] == 1  # query 2 of a causal model sees keys 0, 1 and 2: one of the first pair is lost
+    assert "query 0" in steps["under"]
+    assert "query=2" in steps["hash"]
+
+
+@needs_browser
+def test_the_address_chooses_the_view(page: Path) -> None:
+    assert BROWSER is not None
+    link = page.as_uri() + "#layer=1&head=2&pattern=1:2&grouping=consecutive&view=dense"
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=20000",
+        "--dump-dom",
+        link,
+    ]
+    document = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "Layer 1, head 2, 1:2 consecutive" in document
+
+
+@needs_browser
+def test_the_browser_check_sees_a_console_error(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.html"
+    bad.write_text("<!doctype html><link rel=icon href='data:,'><script>console.error('broken'); nothing();</script>")
+    _, console = browse(bad)
+    assert len(console) == 2
