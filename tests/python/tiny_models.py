@@ -40,7 +40,7 @@ def encoder(layers: int = 2, heads: int = 3) -> Any:
         num_attention_heads=heads,
         intermediate_size=64,
         max_position_embeddings=512,
-        initializer_range=0.4,
+        initializer_range=0.15,
     )
     return BertModel(config).eval()
 
@@ -58,6 +58,6 @@ def decoder(layers: int = 2, heads: int = 4, kv_heads: int = 2) -> Any:
         num_key_value_heads=kv_heads,
         intermediate_size=64,
         max_position_embeddings=512,
-        initializer_range=0.4,
+        initializer_range=0.15,
     )
     return LlamaForCausalLM(config).eval()
