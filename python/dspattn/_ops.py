@@ -6,6 +6,7 @@ Nothing here checks arguments or changes shapes; ``functional`` does, and the C+
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ ERROR_PREFIX = "dspattn: "  # of every error of the C++ library, see bindings/to
 # Positions within the arguments of attention(): see the schema in bindings/torch/attention_ops.cpp.
 TENSOR_ARGUMENTS = 8  # q, k, v, allowed, bias, key_lengths, cu_q, cu_k
 BIAS = 4
+SCALE = 9  # among the options that follow the tensors
 
 
 def _library_file() -> Path:
@@ -48,7 +50,33 @@ def translated(error: RuntimeError) -> Exception:
     text = str(error)
     if not text.startswith(ERROR_PREFIX):
         return error
-    return DspattnError(text[len(ERROR_PREFIX) :].split("\n"))
+    return DspattnError(_in_python_names(reason) for reason in text[len(ERROR_PREFIX) :].split("\n"))
+
+
+# What the C++ library calls the arguments of dspattn.attention and dspattn.varlen_attention.
+PYTHON_NAMES = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "allowed": "attn_mask",
+    "bias": "attn_mask",
+    "mask.allowed": "attn_mask",
+    "mask.bias": "attn_mask",
+    "mask.window_left": "window[0]",
+    "mask.window_right": "window[1]",
+    "mask.key_lengths": "key_lengths",
+    "packed.cu_q": "cu_seqlens_q",
+    "packed.cu_k": "cu_seqlens_k",
+    "packed.max_q": "max_seqlen_q",
+    "packed.max_k": "max_seqlen_k",
+}
+_ARGUMENT = re.compile(r"(?:mask\.|packed\.)?\w+")  # at the start of a reason
+
+
+def _in_python_names(reason: str) -> str:
+    match = _ARGUMENT.match(reason)
+    name = match.group() if match else ""
+    return PYTHON_NAMES[name] + reason[len(name) :] if name in PYTHON_NAMES else reason
 
 
 def _heads(like: Tensor, n_from: Tensor, d: Any) -> Tensor:
@@ -68,49 +96,86 @@ def _attention_backward_meta(
     return _heads(q, q, q.shape[3]), _heads(k, k, k.shape[3]), _heads(v, v, v.shape[3])
 
 
+def run(tensors: tuple[Tensor | None, ...], options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """attention() as PyTorch would run it, without what its Python dispatch costs.
+
+    The gradient registered below serves torch.compile, torch.func and direct calls of the operator, but takes about
+    100 microseconds a call (it re-reads the schema each time). Outside of those, the same formulas run through a plain
+    autograd.Function, and nothing at all when no gradient is wanted.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return attention(*tensors, *options)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return _Attention.apply(options, *tensors)  # type: ignore[no-any-return]
+    with torch._C._AutoDispatchBelowAutograd():
+        return attention(*tensors, *options)
+
+
+class _Attention(torch.autograd.Function):
+    """The registered gradient of attention() as a plain autograd function."""
+
+    @staticmethod
+    def forward(ctx: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        with torch._C._AutoDispatchBelowAutograd():
+            output = attention(*tensors, *options)
+        _save(ctx, (*tensors, *options), output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return (None, *_gradients(ctx, d_out, d_lse, ctx.needs_input_grad[1:])[:TENSOR_ARGUMENTS])
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs[:TENSOR_ARGUMENTS], *output)
     ctx.options = inputs[TENSOR_ARGUMENTS:]
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    if ctx.needs_input_grad[BIAS]:
+def _registered_gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    return _gradients(ctx, d_out, d_lse, ctx.needs_input_grad)
+
+
+def _gradients(
+    ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, needed: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of every argument of attention(): None for all but q, k and v."""
+    if needed[BIAS]:
         raise NotImplementedError(
             "attn_mask: its gradient is not computed; expected a mask or bias with requires_grad=False"
         )
     *tensors, out, lse = ctx.saved_tensors
-    none = (None,) * (len(tensors) - 3 + len(ctx.options))
-    if d_out is None:
-        if d_lse is None:
-            return (None, None, None, *none)
-        d_out = torch.zeros_like(out)
-    v = tensors[2]
+    options = ctx.options
+    none = (None,) * (len(tensors) - 3 + len(options))
+    d_q = d_k = d_v = None
+    if d_out is not None:
+        d_q, d_k, d_v = attention_backward(_rows(d_out), out, lse, *tensors, *options)
     if d_lse is not None:
-        tensors[2], out, d_out = _with_lse_gradient(v, out, d_out, d_lse)
-    if d_out.stride(-1) != 1:
-        d_out = d_out.contiguous()
-    d_q, d_k, d_v = attention_backward(d_out, out, lse, *tensors, *ctx.options)
-    if d_lse is not None:
-        d_v = d_v[..., : v.shape[3]]
-    wanted = (grad if need else None for grad, need in zip((d_q, d_k, d_v), ctx.needs_input_grad, strict=False))
+        more_q, more_k = _lse_gradients(d_lse, lse, tensors, options)
+        d_q, d_k = (more_q, more_k) if d_q is None else (d_q + more_q, d_k + more_k)
+    wanted = (grad if need else None for grad, need in zip((d_q, d_k, d_v), needed, strict=False))
     return (*wanted, *none)
 
 
-def _with_lse_gradient(v: Tensor, out: Tensor, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Operands whose ordinary backward adds the gradient through the LSE.
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
-    dS = P * (d_out v^T - rowsum(d_out * out) + d_lse): a further column of ones in v, with d_lse as its d_out and 0 as
-    its out, contributes exactly the last term.
+
+def _lse_gradients(
+    d_lse: Tensor, lse: Tensor, tensors: list[Tensor], options: tuple[Any, ...]
+) -> tuple[Tensor, Tensor]:
+    """The gradients of q and k through the LSE, whose derivative by a score is its weight.
+
+    d_q = scale * d_lse * (weights k) is the attention of the keys themselves; d_k = weights^T (scale * d_lse * q) is
+    the gradient of its values. Both come from the ordinary operators with k in the place of v.
     """
-    if v.shape[3] >= 256:
-        raise NotImplementedError(f"lse: its gradient needs a value head dim of at most 255, got {v.shape[3]}")
-    pad = (0, 1)
-    return (
-        torch.nn.functional.pad(v, pad, value=1.0),
-        torch.nn.functional.pad(out, pad),
-        torch.cat((d_out, d_lse.unsqueeze(-1).to(d_out.dtype)), -1),
-    )
+    q, k, _, *masks = tensors
+    scale = options[SCALE] if options[SCALE] is not None else q.shape[3] ** -0.5
+    factor = (d_lse * scale).masked_fill(lse == float("-inf"), 0).unsqueeze(-1)
+    keys_seen, lse = attention(q, k, k, *masks, *options)
+    d_seen = (factor * q).to(q.dtype)
+    _, _, d_k = attention_backward(_rows(d_seen), keys_seen, lse, q, k, k, *masks, *options)
+    return (factor * keys_seen).to(q.dtype), d_k
 
 
 def _second_order(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
@@ -119,5 +184,5 @@ def _second_order(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
     )
 
 
-torch.library.register_autograd("dspattn::attention", _gradients, setup_context=_save)
+torch.library.register_autograd("dspattn::attention", _registered_gradients, setup_context=_save)
 torch.library.register_autograd("dspattn::attention_backward", _second_order)

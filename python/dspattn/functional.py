@@ -347,10 +347,11 @@ def run(
         k = k.contiguous()
     if v.stride(-1) != 1:
         v = v.contiguous()
+    tensors = (q, k, v, allowed, bias, key_lengths, cu_q, cu_k)
     if torch.compiler.is_compiling():
-        return _ops.attention(q, k, v, allowed, bias, key_lengths, cu_q, cu_k, *options)
+        return _ops.attention(*tensors, *options)
     try:
-        return _ops.attention(q, k, v, allowed, bias, key_lengths, cu_q, cu_k, *options)
+        return _ops.run(tensors, options)
     except RuntimeError as error:
         raise _ops.translated(error) from None
 

@@ -1,0 +1,77 @@
+"""Calls that cannot be served: one DspattnError each, which names the argument, what was expected and what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import dspattn
+
+Q, K, V = torch.randn(2, 4, 6, 16), torch.randn(2, 4, 10, 16), torch.randn(2, 4, 10, 16)
+KV2 = torch.randn(2, 2, 10, 16)
+CU = torch.tensor([0, 3, 6])
+PACKED = torch.randn(6, 2, 8)
+
+CASES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
+    "dropout": (lambda: dspattn.attention(Q, K, V, dropout_p=0.1), ("dropout_p", "expected 0", "0.1")),
+    "pattern order": (lambda: dspattn.attention(Q, K, V, pattern="3:2"), ("pattern", "3:2")),
+    "pattern words": (lambda: dspattn.attention(Q, K, V, pattern="half"), ("pattern", "half")),
+    "pattern group": (lambda: dspattn.attention(Q, K, V, pattern="2:64"), ("pattern", "32", "2:64")),
+    "interleave": (lambda: dspattn.attention(Q, K, V, pattern="2:6"), ("pattern", "divides 128", "2:6")),
+    "grouping": (lambda: dspattn.attention(Q, K, V, grouping="random"), ("grouping", "random")),
+    "alignment": (lambda: dspattn.attention(Q, K, V, alignment="left"), ("alignment", "left")),
+    "window": (lambda: dspattn.attention(Q, K, V, window=(-2, 0)), ("window", ">= 0", "-2")),
+    "scale": (lambda: dspattn.attention(Q, K, V, scale=float("nan")), ("scale", "nan")),
+    "zero scale": (lambda: dspattn.attention(Q, K, V, scale=0.0), ("scale", "positive", "0")),
+    "float64": (lambda: dspattn.attention(Q.double(), K.double(), V.double()), ("query", "float64")),
+    "mixed types": (lambda: dspattn.attention(Q, K.half(), V), ("key", "fp16")),
+    "head dim": (lambda: dspattn.attention(*[torch.randn(1, 1, 2, 257)] * 3), ("query", "256", "257")),
+    "d of key": (lambda: dspattn.attention(Q, K[..., :8], V), ("key", "16", "8")),
+    "n of value": (lambda: dspattn.attention(Q, K, V[:, :, :7]), ("value", "10", "7")),
+    "heads": (lambda: dspattn.attention(Q, KV2, KV2), ("broadcast", "[2, 4, 6, 16]", "[2, 2, 10, 16]")),
+    "gqa heads": (lambda: dspattn.attention(Q[:, :3], KV2, KV2, enable_gqa=True), ("query", "multiple", "3")),
+    "one dim": (lambda: dspattn.attention(Q[0, 0, 0], K, V), ("query", "at least 2", "[16]")),
+    "mask shape": (lambda: dspattn.attention(Q, K, V, torch.ones(6, 9, dtype=torch.bool)), ("attn_mask", "10", "9")),
+    "mask type": (lambda: dspattn.attention(Q, K, V, torch.ones(6, 10, dtype=torch.int32)), ("attn_mask", "int32")),
+    "bias type": (lambda: dspattn.attention(Q, K, V, torch.ones(6, 10, dtype=torch.half)), ("attn_mask", "fp16")),
+    "boolean bias": (
+        lambda: dspattn.attention(Q, K, V, attn_bias=torch.ones(6, 10, dtype=torch.bool)),
+        ("attn_bias", "bool"),
+    ),
+    "bias gradient": (
+        lambda: dspattn.attention(Q, K, V, torch.zeros(6, 10, requires_grad=True)),
+        ("attn_mask", "requires_grad"),
+    ),
+    "key lengths": (
+        lambda: dspattn.attention(Q, K, V, key_lengths=torch.tensor([3, 11])),
+        ("key_lengths[1]", "10", "11"),
+    ),
+    "kernel": (lambda: dspattn.attention(Q, K, V, kernel="fastest"), ("kernel", "cpu_reference", "fastest")),
+    "decreasing": (
+        lambda: dspattn.varlen_attention(PACKED, PACKED, PACKED, torch.tensor([0, 5, 3]), CU),
+        ("cu_seqlens_q[2]", "5", "3"),
+    ),
+    "packed dims": (lambda: dspattn.varlen_attention(Q, K, V, CU, CU), ("query", "3 dimensions")),
+    "packed longest": (
+        lambda: dspattn.varlen_attention(PACKED, PACKED, PACKED, CU, CU, 2, 3),
+        ("max_seqlen_q", "3", "2"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wrong_call_names_argument_expectation_and_value(name: str) -> None:
+    call, parts = CASES[name]
+    with pytest.raises(dspattn.DspattnError) as caught:
+        call()
+    for part in parts:
+        assert part in str(caught.value)
+    assert isinstance(caught.value, ValueError) and isinstance(caught.value, RuntimeError)
+
+
+def test_all_reasons_at_once() -> None:
+    with pytest.raises(dspattn.DspattnError) as caught:
+        dspattn.attention(Q, K[..., :8], V[:, :, :7], scale=-1.0, window=(-1, -1))
+    assert len(caught.value.reasons) >= 5
