@@ -9,30 +9,34 @@ import torch
 from torch import Tensor
 
 
-def groups_of_keys(n_k: int, group: int, grouping: str) -> Tensor:
-    """For each key the number of its group."""
-    key = torch.arange(n_k)
+def keys_of_groups(n_k: int, group: int, grouping: str) -> Tensor:
+    """[groups, group]: the keys of each group in ascending order; n_k stands for one past the end of the row."""
     if grouping == "consecutive":
-        return key // group
-    per_block = 128 // group
-    return key // 128 * per_block + key % 128 % per_block
+        keys = torch.arange(-(-n_k // group) * group).view(-1, group)
+    else:
+        blocks = torch.arange(-(-n_k // 128) * 128).view(-1, group, 128 // group)
+        keys = blocks.transpose(1, 2).reshape(-1, group)
+    return keys.clamp(max=n_k)
 
 
 def kept(scores: Tensor, keep: int, group: int, grouping: str) -> Tensor:
     """True where a score (-inf: masked) is among the largest of its group; ties keep the lower key."""
-    mask = torch.zeros_like(scores, dtype=torch.bool)
-    number = groups_of_keys(scores.shape[-1], group, grouping)
-    for g in number.unique().tolist():
-        columns = (number == g).nonzero().squeeze(1)
-        members = scores[..., columns]
-        order = members.sort(dim=-1, descending=True, stable=True).indices[..., :keep]
-        chosen = torch.zeros_like(members, dtype=torch.bool).scatter_(-1, order, True)
-        mask[..., columns] = chosen
+    n_k = scores.shape[-1]
+    keys = keys_of_groups(n_k, group, grouping)
+    padded = torch.nn.functional.pad(scores, (0, 1), value=float("-inf"))
+    members = padded[..., keys]
+    order = members.sort(dim=-1, descending=True, stable=True).indices[..., :keep]
+    chosen = keys.expand_as(members).gather(-1, order).flatten(-2)
+    mask = torch.zeros_like(padded, dtype=torch.bool).scatter_(-1, chosen, True)[..., :n_k]
     return mask & (scores > float("-inf"))
 
 
 def visible(
-    n_q: int, n_k: int, *, causal: bool = False, window: tuple[int | None, int | None] = (None, None),
+    n_q: int,
+    n_k: int,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] = (None, None),
     bottom_right: bool = False,
 ) -> Tensor:
     """[n_q, n_k]: which keys the diagonal masks leave."""
@@ -49,8 +53,15 @@ def visible(
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, pattern: str, grouping: str, *, mask: Tensor | None = None,
-    bias: Tensor | None = None, scale: float | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: str,
+    grouping: str,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) of 4-dimensional inputs in float64, differentiable with the selection held fixed."""
     q, k, v = (t.double() for t in (q, k, v))
