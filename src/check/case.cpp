@@ -107,6 +107,7 @@ void draw_mask(Random& random, Case& drawn) {
   if (random.chance(20)) drawn.allowed = draw_broadcast(random);
   if (random.chance(25)) drawn.bias = draw_broadcast(random);
   drawn.bias_dtype = random.chance(50) ? DType::f32 : drawn.dtype;
+  drawn.lowest_bias = drawn.bias && !drawn.integers && random.chance(25);
 }
 
 void draw_scale(Random& random, Case& drawn) {
@@ -220,6 +221,7 @@ std::string describe(const Case& drawn) {
   if (!drawn.key_lengths.empty()) add("key_lengths");
   if (drawn.allowed) add("allowed=" + shape_name(*drawn.allowed));
   if (drawn.bias) add("bias=" + std::string(name(drawn.bias_dtype)) + shape_name(*drawn.bias));
+  if (drawn.lowest_bias) add("lowest_bias");
   if (drawn.scale) add("scale=" + std::to_string(*drawn.scale));
   text += " layout=";
   for (const Layout layout : {drawn.q_layout, drawn.k_layout, drawn.v_layout, drawn.out_layout}) {

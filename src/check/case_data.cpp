@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "check/random.h"
+#include "core/half.h"
 
 namespace dspattn::check {
 namespace {
@@ -20,6 +21,17 @@ double draw_value(Random& random, bool integers) {
 }
 
 std::int64_t offset_of(Layout layout) { return layout == Layout::padded ? 3 : 0; }
+
+double lowest(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return -core::kMaxF16;
+    case DType::bf16:
+      return -0x1.fep127;
+    default:
+      return static_cast<double>(std::numeric_limits<float>::lowest());
+  }
+}
 
 ConstTensorView mask_view(DType dtype, const Broadcast& broadcast, std::array<std::int64_t, 4> full) {
   for (std::size_t dim = 0; dim < 4; ++dim) {
@@ -102,7 +114,8 @@ void CaseData::make_masks() {
     bias_.fill([&](std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
       const double step = static_cast<double>(random.between(-8, 8));
       const double fine = drawn_.integers ? 0.0 : random.uniform();
-      return random.chance(10) ? -std::numeric_limits<double>::infinity() : unit * (step + fine);
+      if (random.chance(10)) return -std::numeric_limits<double>::infinity();
+      return drawn_.lowest_bias && random.chance(30) ? lowest(drawn_.bias_dtype) : unit * (step + fine);
     });
   }
 }

@@ -11,7 +11,8 @@
 namespace dspattn::check {
 namespace {
 
-constexpr double kTiny = 1e-37;  // results may flush below fp32's normal numbers
+constexpr double kTiny = 1e-37;        // results may flush below fp32's normal numbers
+constexpr double kOutOfReach = -1e30;  // scores this low come from a bias that stands for a mask
 
 // A rank-4 tensor as doubles.
 struct Dense {
@@ -124,12 +125,18 @@ std::vector<double> twice_plain(const std::vector<double>& plain, const std::vec
   return std::vector<double>(exact.size(), allowed);
 }
 
-// Error of a row's scores: of the products, the scale, the bias, and the base-2 form that exponentials take.
-double score_error(const RowContext& context, std::int64_t d, double unit) {
-  double magnitude = 0;
-  for (const auto& key : context.kept) magnitude = std::max(magnitude, key.magnitude);
-  return (sum_error(d, unit) + 4 * kUnitF32) * magnitude + 4 * kUnitF32;
-}
+// Errors of a row's scores: of the products, the scale, the bias, and the base-2 form that exponentials take.
+struct ScoreErrors {
+  std::vector<double> each;  // of the kept keys; a weight errs by as much, relative to itself
+  double mean = 0;           // weighted: the relative error of the sum that weights are divided by
+
+  ScoreErrors(const RowContext& context, std::int64_t d, double unit) {
+    for (const auto& key : context.kept) {
+      each.push_back((sum_error(d, unit) + 4 * kUnitF32) * key.magnitude + 4 * kUnitF32);
+      mean += key.weight * each.back();
+    }
+  }
+};
 
 // The plain computation of one row in a 16-bit type: scores and weights, each rounded where an unfused one stores them.
 struct PlainRow {
@@ -147,6 +154,10 @@ struct PlainRow {
       const double bias = key.score - walk.scale * dot;
       scores.push_back(round(round(walk.scale * round(dot)) + bias));
       largest = std::max(largest, scores.back());
+    }
+    if (!std::isfinite(largest)) {  // lowest biases that the type cannot hold: only the precise scores make sense
+      for (std::size_t j = 0; j < scores.size(); ++j) scores[j] = context.kept[j].score;
+      largest = *std::max_element(scores.begin(), scores.end());
     }
     double sum = 0;
     for (const double score : scores) sum += std::exp(score - largest);
@@ -174,17 +185,24 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
   walk.each_row([&](const RowContext& context) {
     const auto row = static_cast<std::size_t>(context.row);
     const auto kept = static_cast<std::int64_t>(context.kept.size());
-    const double scores = score_error(context, walk.d, unit);
-    tolerance.lse[row] = scores + sum_error(kept) + 4 * kUnitF32 * (1 + std::abs(given.lse[row]));
-    for (const auto& key : context.kept) largest_score = std::max(largest_score, std::abs(key.score));
+    const ScoreErrors errors(context, walk.d, unit);
+    tolerance.lse[row] = errors.mean + sum_error(kept) + 4 * kUnitF32 * (1 + std::abs(given.lse[row]));
+    // A row of nothing but lowest biases: all that counts is that its LSE is out of any sum's reach.
+    if (given.lse[row] < kOutOfReach) tolerance.lse[row] = std::abs(given.lse[row]);
+    for (const auto& key : context.kept) {
+      if (key.weight > 1e-6 && key.score > kOutOfReach) largest_score = std::max(largest_score, std::abs(key.score));
+    }
     if (dtype == DType::f32) {
-      // Each weight errs by the error of its own score and of the sum it is divided by.
-      const double relative = 2 * scores + sum_error(kept, unit) + sum_error(kept);
+      const double sums = sum_error(kept, unit) + sum_error(kept);
       for (std::int64_t c = 0; c < walk.d_v; ++c) {
-        double magnitude = 0;
-        for (const auto& key : context.kept) magnitude += key.weight * std::abs(key.v[c]);
+        double magnitude = 0, weighted = 0;
+        for (std::size_t j = 0; j < context.kept.size(); ++j) {
+          const double part = context.kept[j].weight * std::abs(context.kept[j].v[c]);
+          magnitude += part;
+          weighted += part * errors.each[j];
+        }
         tolerance.out[row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c)] =
-            relative * magnitude + kTiny;
+            weighted + (errors.mean + sums) * magnitude + kTiny;
       }
       return;
     }
@@ -215,22 +233,26 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
   const auto add_bounds = [&](const RowContext& context) {
     const auto kept = static_cast<std::int64_t>(context.kept.size());
     const double lse = given.lse[static_cast<std::size_t>(context.row)];
-    const double scores = score_error(context, walk.d, unit);
-    // Relative error of a weight: of its score, and of the LSE that forward stored in fp32.
-    const double weight_error = 2 * scores + sum_error(kept) + 8 * kUnitF32 * (1 + std::abs(lse));
-    const double out_error = 2 * scores + sum_error(kept, unit) + sum_error(kept);
+    const ScoreErrors errors(context, walk.d, unit);
+    // Relative error of every weight: of the sum, and of the LSE that forward stored in fp32.
+    const double common_error = errors.mean + sum_error(kept) + 8 * kUnitF32 * (1 + std::abs(lse));
+    const double sums_error = errors.mean + sum_error(kept, unit) + sum_error(kept);
     double d_dot = 0, d_dot_error = 0;  // dO.O, and what O's own error and the sum add to it
     for (std::int64_t c = 0; c < walk.d_v; ++c) {
-      double out = 0, out_magnitude = 0;
-      for (const auto& key : context.kept) {
+      double out = 0, out_magnitude = 0, weighted = 0;
+      for (std::size_t j = 0; j < context.kept.size(); ++j) {
+        const auto& key = context.kept[j];
         out += key.weight * key.v[c];
         out_magnitude += key.weight * std::abs(key.v[c]);
+        weighted += key.weight * std::abs(key.v[c]) * errors.each[j];
       }
       d_dot += context.d_out[c] * out;
-      d_dot_error += std::abs(context.d_out[c]) * out_magnitude * (out_error + sum_error(walk.d_v));
+      d_dot_error += std::abs(context.d_out[c]) * (weighted + out_magnitude * (sums_error + sum_error(walk.d_v)));
     }
     const double summed = sum_error(context.query_terms, unit) + sum_error(kept, unit);
-    for (const auto& key : context.kept) {
+    for (std::size_t j = 0; j < context.kept.size(); ++j) {
+      const auto& key = context.kept[j];
+      const double weight_error = errors.each[j] + common_error;
       double d_weight = 0, d_weight_magnitude = 0;
       for (std::int64_t c = 0; c < walk.d_v; ++c) {
         d_weight += context.d_out[c] * key.v[c];

@@ -80,6 +80,7 @@ TEST(Case, TheWholeContractIsDrawn) {
       {"key lengths", [](const Case& c) { return !c.key_lengths.empty(); }},
       {"allowed and bias", [](const Case& c) { return c.allowed && c.bias; }},
       {"full bias", [](const Case& c) { return c.bias && c.bias->one == std::array<bool, 4>{}; }},
+      {"lowest bias", [](const Case& c) { return c.lowest_bias; }},
       {"scale", [](const Case& c) { return c.scale.has_value(); }},
       {"default scale", [](const Case& c) { return !c.scale; }},
       {"padded", [](const Case& c) { return c.q_layout == Layout::padded; }},
