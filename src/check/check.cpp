@@ -112,7 +112,8 @@ class Judge {
       return "expected " + number(expected) + ", got " + number(value) + "; error " + number(error) + ", allowed " +
              number(allowed);
     }
-    if (allowed > 0) report_.worst = std::max(report_.worst, error / allowed);
+    // A tolerance of 1e30 and more is that of an LSE far out of reach: no measure of precision.
+    if (allowed > 0 && allowed < 1e30) report_.worst = std::max(report_.worst, error / allowed);
     return "";
   }
 
