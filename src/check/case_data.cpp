@@ -81,8 +81,11 @@ void CaseData::make_values() {
   }
   if (drawn_.nan_in_k && lead_ > 0 && end_k > 0) {
     Random random = stream_of(drawn_, Stream::nan);
-    k_.set(std::numeric_limits<double>::quiet_NaN(), random.below(lead_), random.below(drawn_.kv_heads),
-           random.below(end_k), random.below(drawn_.d));
+    // One statement each: the order in which arguments are evaluated differs between compilers.
+    const std::int64_t b = random.below(lead_);
+    const std::int64_t h = random.below(drawn_.kv_heads);
+    const std::int64_t row = random.below(end_k);
+    k_.set(std::numeric_limits<double>::quiet_NaN(), b, h, row, random.below(drawn_.d));
   }
 }
 
