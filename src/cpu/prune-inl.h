@@ -153,7 +153,8 @@ inline bool prune_tile(const Job& job, const SequenceSpan& sequence, const TileR
   args.half_factor = job.half_factor;
   slots.all_keys = false;
   select_function(job.pattern, job.half_keys)(args, slots);
-  return slots.count > 0;
+  // A row that sees nothing but NaN fills no slot, yet is not empty.
+  return slots.count > 0 || std::any_of(slots.has_nan, slots.has_nan + kTileQ, [](float flag) { return flag != 0.0f; });
 }
 
 }  // namespace dspattn::cpu::HWY_NAMESPACE

@@ -48,6 +48,21 @@ TEST(Check, EveryCpuKernelPassesRandomProblems) {
   }
 }
 
+// Few cases hold a NaN, and it shows most where rows see few keys.
+TEST(Check, NaNStaysInItsRows) {
+  CheckOptions options;
+  options.limits.max_work = 20'000;
+  const Runner runner = library_runner(core::host_memory(), "", "");
+  int checked = 0;
+  for (std::int64_t index = 0; checked < 150; ++index) {
+    const Case drawn = draw_case(77, index, options.limits);
+    if (!drawn.nan_in_k) continue;
+    ++checked;
+    const CaseReport report = check_drawn(drawn, runner, options);
+    EXPECT_TRUE(report.passed()) << text_of(report);
+  }
+}
+
 TEST(Check, AnUnknownKernelIsAnError) { EXPECT_THROW(check_case(1, 0, "no_such_kernel"), Error); }
 
 TEST(Check, TheCommandRepeatsTheCase) {
