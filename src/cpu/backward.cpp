@@ -170,6 +170,7 @@ void slot_gradients(const Job& job, int width, const float* lse, const float* de
                     Slots& slots, SlotValues& d_scores) {
   const VecF scale = hn::Set(kF32, job.scale);
   const VecF log2_e = hn::Set(kF32, 1.44269504f);
+  const hn::Rebind<std::uint16_t, I32> narrow;
   int log2_width = 0;
   while ((1 << log2_width) < width) ++log2_width;
   for (int v = 0; v < kVecsQ; ++v) {
@@ -178,7 +179,7 @@ void slot_gradients(const Job& job, int width, const float* lse, const float* de
     const VecI lane = hn::Iota(kI32, row);
     for (int s = 0; s < slots.count; ++s) {
       const VecF score = hn::Load(kF32, &slots.value.at[s][row]);
-      const VecI key = hn::ShiftRightSame(hn::Load(kI32, &slots.offset[s][row]), log2_width);
+      const VecI key = hn::ShiftRightSame(hn::PromoteTo(kI32, hn::Load(narrow, &slots.offset[s][row])), log2_width);
       const VecI index = hn::Add(hn::Mul(key, hn::Set(kI32, kTileQ)), lane);
       const MaskF none = hn::Eq(score, minus_infinity());
       const VecF exponent = hn::Mul(hn::MulSub(score, scale, row_lse), log2_e);

@@ -36,7 +36,7 @@ namespace dspattn::cpu {
 
 // Rows of a task: K and V are widened once for this many. 256 rows of q and of the output at d = 256 are 512 KiB, which
 // a core's L2 still holds.
-inline constexpr std::int64_t kTaskRows = 256;
+inline constexpr std::int64_t kTaskRows = 512;
 
 struct ForwardJob {
   explicit ForwardJob(const ForwardArgs& args)
@@ -141,7 +141,16 @@ void forward_task(const ForwardJob& run, const Task& task) {
                 run.qk, s.rows, s.k_panels);
     fill_panels(job.v.at(sequence.batch, task.kv_head, sequence.k_begin + block), job.v.dtype, job.v.row_bytes, keys,
                 run.pv, s.rows, s.v_panels);
+    // While a tile computes, its share of the next block travels: from the third cache level on that takes longer than
+    // the copy itself.
+    const std::int64_t next = block + job.block_keys;
+    const std::int64_t coming = std::clamp<std::int64_t>(sequence.n_k - next, 0, next < most_end ? job.block_keys : 0);
     for (int t = 0; t < tile_count; ++t) {
+      const std::int64_t from = coming * t / tile_count, to = coming * (t + 1) / tile_count;
+      prefetch_rows(job.k.at(sequence.batch, task.kv_head, sequence.k_begin + next), job.k.dtype, job.k.row_bytes, from,
+                    to, run.qk.columns);
+      prefetch_rows(job.v.at(sequence.batch, task.kv_head, sequence.k_begin + next), job.v.dtype, job.v.row_bytes, from,
+                    to, run.pv.columns);
       if (!prune_tile(job, sequence, s.tiles[t], s.packed + t * qk_tile, run.qk, s.k_panels, block, run.pv.width,
                       *s.prune, *s.slots)) {
         continue;

@@ -6,6 +6,7 @@
 #define DSPATTN_CPU_LOAD_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cstdint>
@@ -168,6 +169,16 @@ inline void fill_panels(const unsigned char* source, DType dtype, std::int64_t s
         std::memset(to, 0, bytes);
       }
     }
+  }
+}
+
+// Asks for the rows [begin, end) of `count` elements, so that they are near when fill_panels reads them.
+inline void prefetch_rows(const unsigned char* source, DType dtype, std::int64_t stride_bytes, std::int64_t begin,
+                          std::int64_t end, int count) {
+  constexpr std::int64_t kLine = 64;
+  const std::int64_t bytes = count * static_cast<std::int64_t>(size_bytes(dtype));
+  for (std::int64_t row = begin; row < end; ++row) {
+    for (std::int64_t at = 0; at < bytes; at += kLine) hwy::Prefetch(source + row * stride_bytes + at);
   }
 }
 

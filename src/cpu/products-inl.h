@@ -12,6 +12,9 @@
 
 #include <hwy/highway.h>
 
+#include <bit>
+#include <cstring>
+
 #include "cpu/load-inl.h"
 #include "cpu/tile.h"
 
@@ -100,10 +103,12 @@ inline void add_kept_panel(const Slots& slots, const SlotValues& values, const f
       }
     } else {
       for (int s = 0; s < slots.count; ++s) {
+        std::uint64_t offsets[(kRows + 3) / 4];  // loads are the limit here: one brings the offsets of four rows
+        std::memcpy(offsets, &slots.offset[s][r], kRows * sizeof(std::uint16_t));
         HWY_UNROLL(16)
         for (int i = 0; i < kRows; ++i) {
           const VecF weight = hn::Set(kF32, values.at[s][r + i]);
-          const float* HWY_RESTRICT key = panel + slots.offset[s][r + i];
+          const float* HWY_RESTRICT key = panel + ((offsets[i / 4] >> (i % 4 * 16)) & 0xffff);
           HWY_UNROLL(16)
           for (int c = 0; c < kVecs; ++c) {
             sum[i][c] = hn::MulAdd(weight, hn::Load(kF32, key + c * kLanes), sum[i][c]);

@@ -112,7 +112,8 @@ inline bool write_slot(Slots& slots, int slot, int v, VecF value, VecI offset, c
     any = !hn::AllTrue(kF32, none);
   }
   hn::Store(value, kF32, &slots.value.at[slot][v * kLanes]);
-  hn::Store(offset, kI32, &slots.offset[slot][v * kLanes]);
+  const hn::Rebind<std::uint16_t, I32> narrow;
+  hn::Store(hn::DemoteTo(narrow, offset), narrow, &slots.offset[slot][v * kLanes]);
   return any;
 }
 

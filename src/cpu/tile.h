@@ -45,6 +45,8 @@ struct PanelShape {
   }
 };
 
+static_assert(kTileK * kPanel <= 65535, "offsets within a panel are 16-bit: four of them are one load");
+
 // One number per slot and row.
 struct alignas(64) SlotValues {
   float at[kTileK][kTileQ];
@@ -53,10 +55,10 @@ struct alignas(64) SlotValues {
 // What selection leaves of a tile: slot s of row r holds one kept score and where its key's row begins in a panel.
 // Every row has the same number of slots; a row that kept fewer points to the zero row with score -inf (weight 0).
 struct alignas(64) Slots {
-  SlotValues value;                     // scores, then weights
-  std::int32_t offset[kTileK][kTileQ];  // in elements from the start of a panel of `width` columns
-  float row_max[kTileQ];                // largest kept score
-  float has_nan[kTileQ];                // not zero: an unmasked score is NaN
+  SlotValues value;                      // scores, then weights
+  std::uint16_t offset[kTileK][kTileQ];  // in elements from the start of a panel of `width` columns
+  float row_max[kTileQ];                 // largest kept score
+  float has_nan[kTileQ];                 // not zero: an unmasked score is NaN
   int count = 0;
   bool all_keys = false;  // dense and nothing masked: slot s is key s in every row
 };
