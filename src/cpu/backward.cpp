@@ -161,15 +161,21 @@ void load_tile(const BackwardJob& run, const SequenceSpan& sequence, const Backw
     if (std::isnan(lse[r])) tile.hide(r);
   }
   tile.find_extremes();
-  transpose_tile(s.q_rows + t * qk_tile, run.qk.padded, run.qk.columns, s.q_packed + t * qk_tile);
-  transpose_tile(d_out, run.pv.padded, run.pv.columns, s.d_out_packed + t * pv_tile);
+  const float* q_row[kTileQ];
+  const float* d_out_row[kTileQ];
+  for (int r = 0; r < kTileQ; ++r) {
+    q_row[r] = s.q_rows + t * qk_tile + static_cast<std::ptrdiff_t>(r) * run.qk.padded;
+    d_out_row[r] = d_out + static_cast<std::ptrdiff_t>(r) * run.pv.padded;
+  }
+  transpose_tile(q_row, run.qk.columns, s.q_packed + t * qk_tile);
+  transpose_tile(d_out_row, run.pv.columns, s.d_out_packed + t * pv_tile);
 }
 
 // Slots: scores -> weights; d_scores: dS times scale. A slot without a key has neither.
 void slot_gradients(const Job& job, int width, const float* lse, const float* delta, const ScoreTile& d_weights,
                     Slots& slots, SlotValues& d_scores) {
   const VecF scale = hn::Set(kF32, job.scale);
-  const VecF log2_e = hn::Set(kF32, 1.44269504f);
+  const Exp2 exp2(1.44269504f);  // log2(e)
   const hn::Rebind<std::uint16_t, I32> narrow;
   int log2_width = 0;
   while ((1 << log2_width) < width) ++log2_width;
@@ -182,8 +188,7 @@ void slot_gradients(const Job& job, int width, const float* lse, const float* de
       const VecI key = hn::ShiftRightSame(hn::PromoteTo(kI32, hn::Load(narrow, &slots.offset[s][row])), log2_width);
       const VecI index = hn::Add(hn::Mul(key, hn::Set(kI32, kTileQ)), lane);
       const MaskF none = hn::Eq(score, minus_infinity());
-      const VecF exponent = hn::Mul(hn::MulSub(score, scale, row_lse), log2_e);
-      const VecF weight = hn::IfThenZeroElse(none, exp2_nonpositive(exponent));
+      const VecF weight = hn::IfThenZeroElse(none, exp2(hn::MulSub(score, scale, row_lse)));
       const VecF d_weight = hn::GatherIndex(kF32, &d_weights.value[0][0], index);
       const VecF d_score = hn::Mul(hn::Mul(weight, hn::Sub(d_weight, row_delta)), scale);
       hn::Store(weight, kF32, &slots.value.at[s][row]);
@@ -223,14 +228,16 @@ void backward_chunk(const BackwardJob& run, const SequenceSpan& sequence, std::i
     float* d_v = d_k + run.qk.elems();
     for (std::ptrdiff_t t = 0; t < tile_count; ++t) {
       const TileRows& tile = s.tiles[t];
-      if (!prune_tile(job, sequence, tile, s.q_packed + t * qk_tile, run.qk, s.k_panels, block, run.qk.width, *s.prune,
-                      *s.slots)) {
+      if (!prune_tile(job, sequence, tile, s.q_packed + t * qk_tile, KeyRows::of(s.k_panels, run.qk), block,
+                      run.qk.width, *s.prune, *s.slots)) {
         continue;
       }
       const KeySpan span = visible_keys(job, tile, block);
-      tile_product(s.v_panels, run.pv, s.d_out_packed + t * pv_tile, span.first, span.computed(), *s.d_weights);
+      tile_product(KeyRows::of(s.v_panels, run.pv), s.d_out_packed + t * pv_tile, span.first, span.computed(), *s.d_weights);
       slot_gradients(job, run.qk.width, s.lse + t * kTileQ, s.delta + t * kTileQ, *s.d_weights, *s.slots, *s.d_scores);
-      add_kept(*s.slots, *s.d_scores, s.k_panels, run.qk, ones, tile.rows, s.d_q + t * qk_tile);
+      for (int p = 0; p < run.qk.panels; ++p) {
+        add_kept(*s.slots, *s.d_scores, s.k_panels, run.qk, p, ones, tile.rows, s.d_q + t * qk_tile);
+      }
       scatter_kept(*s.slots, s.slots->value, s.d_out_rows + t * pv_tile, tile.rows, run.pv, d_v);
       scatter_kept(*s.slots, *s.d_scores, s.q_rows + t * qk_tile, tile.rows, run.qk, d_k);
     }

@@ -51,12 +51,13 @@ struct ForwardJob {
 // What a task works with, laid out in the thread's scratch memory.
 struct ForwardScratch {
   PruneScratch* prune;
-  Slots* slots;
+  Slots* slots;     // [tiles]
   TileRows* tiles;  // [tiles]
   float* packed;    // [tiles][qk.padded][kTileQ]: q transposed
   float* acc;       // [tiles][kTileQ][pv.padded]
   float* largest;   // [tiles][kTileQ]
   float* sum;       // [tiles][kTileQ]
+  float* rescale;   // [tiles][kTileQ]
   float* has_nan;   // [tiles][kTileQ]
   float* rows;      // [kTileQ][qk.padded or pv.padded]
   float* k_panels;
@@ -67,12 +68,13 @@ struct ForwardScratch {
     const std::size_t qk_tile = kRows * static_cast<std::size_t>(run.qk.padded);
     const std::size_t pv_tile = kRows * static_cast<std::size_t>(run.pv.padded);
     prune = carver.take<PruneScratch>(1);
-    slots = carver.take<Slots>(1);
+    slots = carver.take<Slots>(tile_count);
     tiles = carver.take<TileRows>(tile_count);
     packed = carver.take<float>(tile_count * qk_tile);
     acc = carver.take<float>(tile_count * pv_tile);
     largest = carver.take<float>(tile_count * kRows);
     sum = carver.take<float>(tile_count * kRows);
+    rescale = carver.take<float>(tile_count * kRows);
     has_nan = carver.take<float>(tile_count * kRows);
     rows = carver.take<float>(std::max(qk_tile, pv_tile));
     k_panels = carver.take<float>(run.qk.elems());
@@ -125,8 +127,7 @@ void forward_task(const ForwardJob& run, const Task& task) {
       least_begin = std::min(least_begin, s.tiles[t].least_begin);
       most_end = std::max(most_end, s.tiles[t].most_end);
     }
-    widen_tile(job.q, sequence, s.tiles[t], run.qk, s.rows);
-    transpose_tile(s.rows, run.qk.padded, run.qk.columns, s.packed + t * qk_tile);
+    pack_tile(job.q, sequence, s.tiles[t], run.qk, s.rows, s.packed + t * qk_tile);
   }
   std::fill_n(s.acc, tile_count * pv_tile, 0.0f);
   std::fill_n(s.largest, tile_count * kTileQ, -std::numeric_limits<float>::infinity());
@@ -134,11 +135,9 @@ void forward_task(const ForwardJob& run, const Task& task) {
   std::fill_n(s.has_nan, tile_count * kTileQ, 0.0f);
 
   const float scale_log2 = static_cast<float>(job.g.scale * 1.4426950408889634);
-  alignas(64) float rescale[kTileQ];
   for (std::int64_t block = least_begin / job.block_keys * job.block_keys; block < most_end; block += job.block_keys) {
     const int keys = static_cast<int>(std::min<std::int64_t>(job.block_keys, sequence.n_k - block));
-    fill_panels(job.k.at(sequence.batch, task.kv_head, sequence.k_begin + block), job.k.dtype, job.k.row_bytes, keys,
-                run.qk, s.rows, s.k_panels);
+    const KeyRows k = keys_of_block(job, sequence, task.kv_head, block, run.qk, s.rows, s.k_panels);
     fill_panels(job.v.at(sequence.batch, task.kv_head, sequence.k_begin + block), job.v.dtype, job.v.row_bytes, keys,
                 run.pv, s.rows, s.v_panels);
     // While a tile computes, its share of the next block travels: from the third cache level on that takes longer than
@@ -151,13 +150,21 @@ void forward_task(const ForwardJob& run, const Task& task) {
                     to, run.qk.columns);
       prefetch_rows(job.v.at(sequence.batch, task.kv_head, sequence.k_begin + next), job.v.dtype, job.v.row_bytes, from,
                     to, run.pv.columns);
-      if (!prune_tile(job, sequence, s.tiles[t], s.packed + t * qk_tile, run.qk, s.k_panels, block, run.pv.width,
-                      *s.prune, *s.slots)) {
+      Slots& slots = s.slots[t];
+      if (!prune_tile(job, sequence, s.tiles[t], s.packed + t * qk_tile, k, block, run.pv.width, *s.prune, slots)) {
+        slots.count = 0;
         continue;
       }
-      weigh(*s.slots, scale_log2, {s.largest + t * kTileQ, s.sum + t * kTileQ}, rescale);
-      for (int r = 0; r < kTileQ; ++r) s.has_nan[t * kTileQ + r] += s.slots->has_nan[r];
-      add_kept(*s.slots, s.slots->value, s.v_panels, run.pv, rescale, s.tiles[t].rows, s.acc + t * pv_tile);
+      weigh(slots, scale_log2, {s.largest + t * kTileQ, s.sum + t * kTileQ}, s.rescale + t * kTileQ);
+      for (int r = 0; r < kTileQ; ++r) s.has_nan[t * kTileQ + r] += slots.has_nan[r];
+    }
+    // A panel of V stays in the first cache level while every tile meets it; the slots stream by.
+    for (int p = 0; p < run.pv.panels; ++p) {
+      for (int t = 0; t < tile_count; ++t) {
+        if (s.slots[t].count == 0) continue;
+        add_kept(s.slots[t], s.slots[t].value, s.v_panels, run.pv, p, s.rescale + t * kTileQ, s.tiles[t].rows,
+                 s.acc + t * pv_tile);
+      }
     }
   }
   for (int t = 0; t < tile_count; ++t) {

@@ -116,12 +116,12 @@ inline void narrow_row(const float* HWY_RESTRICT row, float factor, DType dtype,
   }
 }
 
-// rows [kTileQ][stride] -> packed [columns][kTileQ], in blocks of 4 x 4. `columns` is rounded up to 4, which padding
-// allows.
-inline void transpose_tile(const float* HWY_RESTRICT rows, int stride, int columns, float* HWY_RESTRICT packed) {
+// kTileQ rows -> packed [columns][kTileQ], in blocks of 4 x 4: rows must be readable, and packed writable, up to a
+// multiple of 4 columns.
+inline void transpose_tile(const float* const* rows, int columns, float* HWY_RESTRICT packed) {
 #if HWY_TARGET == HWY_SCALAR
   for (int x = 0; x < columns; ++x) {
-    for (int r = 0; r < kTileQ; ++r) packed[x * kTileQ + r] = rows[r * stride + x];
+    for (int r = 0; r < kTileQ; ++r) packed[x * kTileQ + r] = rows[r][x];
   }
 #else
   const hn::FixedTag<float, 4> d4;
@@ -134,9 +134,8 @@ inline void transpose_tile(const float* HWY_RESTRICT rows, int stride, int colum
   };
   for (int x = 0; x < columns; x += 4) {
     for (int r = 0; r < kTileQ; r += 4) {
-      const float* from = rows + r * stride + x;
-      const auto r0 = hn::Load(d4, from), r1 = hn::Load(d4, from + stride);
-      const auto r2 = hn::Load(d4, from + 2 * stride), r3 = hn::Load(d4, from + 3 * stride);
+      const auto r0 = hn::LoadU(d4, rows[r] + x), r1 = hn::LoadU(d4, rows[r + 1] + x);
+      const auto r2 = hn::LoadU(d4, rows[r + 2] + x), r3 = hn::LoadU(d4, rows[r + 3] + x);
       const auto low01 = hn::InterleaveLower(d4, r0, r1), high01 = hn::InterleaveUpper(d4, r0, r1);
       const auto low23 = hn::InterleaveLower(d4, r2, r3), high23 = hn::InterleaveUpper(d4, r2, r3);
       float* to = packed + x * kTileQ + r;

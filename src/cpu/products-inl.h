@@ -36,10 +36,23 @@ inline constexpr int kKeptAccumulators = 16;
 #endif
 static_assert(kTileK % kKeysAtOnce == 0 && kVecsQ % kVecsAtOnce == 0);
 
-// out[key][row] = sum over x of panels[key][x] * packed[x][row], for keys in [begin, end), which are multiples of
-// kKeysAtOnce. Sums run over x in ascending order in every case, so forward and backward see the same bits.
-inline void tile_product(const float* HWY_RESTRICT panels, const PanelShape& shape, const float* HWY_RESTRICT packed,
-                         int begin, int end, ScoreTile& out) {
+// Rows of keys (of K or V) in fp32 as tile_product reads them: `columns` numbers of a key in runs of `width`.
+struct KeyRows {
+  const float* data = nullptr;
+  std::ptrdiff_t key_stride = 0;
+  int columns = 0;
+  int width = 0;
+  std::ptrdiff_t panel_stride = 0;  // from one run of a key to the next
+
+  static KeyRows of(const float* panels, const PanelShape& shape) {
+    return {panels, shape.width, shape.columns, shape.width, static_cast<std::ptrdiff_t>(shape.panel_elems())};
+  }
+};
+
+// out[key][row] = sum over x of key[x] * packed[x][row], for keys in [begin, end), which are multiples of kKeysAtOnce.
+// Sums run over x in ascending order in every case, so forward and backward see the same bits.
+inline void tile_product(const KeyRows& block, const float* HWY_RESTRICT packed, int begin, int end, ScoreTile& out) {
+  const std::ptrdiff_t stride = block.key_stride;
   for (int key = begin; key < end; key += kKeysAtOnce) {
     for (int v = 0; v < kVecsQ; v += kVecsAtOnce) {
       VecF sum[kKeysAtOnce][kVecsAtOnce];
@@ -47,19 +60,16 @@ inline void tile_product(const float* HWY_RESTRICT panels, const PanelShape& sha
         for (auto& s : of_key) s = hn::Zero(kF32);
       }
       const float* HWY_RESTRICT rows = packed + v * kLanes;
-      for (int p = 0; p < shape.panels; ++p) {
-        const int left = shape.columns - p * shape.width;
-        const int depth = left < shape.width ? left : shape.width;
-        const std::ptrdiff_t width = shape.width;
-        const float* HWY_RESTRICT keys =
-            panels + static_cast<std::size_t>(p) * shape.panel_elems() + static_cast<std::ptrdiff_t>(key) * width;
+      const float* HWY_RESTRICT keys = block.data + key * stride;
+      for (int left = block.columns; left > 0; left -= block.width, keys += block.panel_stride) {
+        const int depth = left < block.width ? left : block.width;
         for (int x = 0; x < depth; ++x, rows += kTileQ) {
           VecF row[kVecsAtOnce];
           HWY_UNROLL(16)
           for (int i = 0; i < kVecsAtOnce; ++i) row[i] = hn::Load(kF32, rows + i * kLanes);
           HWY_UNROLL(16)
           for (int j = 0; j < kKeysAtOnce; ++j) {
-            const VecF key_x = hn::Set(kF32, keys[j * width + x]);
+            const VecF key_x = hn::Set(kF32, keys[j * stride + x]);
             HWY_UNROLL(16)
             for (int i = 0; i < kVecsAtOnce; ++i) sum[j][i] = hn::MulAdd(key_x, row[i], sum[j][i]);
           }
@@ -122,16 +132,16 @@ inline void add_kept_panel(const Slots& slots, const SlotValues& values, const f
   }
 }
 
-// acc[row] = acc[row] * rescale[row] + sum over the row's slots of values * key row. acc is [kTileQ][shape.padded].
+// acc[row] = acc[row] * rescale[row] + sum over the row's slots of values * key row, in the columns of one panel. acc is
+// [kTileQ][shape.padded].
 inline void add_kept(const Slots& slots, const SlotValues& values, const float* HWY_RESTRICT panels,
-                     const PanelShape& shape, const float* rescale, int rows, float* HWY_RESTRICT acc) {
+                     const PanelShape& shape, int panel, const float* rescale, int rows, float* HWY_RESTRICT acc) {
   using Panel = decltype(&add_kept_panel<1>);
   static constexpr Panel kByUnits[kPanel / kPad] = {add_kept_panel<1>, add_kept_panel<2>, add_kept_panel<3>,
                                                     add_kept_panel<4>};
-  for (int p = 0; p < shape.panels; ++p) {
-    kByUnits[shape.columns_of(p) / kPad - 1](slots, values, panels + static_cast<std::size_t>(p) * shape.panel_elems(),
-                                             shape.width, rescale, rows, acc + p * shape.width, shape.padded);
-  }
+  kByUnits[shape.columns_of(panel) / kPad - 1](slots, values,
+                                               panels + static_cast<std::size_t>(panel) * shape.panel_elems(),
+                                               shape.width, rescale, rows, acc + panel * shape.width, shape.padded);
 }
 
 // One panel of kUnits x 16 columns of scatter_kept. Rows go one after another, so every key sums its rows in order.

@@ -22,6 +22,21 @@
 HWY_BEFORE_NAMESPACE();
 namespace dspattn::cpu::HWY_NAMESPACE {
 
+// The keys of a block for tile_product: read where they are when they are fp32 and none past the end will be touched,
+// from `panels` (filled here) otherwise.
+inline KeyRows keys_of_block(const Job& job, const SequenceSpan& sequence, std::int64_t kv_head, std::int64_t block,
+                             const PanelShape& shape, float* row, float* panels) {
+  const unsigned char* source = job.k.at(sequence.batch, kv_head, sequence.k_begin + block);
+  const std::int64_t left = sequence.n_k - block;
+  if (job.k.dtype == DType::f32 && left >= round_up(job.block_keys, kKeysAtOnce)) {
+    const auto stride = static_cast<std::ptrdiff_t>(job.k.row_bytes / static_cast<std::int64_t>(sizeof(float)));
+    return {reinterpret_cast<const float*>(source), stride, shape.columns, shape.columns, 0};
+  }
+  const int keys = static_cast<int>(std::min<std::int64_t>(job.block_keys, left));
+  fill_panels(source, job.k.dtype, job.k.row_bytes, keys, shape, row, panels);
+  return KeyRows::of(panels, shape);
+}
+
 // Rows of a tensor that a tile stands for, widened: [kTileQ][padded], rows past the last are zero.
 inline void widen_tile(const Rows& tensor, const SequenceSpan& sequence, const TileRows& tile, const PanelShape& shape,
                        float* HWY_RESTRICT rows) {
@@ -32,6 +47,20 @@ inline void widen_tile(const Rows& tensor, const SequenceSpan& sequence, const T
   const std::size_t used = static_cast<std::size_t>(tile.rows) * static_cast<std::size_t>(shape.padded);
   const std::size_t all = static_cast<std::size_t>(kTileQ) * static_cast<std::size_t>(shape.padded);
   std::memset(rows + used, 0, (all - used) * sizeof(float));
+}
+
+// The same transposed: [columns][kTileQ]. `rows` is a buffer of [kTileQ][padded].
+inline void pack_tile(const Rows& tensor, const SequenceSpan& sequence, const TileRows& tile, const PanelShape& shape,
+                      float* HWY_RESTRICT rows, float* HWY_RESTRICT packed) {
+  const float* row[kTileQ];
+  const bool in_place = tensor.dtype == DType::f32 && shape.columns % 4 == 0 && tile.rows == kTileQ;
+  if (!in_place) widen_tile(tensor, sequence, tile, shape, rows);
+  for (int r = 0; r < kTileQ; ++r) {
+    row[r] = in_place ? reinterpret_cast<const float*>(
+                            tensor.at(sequence.batch, tile.head[r], sequence.q_begin + tile.position[r]))
+                      : rows + static_cast<std::ptrdiff_t>(r) * shape.padded;
+  }
+  transpose_tile(row, shape.columns, packed);
 }
 
 inline float widen_one(const unsigned char* source, DType dtype) {
@@ -116,14 +145,14 @@ inline KeySpan visible_keys(const Job& job, const TileRows& tile, std::int64_t b
 }
 
 // Fills `slots` with what the rows of `tile` keep of the keys [block, block + job.block_keys). False when they see none
-// of them. `packed` is q transposed, `k_panels` the block's keys; `width` is that of the panels the slots will index.
+// of them. `packed` is q transposed; `width` is that of the panels the slots will index.
 inline bool prune_tile(const Job& job, const SequenceSpan& sequence, const TileRows& tile, const float* packed,
-                       const PanelShape& shape, const float* k_panels, std::int64_t block, int width,
-                       PruneScratch& scratch, Slots& slots) {
+                       const KeyRows& keys_of_block, std::int64_t block, int width, PruneScratch& scratch,
+                       Slots& slots) {
   const std::int64_t keys = job.block_keys;
   const KeySpan span = visible_keys(job, tile, block);
   if (span.last == 0) return false;
-  tile_product(k_panels, shape, packed, span.first, span.computed(), scratch.scores);
+  tile_product(keys_of_block, packed, span.first, span.computed(), scratch.scores);
 
   const bool with_bias = job.allowed.present() || job.bias.present();
   const bool cut = tile.most_begin > block || tile.least_end < block + keys;
@@ -151,6 +180,7 @@ inline bool prune_tile(const Job& job, const SequenceSpan& sequence, const TileR
   args.width = width;
   args.masked = with_bias || cut;
   args.half_factor = job.half_factor;
+  slots.masked = args.masked;
   slots.all_keys = false;
   select_function(job.pattern, job.half_keys)(args, slots);
   // A row that sees nothing but NaN fills no slot, yet is not empty.

@@ -8,6 +8,9 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "cpu/load-inl.h"
 #include "cpu/select-inl.h"
 #include "cpu/tile.h"
@@ -15,26 +18,31 @@
 HWY_BEFORE_NAMESPACE();
 namespace dspattn::cpu::HWY_NAMESPACE {
 
-// 2^x for x <= 0 (a little above is fine), zero below 2^-126. The polynomial is the minimax one of degree 6 for 2^f on
-// [-1/2, 1/2], relative error 1.9e-9 before rounding (Remez). NaN gives no meaningful value: callers flag such rows.
-inline VecF exp2_nonpositive(VecF x) {
-  const VecF lowest = hn::Set(kF32, -126.0f);
-  const VecF clamped = hn::Max(x, lowest);
-  // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
-  const VecF magic = hn::Set(kF32, 12582912.0f);
-  const VecF shifted = hn::Add(clamped, magic);
-  const VecF f = hn::Sub(clamped, hn::Sub(shifted, magic));
-  VecF p = hn::Set(kF32, 0.0001534581242594868f);
-  p = hn::MulAdd(p, f, hn::Set(kF32, 0.0013399930903688073f));
-  p = hn::MulAdd(p, f, hn::Set(kF32, 0.009618489071726799f));
-  p = hn::MulAdd(p, f, hn::Set(kF32, 0.05550328642129898f));
-  p = hn::MulAdd(p, f, hn::Set(kF32, 0.24022646248340607f));
-  p = hn::MulAdd(p, f, hn::Set(kF32, 0.6931471824645996f));
-  p = hn::MulAdd(p, f, hn::Set(kF32, 1.0f));
-  const VecI exponent = hn::ShiftLeft<23>(hn::BitCast(kI32, shifted));
-  const VecF result = hn::BitCast(kF32, hn::Add(hn::BitCast(kI32, p), exponent));
-  return hn::IfThenElseZero(hn::Ge(x, lowest), result);
-}
+// 2^(t * c) for t * c <= 0 (a little above is fine), and 2^-126 where it would be less: beside a largest weight of 1 that
+// is nothing. The polynomial is the minimax one of degree 6 for 2^f on [-1/2, 1/2], relative error 1.9e-9 before rounding
+// (Remez). NaN gives no meaningful value: callers flag such rows.
+struct Exp2 {
+  VecF c, least;
+
+  explicit Exp2(float factor) : c(hn::Set(kF32, factor)), least(hn::Set(kF32, std::max(-126.0f / factor, std::numeric_limits<float>::lowest()))) {}
+
+  VecF operator()(VecF t) const {
+    t = hn::Max(t, least);
+    // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
+    const VecF magic = hn::Set(kF32, 12582912.0f);
+    const VecF shifted = hn::MulAdd(t, c, magic);
+    const VecF f = hn::MulSub(t, c, hn::Sub(shifted, magic));
+    VecF p = hn::Set(kF32, 0.0001534581242594868f);
+    p = hn::MulAdd(p, f, hn::Set(kF32, 0.0013399930903688073f));
+    p = hn::MulAdd(p, f, hn::Set(kF32, 0.009618489071726799f));
+    p = hn::MulAdd(p, f, hn::Set(kF32, 0.05550328642129898f));
+    p = hn::MulAdd(p, f, hn::Set(kF32, 0.24022646248340607f));
+    p = hn::MulAdd(p, f, hn::Set(kF32, 0.6931471824645996f));
+    p = hn::MulAdd(p, f, hn::Set(kF32, 1.0f));
+    const VecI exponent = hn::ShiftLeft<23>(hn::BitCast(kI32, shifted));
+    return hn::BitCast(kF32, hn::Add(hn::BitCast(kI32, p), exponent));
+  }
+};
 
 // What a row carries from block to block.
 struct RunningRows {
@@ -45,17 +53,19 @@ struct RunningRows {
 // Turns the slots' scores into weights relative to the new running maximum. rescale[row] is what the row's earlier sum
 // and output have to be multiplied with.
 inline void weigh(Slots& slots, float scale_log2, const RunningRows& running, float* rescale) {
-  const VecF c = hn::Set(kF32, scale_log2);
+  const Exp2 exp2(scale_log2);
   for (int v = 0; v < kVecsQ; ++v) {
     const int row = v * kLanes;
     const VecF before = hn::Load(kF32, running.largest + row);
     const VecF largest = hn::Max(before, hn::Load(kF32, slots.row_max + row));
     // A row without a key so far has no maximum to subtract; -inf minus -inf would be NaN.
     const VecF origin = hn::IfThenElse(hn::Eq(largest, minus_infinity()), hn::Zero(kF32), largest);
-    const VecF factor = exp2_nonpositive(hn::Mul(hn::Sub(before, origin), c));
+    const VecF factor = exp2(hn::Sub(before, origin));
     VecF sum = hn::Mul(hn::Load(kF32, running.sum + row), factor);
     for (int s = 0; s < slots.count; ++s) {
-      const VecF weight = exp2_nonpositive(hn::Mul(hn::Sub(hn::Load(kF32, &slots.value.at[s][row]), origin), c));
+      const VecF score = hn::Load(kF32, &slots.value.at[s][row]);
+      VecF weight = exp2(hn::Sub(score, origin));
+      if (slots.masked) weight = hn::IfThenZeroElse(hn::Eq(score, minus_infinity()), weight);
       hn::Store(weight, kF32, &slots.value.at[s][row]);
       sum = hn::Add(sum, weight);
     }

@@ -60,6 +60,7 @@ struct alignas(64) Slots {
   float row_max[kTileQ];                 // largest kept score
   float has_nan[kTileQ];                 // not zero: an unmasked score is NaN
   int count = 0;
+  bool masked = false;    // some slots may hold no key
   bool all_keys = false;  // dense and nothing masked: slot s is key s in every row
 };
 
