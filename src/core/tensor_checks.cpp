@@ -148,6 +148,7 @@ bool check_output(Report& report, const std::string& argument, const ConstTensor
   if (!check_input(report, argument, view, layout, rank, inner)) return false;
   if (is_empty(view)) return true;
   std::vector<Dim> dims;
+  dims.reserve(kMaxRank);
   for (int i = 0; i < rank; ++i) dims.push_back({view.step(i), view.extent(i)});
   if (!nests(dims)) {
     report.add(argument + ".stride", "strides that give each element of shape " + shape_text(view) + " its own place",
