@@ -1,0 +1,135 @@
+#include "dspattn/block_mask.h"
+
+#include <algorithm>
+#include <string>
+
+#include "dspattn/error.h"
+
+namespace dspattn {
+namespace {
+
+// SplitMix64 (Steele, Lea, Flood 2014): a stateless mix, so that a mask depends on its seed alone and not on a
+// library's random engine.
+std::uint64_t mix(std::uint64_t state) {
+  state += 0x9E3779B97F4A7C15u;
+  state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9u;
+  state = (state ^ (state >> 27)) * 0x94D049BB133111EBu;
+  return state ^ (state >> 31);
+}
+
+void require_parts(const BlockMaskParts& parts) {
+  std::vector<std::string> reasons;
+  const auto check = [&](const char* argument, std::int64_t value) {
+    if (value < 0) reasons.push_back(std::string(argument) + ": expected a count >= 0, got " + std::to_string(value));
+  };
+  check("window", parts.window);
+  check("global", parts.global);
+  check("random", parts.random);
+  if (!reasons.empty()) throw Error(std::move(reasons));
+}
+
+BlockMask build(std::int64_t n_q, std::int64_t n_k, const BlockMaskParts& parts) {
+  require_parts(parts);
+  // Sizes are checked by make_block_mask; an impossible block only must not divide by zero here.
+  const std::int64_t block = parts.block > 0 ? parts.block : 64;
+  const std::int64_t block_rows = (n_q + block - 1) / block;
+  const std::int64_t block_columns = (n_k + block - 1) / block;
+  std::vector<std::vector<std::int32_t>> rows(static_cast<std::size_t>(std::max<std::int64_t>(block_rows, 0)));
+  for (std::int64_t row = 0; row < block_rows; ++row) {
+    const std::int64_t diagonal = row + block_columns - block_rows;
+    const std::int64_t end = parts.causal ? std::clamp<std::int64_t>(diagonal + 1, 0, block_columns) : block_columns;
+    std::vector<std::int32_t>& kept = rows[static_cast<std::size_t>(row)];
+    std::vector<std::int32_t> rest;
+    for (std::int64_t column = 0; column < end; ++column) {
+      const bool in_window = column >= diagonal - parts.window && column <= diagonal + parts.window;
+      const bool is_global = column < parts.global || row < parts.global;
+      (in_window || is_global ? kept : rest).push_back(static_cast<std::int32_t>(column));
+    }
+    // The first `random` steps of a shuffle of the blocks that are left.
+    const std::size_t draws = std::min(static_cast<std::size_t>(parts.random), rest.size());
+    for (std::size_t i = 0; i < draws; ++i) {
+      const std::uint64_t bits = mix(mix(parts.seed) ^ mix(static_cast<std::uint64_t>(row)) ^ (i + 1));
+      std::swap(rest[i], rest[i + static_cast<std::size_t>(bits % (rest.size() - i))]);
+      kept.push_back(rest[i]);
+    }
+  }
+  return make_block_mask(n_q, n_k, parts.block, rows);
+}
+
+}  // namespace
+
+bool BlockMask::allows(std::int64_t query, std::int64_t key) const {
+  const auto row = static_cast<std::size_t>(query / block);
+  const auto first = columns.begin() + static_cast<std::ptrdiff_t>(row) * width;
+  return std::binary_search(first, first + counts[row], static_cast<std::int32_t>(key / block));
+}
+
+double BlockMask::density() const {
+  double kept = 0;
+  for (const std::int32_t count : counts) kept += count;
+  const double all = static_cast<double>(block_rows()) * static_cast<double>(block_columns());
+  return all > 0 ? kept / all : 0;
+}
+
+BlockMaskView BlockMask::view() const {
+  BlockMaskView result;
+  result.block = block;
+  result.counts = ConstTensorView(counts.data(), DType::i32, {block_rows()});
+  result.columns = ConstTensorView(columns.data(), DType::i32, {block_rows(), width});
+  return result;
+}
+
+BlockMask make_block_mask(std::int64_t n_q, std::int64_t n_k, int block,
+                          const std::vector<std::vector<std::int32_t>>& rows) {
+  std::vector<std::string> reasons;
+  if (block != 64 && block != 128) reasons.push_back("block: expected 64 or 128, got " + std::to_string(block));
+  if (n_q < 0) reasons.push_back("n_q: expected a length >= 0, got " + std::to_string(n_q));
+  if (n_k < 0) reasons.push_back("n_k: expected a length >= 0, got " + std::to_string(n_k));
+  if (!reasons.empty()) throw Error(std::move(reasons));
+
+  BlockMask mask;
+  mask.block = block;
+  mask.n_q = n_q;
+  mask.n_k = n_k;
+  if (static_cast<std::int64_t>(rows.size()) != mask.block_rows()) {
+    throw Error("rows: expected a list for each of " + std::to_string(mask.block_rows()) + " block rows, got " +
+                std::to_string(rows.size()));
+  }
+  for (const auto& row : rows) mask.width = std::max(mask.width, static_cast<std::int64_t>(row.size()));
+  mask.columns.assign(rows.size() * static_cast<std::size_t>(mask.width), -1);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    std::vector<std::int32_t> sorted = rows[r];
+    std::sort(sorted.begin(), sorted.end());
+    const std::string where = "rows[" + std::to_string(r) + "]";
+    if (!sorted.empty() && (sorted.front() < 0 || sorted.back() >= mask.block_columns())) {
+      reasons.push_back(where + ": expected block columns from 0 to " + std::to_string(mask.block_columns() - 1) +
+                        ", got " + std::to_string(sorted.front() < 0 ? sorted.front() : sorted.back()));
+    }
+    if (const auto twin = std::adjacent_find(sorted.begin(), sorted.end()); twin != sorted.end()) {
+      reasons.push_back(where + ": expected each block column once, got " + std::to_string(*twin) + " twice");
+    }
+    mask.counts.push_back(static_cast<std::int32_t>(sorted.size()));
+    std::copy(sorted.begin(), sorted.end(), mask.columns.begin() + static_cast<std::ptrdiff_t>(r) * mask.width);
+  }
+  if (!reasons.empty()) throw Error(std::move(reasons));
+  return mask;
+}
+
+BlockMask sliding_window_blocks(std::int64_t n_q, std::int64_t n_k, const BlockMaskParts& parts) {
+  BlockMaskParts window = parts;
+  window.global = 0;
+  window.random = 0;
+  return build(n_q, n_k, window);
+}
+
+BlockMask longformer_blocks(std::int64_t n_q, std::int64_t n_k, const BlockMaskParts& parts) {
+  BlockMaskParts without_random = parts;
+  without_random.random = 0;
+  return build(n_q, n_k, without_random);
+}
+
+BlockMask bigbird_blocks(std::int64_t n_q, std::int64_t n_k, const BlockMaskParts& parts) {
+  return build(n_q, n_k, parts);
+}
+
+}  // namespace dspattn

@@ -1,0 +1,19 @@
+// The GPU rows in order of preference: kernels that are made for one architecture before the pipeline that runs on all.
+#include "cuda/rows.h"
+
+#include <vector>
+
+#include "cuda/sm80/pipeline.h"
+
+namespace dspattn::cuda {
+
+std::span<const core::KernelRow> rows() {
+  static const std::vector<core::KernelRow> joined = [] {
+    std::vector<core::KernelRow> all;
+    for (const core::KernelRow& row : sm80::pipeline_rows()) all.push_back(row);
+    return all;
+  }();
+  return joined;
+}
+
+}  // namespace dspattn::cuda

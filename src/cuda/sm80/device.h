@@ -1,0 +1,68 @@
+// What launches need to know of the device, and the CUDA calls around them.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string>
+
+#include "dspattn/error.h"
+
+namespace dspattn::cuda::sm80 {
+
+inline void require(cudaError_t code, const std::string& what) {
+  if (code != cudaSuccess) throw Error("cuda: " + what + ": " + cudaGetErrorString(code));
+}
+
+inline int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  require(cudaDeviceGetAttribute(&value, which, device), "reading a device attribute");
+  return value;
+}
+
+inline int current_device() {
+  int device = 0;
+  require(cudaGetDevice(&device), "asking for the current device");
+  return device;
+}
+
+// Makes a device current, and the previous one again at the end of the scope.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device) : previous_(current_device()) {
+    if (device != previous_) require(cudaSetDevice(device), "selecting device " + std::to_string(device));
+    changed_ = device != previous_;
+  }
+  ~CurrentDevice() {
+    if (changed_) cudaSetDevice(previous_);
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
+struct LaunchLimits {
+  int multiprocessors = 0;
+  int shared_bytes = 0;  // a CTA may ask for
+};
+
+inline LaunchLimits limits_of_current_device() {
+  const int device = current_device();
+  return {attribute(cudaDevAttrMultiProcessorCount, device),
+          attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device)};
+}
+
+// grid.x of a launch.
+inline unsigned grid_of(std::int64_t ctas) {
+  constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
+  if (ctas > kMaxGrid) {
+    throw Error("batch, heads, n_q: expected at most " + std::to_string(kMaxGrid) + " thread blocks, got " +
+                std::to_string(ctas));
+  }
+  return static_cast<unsigned>(ctas);
+}
+
+}  // namespace dspattn::cuda::sm80

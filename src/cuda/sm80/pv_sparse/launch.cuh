@@ -1,0 +1,56 @@
+// Chooses the shape of a pv_sparse launch and makes it.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/sm80/device.h"
+#include "cuda/sm80/launch.h"
+#include "cuda/sm80/pv_sparse/kernel.cuh"
+
+namespace dspattn::cuda::sm80 {
+
+// Warps of a CTA: as many as share V tiles without idling at the end of the rows. Where block rows differ in what they
+// hold (a block mask, blocks left out), a CTA must stay within one.
+template <typename Element, int kHeadDim>
+int pv_warps(const PvSparseParams& params, int shared_limit) {
+  using Config = PvConfig<Element, kHeadDim>;
+  const bool uniform = params.walk.columns == nullptr && !params.walk.skip_masked;
+  const int most = uniform ? kPvMaxThreads / 32 : params.walk.block / Config::kWarpRows;
+  int best = 1;
+  std::int64_t best_rows = 0;
+  for (int warps = 1; warps <= std::min(most, kPvMaxThreads / 32); ++warps) {
+    const int rows = warps * Config::kWarpRows;
+    if (Config::shared_bytes(rows) > shared_limit || (!uniform && params.walk.block % rows != 0)) continue;
+    const std::int64_t covered = (params.weights.rows + rows - 1) / rows * rows;
+    if (best_rows == 0 || covered <= best_rows) {
+      best = warps;
+      best_rows = covered;
+    }
+  }
+  return best;
+}
+
+template <typename Element, int kHeadDim>
+void launch_pv_sparse_at(PvSparseParams& params, std::int64_t matrices, void* stream) {
+  using Config = PvConfig<Element, kHeadDim>;
+  const LaunchLimits limits = limits_of_current_device();
+  const int warps = pv_warps<Element, kHeadDim>(params, limits.shared_bytes);
+  const int rows = warps * Config::kWarpRows;
+  const int shared_bytes = Config::shared_bytes(rows);
+  params.row_tiles = static_cast<int>((params.weights.rows + rows - 1) / rows);
+  params.column_tiles = (params.v.extent + kHeadDim - 1) / kHeadDim;
+  const auto kernel = pv_sparse_kernel<Element, kHeadDim>;
+  require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+          "reserving shared memory for pv_sparse");
+  kernel<<<grid_of(matrices * params.row_tiles * params.column_tiles), static_cast<unsigned>(32 * warps),
+           static_cast<std::size_t>(shared_bytes), static_cast<cudaStream_t>(stream)>>>(params);
+  require(cudaGetLastError(), "launching pv_sparse");
+}
+
+template <typename Element>
+void launch_pv_sparse_of(PvSparseParams params, std::int64_t matrices, void* stream) {
+  if (params.v.extent <= 64) return launch_pv_sparse_at<Element, 64>(params, matrices, stream);
+  launch_pv_sparse_at<Element, 128>(params, matrices, stream);
+}
+
+}  // namespace dspattn::cuda::sm80

@@ -1,0 +1,93 @@
+// Masks and biases of a score tile, for the tiles that need them: one lane's places of its four rows.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/sm80.h"
+#include "cuda/sm80/params.h"
+
+namespace dspattn::cuda::sm80 {
+
+// The part of a warp's tile that one lane holds: rows row0 + {0, 8, 16, 24}, and `count` places from `place` of the key
+// block that starts at key `block_key`.
+struct LaneTile {
+  int batch;
+  int head;
+  int row0;
+  int block_key;
+  int place;
+
+  __device__ __forceinline__ int row(int i) const { return row0 + 8 * i; }
+  __device__ __forceinline__ int key(const QkPruneParams& p, int offset) const {
+    return block_key + key_in_block(place + offset, p.group_log2, p.interleaved);
+  }
+};
+
+__device__ __forceinline__ std::int64_t mask_offset(const std::int64_t (&stride)[4], const LaneTile& tile, int row,
+                                                    int key) {
+  return tile.batch * stride[0] + tile.head * stride[1] + row * stride[2] + key * stride[3];
+}
+
+__device__ __forceinline__ float bias_at(const ElementMask& mask, const LaneTile& tile, int row, int key) {
+  const std::int64_t offset = mask_offset(mask.bias_stride, tile, row, key);
+  switch (mask.bias_type) {
+    case DType::f16:
+      return __half2float(static_cast<const __half*>(mask.bias)[offset]);
+    case DType::bf16:
+      return __bfloat162float(static_cast<const __nv_bfloat16*>(mask.bias)[offset]);
+    default:
+      return static_cast<const float*>(mask.bias)[offset];
+  }
+}
+
+// Whether some place of a warp's 32 rows from row0 may be masked, given the keys the tile spans. Uniform over the warp.
+__device__ __forceinline__ bool needs_mask(const QkPruneParams& p, int row0, int first_key, int end_key,
+                                           int key_length) {
+  if (p.mask.allowed != nullptr || p.mask.bias != nullptr || row0 + kRowUnit > p.walk.n_q) return true;
+  // Begin and end of the visible range grow with the row.
+  const core::KeyRange first = p.walk.band.row(row0, p.walk.n_q, p.walk.n_k, key_length);
+  const core::KeyRange last = p.walk.band.row(row0 + kRowUnit - 1, p.walk.n_q, p.walk.n_k, key_length);
+  return end_key > first.end || first_key < last.begin;
+}
+
+// Bit kPlaces * i + o: place `tile.place + o` of row i of the four is visible. Rows past n_q see nothing. Rolled loops:
+// few tiles come here, and the registers are taken by the scores.
+template <int kPlaces>
+__device__ __forceinline__ std::uint64_t visible_places(const QkPruneParams& p, const LaneTile& tile, int key_length) {
+  std::uint64_t bits = 0;
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i) {
+    const int row = tile.row(i);
+    if (row >= p.walk.n_q) break;
+    const core::KeyRange range = p.walk.band.row(row, p.walk.n_q, p.walk.n_k, key_length);
+#pragma unroll 1
+    for (int o = 0; o < kPlaces; ++o) {
+      const int key = tile.key(p, o);
+      bool visible = key >= range.begin && key < range.end;
+      if (visible && p.mask.allowed != nullptr) {
+        visible = p.mask.allowed[mask_offset(p.mask.allowed_stride, tile, row, key)] != 0;
+      }
+      if (visible && p.mask.bias != nullptr) visible = bias_at(p.mask, tile, row, key) != -INFINITY;
+      bits |= static_cast<std::uint64_t>(visible) << (kPlaces * i + o);
+    }
+  }
+  return bits;
+}
+
+// Adds bias * factor to the scores. scores[h][b][2r + i] is row 2h + r of the four, place offset 2b + i.
+template <int kBlocks>
+__device__ __forceinline__ void add_bias(const QkPruneParams& p, const LaneTile& tile, float factor,
+                                         float (&scores)[2][kBlocks][4]) {
+#pragma unroll
+  for (int i = 0; i < 2 * kBlocks * 4; ++i) {
+    const int offset = i / 4, h = i / 2 % 2, r = i % 2;
+    const int row = tile.row(2 * h + r);
+    const int key = tile.key(p, offset);
+    if (row < p.walk.n_q && key < p.walk.n_k) {
+      scores[h][offset / 2][2 * r + offset % 2] += bias_at(p.mask, tile, row, key) * factor;
+    }
+    ptx::keep_order();  // one load at a time: this path has no registers to spare
+  }
+}
+
+}  // namespace dspattn::cuda::sm80

@@ -1,0 +1,59 @@
+// Chooses the kernel of a softmax launch and makes it.
+#include <algorithm>
+
+#include "cuda/sm80/device.h"
+#include "cuda/sm80/launch.h"
+#include "cuda/sm80/softmax/kernel.cuh"
+
+namespace dspattn::cuda::sm80 {
+namespace {
+
+template <typename Element, int kVectors>
+void launch_registers(const SoftmaxParams& params, int lanes, cudaStream_t stream) {
+  const std::int64_t rows_per_cta = kSoftmaxThreads / lanes;
+  const std::int64_t rows = params.matrices * params.matrix.rows;
+  softmax_registers<Element, kVectors>
+      <<<grid_of((rows + rows_per_cta - 1) / rows_per_cta), kSoftmaxThreads, 0, stream>>>(params, lanes);
+}
+
+template <typename Element>
+void launch_rows(const SoftmaxParams& params, cudaStream_t stream) {
+  constexpr int kVectorElements = kChunkBytes / static_cast<int>(sizeof(Element));
+  const std::int64_t vectors = params.matrix.places / 2 / kVectorElements;
+  // Four vectors a lane while 32 lanes suffice, fewer lanes for short rows; then up to 64 values a lane.
+  int lanes = 4;
+  while (lanes < 32 && lanes * 4 < vectors) lanes *= 2;
+  if (vectors <= 4 * lanes) return launch_registers<Element, 4>(params, lanes, stream);
+  if (vectors <= 8 * lanes) return launch_registers<Element, 8>(params, lanes, stream);
+  if constexpr (sizeof(Element) == 4) {
+    if (vectors <= 16 * lanes) return launch_registers<Element, 16>(params, lanes, stream);
+  }
+  constexpr int kReserved = 1024;  // static shared memory of the kernel, rounded up
+  const std::int64_t fits = (limits_of_current_device().shared_bytes - kReserved) / kChunkBytes;
+  const int cached = static_cast<int>(std::min(vectors, fits));
+  const int shared_bytes = vectors <= fits ? cached * kChunkBytes : 0;
+  require(cudaFuncSetAttribute(softmax_shared<Element>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+          "reserving shared memory for softmax");
+  softmax_shared<Element><<<grid_of(params.matrices * params.matrix.rows), kSoftmaxRowThreads,
+                            static_cast<std::size_t>(shared_bytes), stream>>>(params, vectors <= fits ? cached : 0);
+}
+
+}  // namespace
+
+void launch_softmax(DType dtype, const SoftmaxParams& params, void* stream) {
+  const auto handle = static_cast<cudaStream_t>(stream);
+  switch (dtype) {
+    case DType::bf16:
+      launch_rows<__nv_bfloat16>(params, handle);
+      break;
+    case DType::f16:
+      launch_rows<__half>(params, handle);
+      break;
+    default:
+      launch_rows<float>(params, handle);
+      break;
+  }
+  require(cudaGetLastError(), "launching softmax");
+}
+
+}  // namespace dspattn::cuda::sm80

@@ -1,0 +1,75 @@
+#include "dspattn/block_mask.h"
+
+#include <gtest/gtest.h>
+
+#include "dspattn/error.h"
+
+namespace dspattn {
+namespace {
+
+TEST(BlockMask, ListsAreSortedAndPadded) {
+  const BlockMask mask = make_block_mask(130, 200, 64, {{2, 0}, {}, {3, 1, 0}});
+  EXPECT_EQ(mask.width, 3);
+  EXPECT_EQ(mask.counts, (std::vector<std::int32_t>{2, 0, 3}));
+  EXPECT_EQ(mask.columns, (std::vector<std::int32_t>{0, 2, -1, -1, -1, -1, 0, 1, 3}));
+  EXPECT_TRUE(mask.allows(63, 130));
+  EXPECT_FALSE(mask.allows(63, 64));
+  EXPECT_FALSE(mask.allows(64, 0));
+  EXPECT_DOUBLE_EQ(mask.density(), 5.0 / 12.0);
+}
+
+TEST(BlockMask, RefusesWhatIsNotAMask) {
+  EXPECT_THROW(make_block_mask(64, 64, 32, {{0}}), Error);
+  EXPECT_THROW(make_block_mask(64, 64, 64, {{0}, {0}}), Error);
+  EXPECT_THROW(make_block_mask(64, 64, 64, {{1}}), Error);
+  EXPECT_THROW(make_block_mask(64, 64, 64, {{-1}}), Error);
+  EXPECT_THROW(make_block_mask(64, 64, 64, {{0, 0}}), Error);
+  EXPECT_THROW(bigbird_blocks(64, 64, {.random = -1}), Error);
+}
+
+TEST(BlockMask, SlidingWindowFollowsTheBottomRightDiagonal) {
+  const BlockMask square = sliding_window_blocks(640, 640, {.block = 64, .window = 1});
+  for (std::int64_t row = 0; row < 10; ++row) {
+    for (std::int64_t column = 0; column < 10; ++column) {
+      EXPECT_EQ(square.allows(64 * row, 64 * column), std::abs(row - column) <= 1) << row << " " << column;
+    }
+  }
+  const BlockMask wide = sliding_window_blocks(128, 640, {.block = 128, .window = 0});
+  EXPECT_EQ(wide.columns, (std::vector<std::int32_t>{4}));
+}
+
+TEST(BlockMask, LongformerSeesAndIsSeenByGlobalBlocks) {
+  const BlockMask mask = longformer_blocks(640, 640, {.block = 64, .window = 1, .global = 2, .random = 5});
+  for (std::int64_t i = 0; i < 10; ++i) {
+    EXPECT_TRUE(mask.allows(64, 64 * i));
+    EXPECT_TRUE(mask.allows(64 * i, 64));
+  }
+  EXPECT_FALSE(mask.allows(64 * 9, 64 * 4));
+}
+
+TEST(BlockMask, BigBirdAddsTheAskedNumberOfRandomBlocks) {
+  const BlockMask mask = bigbird_blocks(4096, 4096, {.block = 64, .window = 1, .global = 1, .random = 3, .seed = 7});
+  for (std::size_t row = 2; row < 63; ++row) EXPECT_EQ(mask.counts[row], 4 + 3) << row;
+  EXPECT_EQ(mask.counts[0], 64);
+  const BlockMask same = bigbird_blocks(4096, 4096, {.block = 64, .window = 1, .global = 1, .random = 3, .seed = 7});
+  const BlockMask other = bigbird_blocks(4096, 4096, {.block = 64, .window = 1, .global = 1, .random = 3, .seed = 8});
+  EXPECT_EQ(mask.columns, same.columns);
+  EXPECT_NE(mask.columns, other.columns);
+}
+
+TEST(BlockMask, CausalLeavesOutBlocksRightOfTheDiagonal) {
+  const BlockMask mask =
+      bigbird_blocks(1024, 1024, {.block = 64, .window = 2, .global = 1, .random = 2, .causal = true});
+  for (std::int64_t row = 0; row < 16; ++row) {
+    for (std::int64_t column = row + 1; column < 16; ++column) EXPECT_FALSE(mask.allows(64 * row, 64 * column));
+    EXPECT_TRUE(mask.allows(64 * row, 64 * row));
+  }
+}
+
+TEST(BlockMask, EmptyLengthsAreFine) {
+  EXPECT_EQ(bigbird_blocks(0, 0, {}).counts.size(), 0u);
+  EXPECT_EQ(sliding_window_blocks(100, 0, {}).counts, (std::vector<std::int32_t>{0, 0}));
+}
+
+}  // namespace
+}  // namespace dspattn

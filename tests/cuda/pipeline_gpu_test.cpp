@@ -1,0 +1,128 @@
+// The pipeline's kernels on a GPU: against the oracle, and byte for byte against the CPU where sums are exact.
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "cpu/pipeline_case.h"
+#include "dspattn/kernels.h"
+
+namespace dspattn {
+namespace {
+
+using test::PipelineCase;
+using test::PipelineProblem;
+using test::PipelineResult;
+
+constexpr Device kGpu{DeviceType::cuda, 0};
+
+class PipelineGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    try {
+      core::DeviceBuffer probe(api::memory_of(kGpu), 1);
+    } catch (const Error& error) {
+      GTEST_SKIP() << "no GPU: " << error.what();
+    }
+  }
+};
+
+TEST_F(PipelineGpu, AgreesWithTheOracle) {
+  for (const PipelineCase& drawn : test::pipeline_cases()) {
+    const PipelineProblem problem(drawn);
+    for (const bool chained : {false, true}) {
+      PipelineResult result = problem.run(kGpu, chained);
+      if (chained) result.metadata.clear();
+      for (const std::string& failure : test::oracle_failures(problem, result, drawn.dtype == DType::f32)) {
+        ADD_FAILURE() << test::describe(drawn) << (chained ? " chained: " : ": ") << failure;
+      }
+    }
+  }
+}
+
+// Padding included: rows to 32 and places to whole words hold masked scores and valid codes on either device. Slots
+// that a block mask does not fill are nobody's.
+TEST_F(PipelineGpu, WritesTheBytesOfTheCpu) {
+  for (const PipelineCase& drawn : test::pipeline_cases()) {
+    if (!drawn.integers || !drawn.blocks.empty()) continue;
+    const PipelineProblem problem(drawn);
+    const PipelineResult gpu = problem.run(kGpu), cpu = problem.run({});
+    EXPECT_EQ(gpu.metadata, cpu.metadata) << test::describe(drawn);
+    // d = 64 and 256 scale by a power of two: the scores are exact, too.
+    if (drawn.d == 64 && !drawn.bias) {
+      EXPECT_EQ(gpu.scores, cpu.scores) << test::describe(drawn);
+    }
+  }
+}
+
+TEST_F(PipelineGpu, SoftmaxTakesRowsOfAnyLength) {
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    for (const std::int64_t n_k : {8, 250, 384, 1000, 2048, 4097, 9000, 70000, 500000}) {
+      const SparseShape shape{dtype, {1, 2}, Grouping::consecutive, 1, 2, 5, n_k};
+      std::mt19937 engine(static_cast<std::uint32_t>(n_k));
+      std::normal_distribution<double> normal(0, 3);
+      std::vector<std::byte> scores(shape.nonzeros_bytes());
+      const std::int64_t count = shape.matrices() * shape.rows() * shape.nonzeros_per_row();
+      for (std::int64_t i = 0; i < count; ++i) core::store_element(scores.data(), dtype, i, normal(engine));
+      std::vector<std::byte> metadata(shape.metadata_bytes());
+      std::vector<std::byte> expected = scores;
+      std::vector<float> lse(10), expected_lse(10);
+      nonzero_softmax(
+          {.matrices = {shape, expected.data(), metadata.data()}, .lse = {expected_lse.data(), DType::f32, {1, 2, 5}}});
+      core::DeviceMemory& memory = api::memory_of(kGpu);
+      core::DeviceBuffer nonzeros(memory, scores.size()), codes(memory, metadata.size()), dlse(memory, 40);
+      nonzeros.upload(scores.data());
+      nonzero_softmax({.device = kGpu,
+                       .matrices = {shape, nonzeros.data(), codes.data()},
+                       .lse = {dlse.data(), DType::f32, {1, 2, 5}}});
+      nonzeros.download(scores.data());
+      dlse.download(lse.data());
+      for (std::size_t i = 0; i < lse.size(); ++i)
+        EXPECT_NEAR(lse[i], expected_lse[i], 2e-5) << name(dtype) << " " << n_k;
+      double worst = 0;
+      for (std::int64_t i = 0; i < count; ++i) {
+        const double want = core::load_element(expected.data(), dtype, i);
+        const double got = core::load_element(scores.data(), dtype, i);
+        worst = std::max(worst, std::abs(got - want) / (want + 1e-6));
+        if (!(std::abs(got - want) <= 1e30)) worst = std::numeric_limits<double>::infinity();
+      }
+      EXPECT_LE(worst, dtype == DType::f32 ? 1e-5 : 1.01 * core::epsilon_of(dtype)) << name(dtype) << " " << n_k;
+    }
+  }
+}
+
+TEST_F(PipelineGpu, ANanScoreMakesItsRowNanAndNoOther) {
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    for (const std::int64_t bad_key : {0, 1, 2, 3, 50}) {
+      PipelineProblem problem(
+          {.dtype = dtype, .pattern = {1, 2}, .n_q = 40, .n_k = 64, .d = 8, .d_v = 8, .bias = true});
+      for (float& value : problem.bias) value = 0;
+      problem.bias[static_cast<std::size_t>(7 * 64 + bad_key)] = std::numeric_limits<float>::quiet_NaN();
+      const PipelineResult result = problem.run(kGpu);
+      for (std::int64_t row = 0; row < 40; ++row) {
+        for (std::int64_t c = 0; c < 8; ++c) {
+          EXPECT_EQ(std::isnan(core::load_element(result.out.data(), dtype, row * 8 + c)), row == 7)
+              << name(dtype) << " row " << row << " key " << bad_key;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(PipelineGpu, EmptyProblemsGiveEmptyOrZeroResults) {
+  for (const bool chained : {false, true}) {
+    const PipelineResult no_keys = PipelineProblem({.n_q = 5, .n_k = 0, .d = 8, .d_v = 4}).run(kGpu, chained);
+    for (std::int64_t i = 0; i < 5 * 4; ++i) EXPECT_EQ(core::load_element(no_keys.out.data(), DType::bf16, i), 0.0);
+    for (const float lse : no_keys.lse) EXPECT_EQ(lse, -std::numeric_limits<float>::infinity());
+    EXPECT_TRUE(PipelineProblem({.n_q = 0, .n_k = 9}).run(kGpu, chained).out.empty());
+    EXPECT_TRUE(PipelineProblem({.batch = 0, .n_q = 4, .n_k = 9}).run(kGpu, chained).out.empty());
+  }
+}
+
+TEST_F(PipelineGpu, IsARowOfTheKernelTable) {
+  bool found = false;
+  for (const KernelInfo& info : kernels(Pass::forward)) found = found || info.name == "sm80_pipeline";
+  EXPECT_TRUE(found);
+}
+
+}  // namespace
+}  // namespace dspattn
