@@ -230,6 +230,9 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
   cpu::Gradients sums{std::vector<double>(gradients.d_q.size(), 0.0), std::vector<double>(gradients.d_k.size(), 0.0),
                       std::vector<double>(gradients.d_v.size(), 0.0)};
 
+  // 16-bit: what the rounding of the output, from which dO.O is made, may do to the gradients of q and k.
+  cpu::Gradients handed{sums.d_q, sums.d_k, sums.d_v};
+
   const auto add_bounds = [&](const RowContext& context) {
     const auto kept = static_cast<std::int64_t>(context.kept.size());
     const double lse = given.lse[static_cast<std::size_t>(context.row)];
@@ -272,8 +275,12 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
 
   const auto add_plain = [&](const RowContext& context) {
     const PlainRow plain(context, walk, dtype);
-    double d_dot = 0;
-    for (std::int64_t c = 0; c < walk.d_v; ++c) d_dot += context.d_out[c] * plain.out[static_cast<std::size_t>(c)];
+    double d_dot = 0, d_dot_rounding = 0;
+    for (std::int64_t c = 0; c < walk.d_v; ++c) {
+      const double part = context.d_out[c] * plain.out[static_cast<std::size_t>(c)];
+      d_dot += part;
+      d_dot_rounding += std::abs(part) * core::epsilon_of(dtype) / 2;
+    }
     for (std::size_t j = 0; j < context.kept.size(); ++j) {
       const auto& key = context.kept[j];
       double d_weight = 0;
@@ -285,23 +292,31 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
       for (std::int64_t c = 0; c < walk.d; ++c) {
         sums.d_q[static_cast<std::size_t>(context.q_offset + c)] += d_score * key.k[c];
         sums.d_k[static_cast<std::size_t>(key.k_offset + c)] += d_score * context.q[c];
+        const double rounding = walk.scale * key.weight * d_dot_rounding;
+        handed.d_q[static_cast<std::size_t>(context.q_offset + c)] += rounding * std::abs(key.k[c]);
+        handed.d_k[static_cast<std::size_t>(key.k_offset + c)] += rounding * std::abs(context.q[c]);
       }
     }
   };
 
   walk.each_row([&](const RowContext& context) { precise ? add_bounds(context) : add_plain(context); });
   BackwardTolerance tolerance;
-  const auto finish = [&](std::vector<double>& sum, const std::vector<double>& exact) {
-    if (!precise) {
+  const auto finish = [&](std::vector<double>& sum, const std::vector<double>& exact,
+                          const std::vector<double>& extra) {
+    std::vector<double> allowed;
+    if (precise) {
+      allowed = std::move(sum);
+      for (std::size_t i = 0; i < allowed.size(); ++i) allowed[i] += kUnitF32 * std::abs(exact[i]) + kTiny;
+    } else {
       for (double& value : sum) value = round(value);
-      return twice_plain(sum, exact, dtype);
+      allowed = twice_plain(sum, exact, dtype);
+      for (std::size_t i = 0; i < allowed.size(); ++i) allowed[i] += extra[i];
     }
-    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += kUnitF32 * std::abs(exact[i]) + kTiny;
-    return std::move(sum);
+    return allowed;
   };
-  tolerance.d_q = finish(sums.d_q, gradients.d_q);
-  tolerance.d_k = finish(sums.d_k, gradients.d_k);
-  tolerance.d_v = finish(sums.d_v, gradients.d_v);
+  tolerance.d_q = finish(sums.d_q, gradients.d_q, handed.d_q);
+  tolerance.d_k = finish(sums.d_k, gradients.d_k, handed.d_k);
+  tolerance.d_v = finish(sums.d_v, gradients.d_v, handed.d_v);
   return tolerance;
 }
 
