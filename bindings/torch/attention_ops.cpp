@@ -1,8 +1,7 @@
 // dspattn::attention and dspattn::attention_backward for CPU and CUDA tensors, on PyTorch's stable ABI.
 //
 // The schemas are the library's Problem spelled out; meta implementations, autograd and autocast are registered from
-// Python (python/dspattn/_ops.py). An error of the library reaches Python as a RuntimeError whose text starts with
-// kErrorPrefix and has one reason per line.
+// Python (python/dspattn/_ops.py).
 #include <torch/csrc/stable/library.h>
 
 #include <string>
@@ -14,8 +13,6 @@
 
 namespace dspattn::torch_binding {
 namespace {
-
-constexpr const char* kErrorPrefix = "dspattn: ";  // python/dspattn/_ops.py looks for it
 
 // The arguments that describe a problem, in the order of kProblemSchema.
 struct ProblemArguments {
@@ -149,16 +146,6 @@ void run_backward(Stack& stack) {
   workspace.lend_to(args.run);
   backward(args);
   stack.give(d_q, d_k, d_v);
-}
-
-template <void (*Run)(Stack&)>
-void boxed(StableIValue* values, std::uint64_t, std::uint64_t) {
-  Stack stack(values);
-  try {
-    Run(stack);
-  } catch (const Error& error) {
-    throw std::runtime_error(std::string(kErrorPrefix) + error.what());
-  }
 }
 
 // What ProblemArguments reads, in its order.

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
 #include "views.h"
@@ -51,5 +52,19 @@ class Stack {
   StableIValue* values_;
   std::size_t next_ = 0;
 };
+
+inline constexpr const char* kErrorPrefix = "dspattn: ";  // python/dspattn/_ops.py looks for it
+
+// The operator that PyTorch calls. An error of the library reaches Python as a RuntimeError whose text starts with
+// kErrorPrefix and has one reason per line.
+template <void (*Run)(Stack&)>
+void boxed(StableIValue* values, std::uint64_t, std::uint64_t) {
+  Stack stack(values);
+  try {
+    Run(stack);
+  } catch (const Error& error) {
+    throw std::runtime_error(std::string(kErrorPrefix) + error.what());
+  }
+}
 
 }  // namespace dspattn::torch_binding

@@ -1,6 +1,7 @@
 """Attention whose scores are pruned on the fly to N:M structured sparsity, as a drop-in for full attention.
 
 * :func:`attention`, :func:`varlen_attention`: the functions, in the signature of PyTorch's own.
+* :func:`sddmm`, :func:`softmax`, :func:`spmm`: the paper's three steps, with the sparse matrix between them.
 * :class:`use`: redirect every ``scaled_dot_product_attention`` call of a block.
 * Hugging Face transformers: ``model.set_attn_implementation("dspattn_2_4")``; see
   :mod:`dspattn.integrations.huggingface`.
@@ -10,14 +11,27 @@
 
 from __future__ import annotations
 
-from . import nn
+from . import nn, sparse
 from .errors import DspattnError
 from .functional import attention, attention_weights, varlen_attention
 from .integrations import _on_import
 from .integrations.sdpa import use
 from .reporting import report
+from .sparse import sddmm, softmax, spmm
 
 __version__ = "0.1.0"
-__all__ = ["DspattnError", "attention", "attention_weights", "nn", "report", "use", "varlen_attention"]
+__all__ = [
+    "DspattnError",
+    "attention",
+    "attention_weights",
+    "nn",
+    "report",
+    "sddmm",
+    "softmax",
+    "sparse",
+    "spmm",
+    "use",
+    "varlen_attention",
+]
 
 _on_import.watch()

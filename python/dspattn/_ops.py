@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .errors import DspattnError
+from .patterns import INTERLEAVE_BLOCK
 
 LIBRARY = "dspattn_torch.so"
 LIBRARY_VARIABLE = "DSPATTN_TORCH_LIBRARY"
@@ -43,6 +44,9 @@ torch.ops.load_library(_library_file())
 
 attention = torch.ops.dspattn.attention.default
 attention_backward = torch.ops.dspattn.attention_backward.default
+nm_prune = torch.ops.dspattn.nm_prune.default
+nm_encode = torch.ops.dspattn.nm_encode.default
+nm_decode = torch.ops.dspattn.nm_decode.default
 
 
 def translated(error: RuntimeError) -> Exception:
@@ -96,17 +100,45 @@ def _attention_backward_meta(
     return _heads(q, q, q.shape[3]), _heads(k, k, k.shape[3]), _heads(v, v, v.shape[3])
 
 
+def _slots(columns: Any, keep: int, group: int, interleaved: bool) -> Any:
+    """Stored elements of a row, as group_count of the C++ library."""
+    block = INTERLEAVE_BLOCK if interleaved else group
+    return (columns + block - 1) // block * (block // group) * keep
+
+
+@torch.library.register_fake("dspattn::nm_prune")
+def _nm_prune_meta(scores: Tensor, keep: int, group: int, interleaved: bool) -> Tensor:
+    matrices, rows, columns = scores.shape
+    return scores.new_empty((matrices, rows, _slots(columns, keep, group, interleaved)), dtype=torch.uint8)
+
+
+@torch.library.register_fake("dspattn::nm_encode")
+def _nm_encode_meta(indices: Tensor, columns: Any, keep: int, group: int, interleaved: bool, wide: bool) -> Tensor:
+    matrices, rows, slots = indices.shape
+    per_block = 4 if wide else 8  # four codes to a block; a code places one 4-byte element or two 2-byte ones
+    blocks = (slots + per_block - 1) // per_block
+    return indices.new_empty((matrices, (rows + 31) // 32 * 32, (blocks + 1) // 2 * 2), dtype=torch.int16)
+
+
+@torch.library.register_fake("dspattn::nm_decode")
+def _nm_decode_meta(
+    metadata: Tensor, rows: Any, columns: Any, keep: int, group: int, interleaved: bool, wide: bool
+) -> Tensor:
+    slots = _slots(columns, keep, group, interleaved)
+    return metadata.new_empty((metadata.shape[0], rows, slots), dtype=torch.uint8)
+
+
 def run(tensors: tuple[Tensor | None, ...], options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """attention() as PyTorch would run it, without what its Python dispatch costs.
 
-    The gradient registered below serves torch.compile, torch.func and direct calls of the operator, but takes about
-    100 microseconds a call (it re-reads the schema each time). Outside of those, the same formulas run through a plain
-    autograd.Function, and nothing at all when no gradient is wanted.
+    The gradient registered below serves torch.compile and direct calls of the operator, but takes about 100
+    microseconds a call (it re-reads the schema each time) and does not work under torch.func. Outside of compilation,
+    the same formulas run through a plain autograd.Function, and nothing at all when no gradient is wanted.
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        return attention(*tensors, *options)
+        return _FunctionalAttention.apply(options, *tensors)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return _Attention.apply(options, *tensors)  # type: ignore[no-any-return]
+        return _Attention.apply(options, *tensors)
     with torch._C._AutoDispatchBelowAutograd():
         return attention(*tensors, *options)
 
@@ -115,15 +147,52 @@ class _Attention(torch.autograd.Function):
     """The registered gradient of attention() as a plain autograd function."""
 
     @staticmethod
-    def forward(ctx: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         with torch._C._AutoDispatchBelowAutograd():
             output = attention(*tensors, *options)
         _save(ctx, (*tensors, *options), output)
         return output
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         return (None, *_gradients(ctx, d_out, d_lse, ctx.needs_input_grad[1:])[:TENSOR_ARGUMENTS])
+
+
+class _FunctionalAttention(_Attention):
+    """The same in the form that torch.func asks for, which costs 20 microseconds more."""
+
+    @staticmethod
+    def forward(options: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            return attention(*tensors, *options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _save(ctx, (*inputs[1:], *inputs[0]), output)
+
+
+def _run_backward(tensors: tuple[Tensor | None, ...], options: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """attention_backward() in the same way as run()."""
+    if torch.compiler.is_compiling():
+        return attention_backward(*tensors, *options)
+    return _AttentionBackward.apply(options, *tensors)
+
+
+class _AttentionBackward(torch.autograd.Function):
+    """The gradient itself, which has none."""
+
+    @staticmethod
+    def forward(options: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            return attention_backward(*tensors, *options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
+        return _second_order(ctx, *grads)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -147,12 +216,15 @@ def _gradients(
     *tensors, out, lse = ctx.saved_tensors
     options = ctx.options
     none = (None,) * (len(tensors) - 3 + len(options))
-    d_q = d_k = d_v = None
+    d_q: Tensor | None = None
+    d_k: Tensor | None = None
+    d_v: Tensor | None = None
     if d_out is not None:
-        d_q, d_k, d_v = attention_backward(_rows(d_out), out, lse, *tensors, *options)
+        d_q, d_k, d_v = _run_backward((_rows(d_out), out, lse, *tensors), options)
     if d_lse is not None:
         more_q, more_k = _lse_gradients(d_lse, lse, tensors, options)
-        d_q, d_k = (more_q, more_k) if d_q is None else (d_q + more_q, d_k + more_k)
+        d_q = more_q if d_q is None else d_q + more_q
+        d_k = more_k if d_k is None else d_k + more_k
     wanted = (grad if need else None for grad, need in zip((d_q, d_k, d_v), needed, strict=False))
     return (*wanted, *none)
 
@@ -174,7 +246,7 @@ def _lse_gradients(
     factor = (d_lse * scale).masked_fill(lse == float("-inf"), 0).unsqueeze(-1)
     keys_seen, lse = attention(q, k, k, *masks, *options)
     d_seen = (factor * q).to(q.dtype)
-    _, _, d_k = attention_backward(_rows(d_seen), keys_seen, lse, q, k, k, *masks, *options)
+    _, _, d_k = _run_backward((_rows(d_seen), keys_seen, lse, q, k, k, *masks), options)
     return (factor * keys_seen).to(q.dtype), d_k
 
 

@@ -337,7 +337,7 @@ def run(
             ["attn_mask: expected requires_grad=False (its gradient is not computed), got a bias that requires grad"]
         )
     device = q.device.type
-    if torch.is_autocast_enabled(device):
+    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         q, k, v = (_autocast(t, dtype) for t in (q, k, v))
         bias = None if bias is None else _autocast(bias, dtype)

@@ -1,4 +1,4 @@
-"""Calls that cannot be served: one DspattnError each, which names the argument, what was expected and what was given."""
+"""Calls that cannot be served: one DspattnError each, naming the argument, what was expected and what was given."""
 
 from __future__ import annotations
 
