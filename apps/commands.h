@@ -22,6 +22,7 @@ struct Outcome {
 
 void register_info(CLI::App& app, Outcome& outcome);
 void register_kernels(CLI::App& app, Outcome& outcome);
+void register_run(CLI::App& app, Outcome& outcome);
 void register_theory(CLI::App& app, Outcome& outcome);
 
 }  // namespace dspattn::apps

@@ -49,6 +49,7 @@ int run(int argc, char** argv) {
   dspattn::apps::Outcome outcome;
   dspattn::apps::register_info(app, outcome);
   dspattn::apps::register_kernels(app, outcome);
+  dspattn::apps::register_run(app, outcome);
   dspattn::apps::register_theory(app, outcome);
 
   refuse_unknown_command(app, argc, argv);

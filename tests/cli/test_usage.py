@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-COMMANDS = ["info", "kernels", "theory"]
+COMMANDS = ["info", "kernels", "run", "theory"]
 
 
 def test_help_lists_every_command_and_the_exit_codes(dspattn):

@@ -1,0 +1,43 @@
+"""N:M attention in plain NumPy, written from docs/notation.md alone: the judge of what the program writes."""
+
+import numpy as np
+
+
+def groups(count, group, grouping):
+    """Lists of key indices that compete with each other."""
+    if grouping == "consecutive":
+        return [list(range(start, min(start + group, count))) for start in range(0, count, group)]
+    stride = 128 // group
+    lists = []
+    for block in range(0, count, 128):
+        for first in range(stride):
+            keys = [block + first + stride * element for element in range(group)]
+            lists.append([key for key in keys if key < count])
+    return lists
+
+
+def attention(q, k, v, keep=2, group=4, grouping="interleaved", scale=None, visible=None, bias=None):
+    """q [..., n_q, d], k [..., n_k, d], v [..., n_k, d_v] -> (out, lse) in float64. visible: bool [..., n_q, n_k]."""
+    q, k, v = (np.asarray(array, np.float64) for array in (q, k, v))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = scale * (q @ np.swapaxes(k, -1, -2))
+    if bias is not None:
+        scores = scores + bias
+    if visible is not None:
+        scores = np.where(visible, scores, -np.inf)
+    pruned = np.full_like(scores, -np.inf)
+    for keys in groups(scores.shape[-1], group, grouping):
+        part = scores[..., keys]
+        # A stable sort of the negated scores: ties keep the lower index.
+        order = np.argsort(-part, axis=-1, kind="stable")[..., :keep]
+        kept = np.zeros(part.shape, bool)
+        np.put_along_axis(kept, order, True, axis=-1)
+        pruned[..., keys] = np.where(kept, part, -np.inf)
+    top = pruned.max(axis=-1, keepdims=True, initial=-np.inf)
+    finite_top = np.where(np.isfinite(top), top, 0.0)
+    weights = np.exp(pruned - finite_top)
+    total = weights.sum(axis=-1, keepdims=True)
+    out = (weights / np.where(total > 0, total, 1.0)) @ v
+    with np.errstate(divide="ignore"):
+        lse = np.log(total[..., 0]) + finite_top[..., 0]
+    return out, lse
