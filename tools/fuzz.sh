@@ -14,7 +14,8 @@ for fuzzer in "${fuzzers[@]}"; do
   corpus=$folder/corpus/$name
   mkdir -p "$corpus"
   log=$folder/$name.log
-  if ! "$fuzzer" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512 \
+  words=tests/fuzz/${name%_fuzzer}.dict
+  if ! "$fuzzer" $([ -f "$words" ] && echo "-dict=$words") -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512 \
     -artifact_prefix="$folder/$name-" "$corpus" >"$log" 2>&1; then
     tail -40 "$log" >&2
     echo "fuzz: $name found a failing input; run: $fuzzer <the file named above>" >&2
