@@ -2,6 +2,8 @@
 // standard output and sets the outcome. To add a subcommand: one file, one line here, one line in main.cpp.
 #pragma once
 
+#include <string>
+
 namespace CLI {
 class App;
 }
@@ -18,11 +20,14 @@ enum class Exit : int {
 
 struct Outcome {
   Exit exit = Exit::ok;
+  std::string command_line;  // as the user gave it, for results that say how they were made
 };
 
+void register_bench(CLI::App& app, Outcome& outcome);
 void register_info(CLI::App& app, Outcome& outcome);
 void register_kernels(CLI::App& app, Outcome& outcome);
 void register_run(CLI::App& app, Outcome& outcome);
 void register_theory(CLI::App& app, Outcome& outcome);
+void register_verify(CLI::App& app, Outcome& outcome);
 
 }  // namespace dspattn::apps

@@ -1,77 +1,47 @@
 // dspattn info: what this build and this machine offer.
-#include <hwy/targets.h>
-
 #include <CLI/App.hpp>
-#include <bit>
-#include <cstdint>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "api/device_memory.h"
 #include "apps/commands.h"
+#include "apps/machine.h"
 #include "dspattn/kernels.h"
 
 namespace dspattn::apps {
 namespace {
 
-// Instruction sets this processor has among those Highway knows, best first (lower bits are better).
-std::vector<std::string> cpu_targets() {
-  std::vector<std::string> names;
-  std::uint64_t left = static_cast<std::uint64_t>(hwy::SupportedTargets());
-  while (left != 0) {
-    const std::uint64_t lowest = left & (~left + 1);
-    names.emplace_back(hwy::TargetName(static_cast<std::int64_t>(lowest)));
-    left &= left - 1;
-  }
-  return names;
-}
-
-std::string cpu_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    for (const char* key : {"model name", "CPU part"}) {
-      const std::size_t colon = line.find(": ");
-      if (line.starts_with(key) && colon != std::string::npos) {
-        return (key[0] == 'C' ? "ARM part " : "") + line.substr(colon + 2);
-      }
-    }
-  }
-  return "unknown";
-}
-
-nlohmann::ordered_json describe() {
-  const std::string cuda_compiler = DSPATTN_CUDA_COMPILER;
-  nlohmann::ordered_json all;
-  all["version"] = DSPATTN_VERSION;
-  all["compiler"] = DSPATTN_COMPILER;
-  all["build"] = DSPATTN_BUILD_TYPE;
-  all["cuda"] = cuda_compiler.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(cuda_compiler);
-  all["cpu"] = {{"name", cpu_name()}, {"threads", std::thread::hardware_concurrency()}, {"targets", cpu_targets()}};
-  all["kernels"] = {{"forward", kernels(Pass::forward).size()}, {"backward", kernels(Pass::backward).size()}};
-  return all;
-}
-
-std::string joined(const nlohmann::ordered_json& words) {
+std::string joined(const std::vector<std::string>& words) {
   std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word.get<std::string>();
+  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
   return text;
 }
 
-void print(const nlohmann::ordered_json& all) {
-  std::cout << "dspattn " << all["version"].get<std::string>() << ", " << all["compiler"].get<std::string>() << ", "
-            << all["build"].get<std::string>() << " build\n";
-  std::cout << "GPU kernels   "
-            << (all["cuda"].is_null() ? "not in this build: no nvcc was found"
-                                      : "compiled with nvcc " + all["cuda"].get<std::string>())
-            << "\n";
-  std::cout << "CPU           " << all["cpu"]["name"].get<std::string>() << ", " << all["cpu"]["threads"]
-            << " threads\n";
-  std::cout << "Instructions  " << joined(all["cpu"]["targets"]) << "\n";
-  std::cout << "Kernel table  " << all["kernels"]["forward"] << " forward, " << all["kernels"]["backward"]
+void print_json(const BuildFacts& build) {
+  nlohmann::ordered_json all;
+  all["version"] = build.version;
+  all["revision"] = build.revision;
+  all["compiler"] = build.compiler;
+  all["build"] = build.build_type;
+  if (!build.cuda.empty()) all["cuda"] = build.cuda;
+  all["cpu"] = {{"name", cpu_name()}, {"threads", cpu_threads()}, {"instruction_sets", cpu_instruction_sets()}};
+  all["gpus"] = api::gpu_names();
+  all["kernels"] = {{"forward", kernels(Pass::forward).size()}, {"backward", kernels(Pass::backward).size()}};
+  std::cout << all.dump(2) << "\n";
+}
+
+void print_text(const BuildFacts& build) {
+  const std::vector<std::string> gpus = api::gpu_names();
+  std::cout << "dspattn " << build.version << " (" << build.revision << ")\n"
+            << "Build         " << build.compiler << ", " << build.build_type << ", "
+            << (build.cuda.empty() ? "no GPU kernels: no nvcc was found" : "GPU kernels by nvcc " + build.cuda) << "\n"
+            << "CPU           " << cpu_name() << ", " << cpu_threads() << " threads\n"
+            << "Instructions  " << joined(cpu_instruction_sets()) << "\n"
+            << "GPUs          " << (gpus.empty() ? "none" : joined(gpus)) << "\n"
+            << "Kernel table  " << kernels(Pass::forward).size() << " forward, " << kernels(Pass::backward).size()
             << " backward (dspattn kernels lists them)\n";
 }
 
@@ -81,14 +51,7 @@ void register_info(CLI::App& app, Outcome&) {
   CLI::App* command = app.add_subcommand("info", "What this build and this machine offer: CPU features, GPUs, kernels");
   auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "print JSON instead of text");
-  command->callback([json] {
-    const nlohmann::ordered_json all = describe();
-    if (*json) {
-      std::cout << all.dump(2) << "\n";
-    } else {
-      print(all);
-    }
-  });
+  command->callback([json] { *json ? print_json(build_facts()) : print_text(build_facts()); });
 }
 
 }  // namespace dspattn::apps

@@ -47,8 +47,12 @@ int run(int argc, char** argv) {
   app.get_formatter()->column_width(34);
 
   dspattn::apps::Outcome outcome;
+  outcome.command_line = "dspattn";
+  for (int i = 1; i < argc; ++i) outcome.command_line += std::string(" ") + argv[i];
   dspattn::apps::register_info(app, outcome);
   dspattn::apps::register_kernels(app, outcome);
+  dspattn::apps::register_verify(app, outcome);
+  dspattn::apps::register_bench(app, outcome);
   dspattn::apps::register_run(app, outcome);
   dspattn::apps::register_theory(app, outcome);
 

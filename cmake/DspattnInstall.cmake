@@ -6,6 +6,10 @@ install(TARGETS dspattn EXPORT dspattn
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/dspattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT dspattn NAMESPACE dspattn:: FILE dspattn-targets.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/dspattn)
+set(DSPATTN_WITH_CUDA OFF)
+if(CMAKE_CUDA_COMPILER)
+  set(DSPATTN_WITH_CUDA ON)
+endif()
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/dspattn-config.cmake.in
   ${PROJECT_BINARY_DIR}/dspattn-config.cmake INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/dspattn)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/dspattn-config-version.cmake COMPATIBILITY SameMinorVersion)

@@ -51,4 +51,16 @@ core::DeviceMemory& memory(int device_index) {
   return *slot;
 }
 
+std::vector<std::string> device_names() {
+  int count = 0;
+  std::vector<std::string> names;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties{};
+    require(cudaGetDeviceProperties(&properties, i), "asking for the properties of device " + std::to_string(i));
+    names.emplace_back(properties.name);
+  }
+  return names;
+}
+
 }  // namespace dspattn::cuda

@@ -1,0 +1,213 @@
+// dspattn bench: times the library on shapes of the user's choice, as a table and as JSON.
+#include <CLI/App.hpp>
+#include <fstream>
+#include <iomanip>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "apps/bench_cell.h"
+#include "apps/commands.h"
+#include "apps/machine.h"
+#include "apps/problem_options.h"
+#include "apps/progress.h"
+
+namespace dspattn::apps {
+namespace {
+
+struct Options {
+  std::vector<std::int64_t> n{256, 1024};
+  std::vector<std::int64_t> d{64};
+  std::vector<std::string> patterns{"dense", "2:4", "1:2"};
+  std::vector<std::string> groupings{"interleaved"};
+  std::vector<std::string> dtypes{"fp32"};
+  std::vector<std::string> masks{"full"};
+  std::vector<std::string> passes{"forward"};
+  std::int64_t batch = 1;
+  std::int64_t heads = 8;
+  std::optional<std::int64_t> kv_heads;
+  std::optional<std::int64_t> n_q;
+  std::string device = "cpu";
+  std::string json;
+  CellOptions cell;
+};
+
+bool parse_mask(const std::string& text) {
+  if (text != "full" && text != "causal") throw Error("mask: expected full or causal, got \"" + text + "\"");
+  return text == "causal";
+}
+
+Pass parse_pass(const std::string& text) {
+  if (text != "forward" && text != "backward") {
+    throw Error("pass: expected forward or backward, got \"" + text + "\"");
+  }
+  return text == "forward" ? Pass::forward : Pass::backward;
+}
+
+void require_positive(const char* option, std::int64_t value) {
+  if (value < 1) throw Error(std::string(option) + ": expected at least 1, got " + std::to_string(value));
+}
+
+// Every combination of the lists, the innermost loop over patterns: rows to compare are neighbours.
+std::vector<CellShape> all_cells(const Options& options) {
+  std::vector<CellShape> cells;
+  CellShape cell;
+  cell.device = parse_device(options.device);
+  cell.batch = options.batch;
+  cell.heads = options.heads;
+  cell.kv_heads = options.kv_heads.value_or(options.heads);
+  for (const auto& [option, value] :
+       {std::pair{"batch", cell.batch}, {"heads", cell.heads}, {"kv-heads", cell.kv_heads}}) {
+    require_positive(option, value);
+  }
+  for (const std::string& pass : options.passes) {
+    cell.pass = parse_pass(pass);
+    for (const std::string& dtype : options.dtypes) {
+      cell.dtype = parse_dtype(dtype);
+      for (const std::string& mask : options.masks) {
+        cell.causal = parse_mask(mask);
+        for (const std::int64_t d : options.d) {
+          require_positive("d", cell.d = d);
+          for (const std::int64_t n : options.n) {
+            require_positive("n", cell.n_k = n);
+            require_positive("n-q", cell.n_q = options.n_q.value_or(n));
+            for (const std::string& pattern : options.patterns) {
+              cell.pattern = parse_pattern(pattern);
+              for (const std::string& grouping : options.groupings) {
+                cell.grouping = parse_grouping(grouping);
+                cells.push_back(cell);
+                if (cell.pattern.is_dense()) break;  // nothing is grouped
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  return cells;
+}
+
+void print_heading() {
+  std::cout << "pass      dtype  mask      n_q    n_k    d  pattern  grouping        median us    spread us"
+               "  TFLOP/s  vs dense  kernel\n";
+}
+
+void print_row(const CellShape& cell, const CellResult& result) {
+  std::cout << std::left << std::setw(10) << (cell.pass == Pass::forward ? "forward" : "backward") << std::setw(7)
+            << name(cell.dtype) << std::setw(7) << (cell.causal ? "causal" : "full") << std::right << std::setw(6)
+            << cell.n_q << " " << std::setw(6) << cell.n_k << " " << std::setw(4) << cell.d << "  " << std::left
+            << std::setw(9) << to_string(cell.pattern) << std::setw(12)
+            << (cell.pattern.is_dense() ? "-" : to_string(cell.grouping)) << std::right << std::fixed
+            << std::setprecision(1) << std::setw(13) << result.ours.median_us << std::setw(13) << result.ours.spread_us
+            << std::setprecision(3) << std::setw(9) << result.ours.tflops;
+  if (result.dense) {
+    std::cout << std::setprecision(2) << std::setw(9) << result.dense->median_us / result.ours.median_us << "x";
+  } else {
+    std::cout << std::setw(10) << "-";
+  }
+  std::cout << "  " << result.ours.kernel << std::endl;
+}
+
+nlohmann::ordered_json row_json(const CellShape& cell, const CellResult& result) {
+  nlohmann::ordered_json row = {{"kernel", result.ours.kernel},
+                                {"pattern", to_string(cell.pattern)},
+                                {"grouping", to_string(cell.grouping)},
+                                {"dtype", name(cell.dtype)},
+                                {"batch", cell.batch},
+                                {"heads", cell.heads},
+                                {"kv_heads", cell.kv_heads},
+                                {"n_q", cell.n_q},
+                                {"n_k", cell.n_k},
+                                {"d", cell.d},
+                                {"mask", cell.causal ? "causal" : "full"},
+                                {"pass", cell.pass == Pass::forward ? "forward" : "backward"},
+                                {"median_us", result.ours.median_us},
+                                {"spread_us", result.ours.spread_us},
+                                {"tflops", result.ours.tflops}};
+  if (result.dense) {
+    row["peers"]["dense"] = {
+        {"kernel", result.dense->kernel}, {"median_us", result.dense->median_us}, {"tflops", result.dense->tflops}};
+    row["ratio"]["dense"] = result.dense->median_us / result.ours.median_us;
+  }
+  return row;
+}
+
+void write_json(const std::string& file, const std::string& command, Device device, nlohmann::ordered_json rows) {
+  const BuildFacts build = build_facts();
+  nlohmann::ordered_json all;
+  all["command"] = command;
+  all["commit"] = build.revision;
+  all["date"] = now();
+  all["device"] = {{"name", device_name(device)}, {"cores", cpu_threads()}};
+  all["versions"] = {{"compiler", build.compiler}};
+  if (!build.cuda.empty()) all["versions"]["cuda"] = build.cuda;
+  all["rows"] = std::move(rows);
+  std::ofstream stream(file);
+  stream << all.dump(1) << "\n";
+  stream.close();
+  if (!stream) throw std::runtime_error(file + ": could not be written");
+}
+
+void bench(const Options& options, const std::string& command) {
+  if (!(options.cell.seconds > 0 && options.cell.seconds <= 3600)) {
+    throw Error("seconds: expected above 0 and at most 3600, got " + std::to_string(options.cell.seconds));
+  }
+  const std::vector<CellShape> cells = all_cells(options);
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  print_heading();
+  Progress progress("bench", std::ssize(cells));
+  for (const CellShape& cell : cells) {
+    const CellResult result = time_cell(cell, options.cell);
+    progress.clear();
+    print_row(cell, result);
+    rows.push_back(row_json(cell, result));
+    progress.show(std::ssize(rows));
+  }
+  progress.clear();
+  if (!options.json.empty()) write_json(options.json, command, parse_device(options.device), std::move(rows));
+}
+
+}  // namespace
+
+void register_bench(CLI::App& app, Outcome& outcome) {
+  CLI::App* command =
+      app.add_subcommand("bench", "Time the library on shapes of your choice, each pattern beside dense attention");
+  auto options = std::make_shared<Options>();
+  const auto list = [&](const char* name, auto& values, const char* text, const char* type) {
+    command->add_option(name, values, text)->delimiter(',')->type_name(type)->capture_default_str();
+  };
+  list("--n", options->n, "keys (and queries) per sequence", "LIST");
+  list("--d", options->d, "head dimensions", "LIST");
+  list("--pattern", options->patterns, "patterns, as N:M or dense", "LIST");
+  list("--grouping", options->groupings, "interleaved, consecutive", "LIST");
+  list("--dtype", options->dtypes, "fp32, fp16, bf16", "LIST");
+  list("--mask", options->masks, "full, causal", "LIST");
+  list("--pass", options->passes, "forward, backward", "LIST");
+  command->add_option("--batch", options->batch, "sequences")->type_name("COUNT")->capture_default_str();
+  command->add_option("--heads", options->heads, "query heads")->type_name("COUNT")->capture_default_str();
+  command->add_option("--kv-heads", options->kv_heads, "key and value heads (default: heads)")->type_name("COUNT");
+  command->add_option("--n-q", options->n_q, "queries per sequence, where different from --n")->type_name("COUNT");
+  command->add_option("--device", options->device, "cpu, cuda or cuda:<index>")
+      ->type_name("NAME")
+      ->capture_default_str();
+  command->add_option("--kernel", options->cell.kernel, "force a kernel of the table by name")->type_name("NAME");
+  command->add_option("--threads", options->cell.threads, "CPU threads; 0: all")
+      ->type_name("COUNT")
+      ->capture_default_str();
+  command->add_option("--seconds", options->cell.seconds, "time spent on each row and on its dense partner")
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  command->add_option("--json", options->json, "also write the rows to this file")->type_name("FILE");
+  command->footer(R"(
+Lists have commas between their items; every combination is timed. Each pattern alternates with the library's own dense
+attention on the same data; "vs dense" above 1 means the pattern is faster. TFLOP/s counts the dense work.
+Examples:
+  dspattn bench --n 512,1024,2048 --pattern 2:4,1:2
+  dspattn bench --dtype fp32,bf16 --mask full,causal --pass forward,backward --json times.json)");
+  command->callback([options, &outcome] { bench(*options, outcome.command_line); });
+}
+
+}  // namespace dspattn::apps

@@ -1,0 +1,74 @@
+"""dspattn verify on a fixed seed, and the shape of what dspattn bench prints and writes."""
+
+import json
+import re
+
+import pytest
+
+
+def test_verify_on_a_fixed_seed(dspattn):
+    result = dspattn("verify", "--seed", "20", "--count", "400", timeout=600)
+    assert result.returncode == 0, result.stdout
+    assert "seed 20\n" in result.stdout
+    assert "400 passed, 0 failed" in result.stdout
+    # Not on a terminal: plain lines, no control characters.
+    assert "verify 400/400, 0 failed\n" in result.stderr
+    assert "\r" not in result.stderr and "\x1b" not in result.stderr
+
+
+def test_verify_prints_the_seed_it_drew(dspattn):
+    first = dspattn("verify", "--count", "1")
+    second = dspattn("verify", "--count", "1")
+    seeds = [re.match(r"seed (\d+)\n", result.stdout).group(1) for result in (first, second)]
+    assert seeds[0] != seeds[1]
+
+
+def test_verify_one_case_says_what_it_is(dspattn):
+    result = dspattn("verify", "--seed", "20", "--case", "3")
+    assert result.returncode == 0
+    assert len(result.stdout.splitlines()) >= 3
+    assert "1 passed, 0 failed" in result.stdout
+    assert dspattn("verify", "--seed", "20", "--case", "3").stdout == result.stdout
+
+
+def test_verify_narrowed_to_a_kernel(dspattn):
+    result = dspattn("verify", "--seed", "1", "--count", "20", "--kernel", "cpu_reference", "--dtype", "fp16")
+    assert result.returncode == 0, result.stdout
+    assert "cpu_reference: 20 problems" in result.stdout
+
+
+ROW = {
+    "kernel": str, "pattern": str, "grouping": str, "dtype": str, "batch": int, "heads": int, "kv_heads": int,
+    "n_q": int, "n_k": int, "d": int, "mask": str, "pass": str, "median_us": float, "spread_us": float, "tflops": float,
+}
+
+
+def test_bench_table_and_json(dspattn, tmp_path):
+    arguments = ["bench", "--n", "32,48", "--d", "16", "--heads", "2", "--pattern", "dense,2:4", "--mask", "full,causal",
+                 "--pass", "forward,backward", "--seconds", "0.001", "--json", "times.json"]
+    result = dspattn(*arguments)
+    assert result.returncode == 0, result.stderr
+    content = json.loads((tmp_path / "times.json").read_text())
+    assert content["command"] == "dspattn " + " ".join(arguments)
+    assert set(content) == {"command", "commit", "date", "device", "versions", "rows"}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", content["date"])
+    assert re.fullmatch(r"([0-9a-f]{40}(-dirty)?|unknown)", content["commit"])
+    assert content["device"]["cores"] >= 1 and content["device"]["name"]
+    assert len(content["rows"]) == 16
+    assert len(result.stdout.splitlines()) == 17
+    for row in content["rows"]:
+        for name, kind in ROW.items():
+            assert isinstance(row[name], kind), name
+        work = 4 * row["batch"] * row["heads"] * row["n_q"] * row["n_k"] * row["d"]
+        work *= (0.5 if row["mask"] == "causal" else 1) * (2.5 if row["pass"] == "backward" else 1)
+        assert row["tflops"] == pytest.approx(work / row["median_us"] * 1e-6)
+        if row["pattern"] == "2:4":
+            assert row["ratio"]["dense"] == pytest.approx(row["peers"]["dense"]["median_us"] / row["median_us"])
+        else:
+            assert "peers" not in row
+
+
+def test_bench_that_cannot_write(dspattn):
+    result = dspattn("bench", "--n", "16", "--pattern", "dense", "--seconds", "0.001", "--json", "no/such/folder.json")
+    assert result.returncode == 3
+    assert "no/such/folder.json" in result.stderr
