@@ -6,7 +6,7 @@ RUN := . tools/environment.sh &&
 PREFIX ?= /usr/local
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test demo format tidy fuzz bench plots install clean
+.PHONY: help setup build package test demo format tidy fuzz install clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -16,6 +16,12 @@ setup:  ## install the Debian and Python packages that are missing
 
 build: setup  ## the library and the command-line program, in build/release
 	@$(RUN) cmake --preset release && cmake --build --preset release
+
+package: setup  ## the Python package, built and installed into .venv
+	@tools/install_package.sh
+
+demo: package  ## two real models with dense, 2:4 and 1:2 attention: a table and pictures in out/demo
+	@.venv/bin/python -m dspattn.demo $(DEMO)
 
 test: setup  ## every check and test; STEPS="format build unit" runs some of them
 	@tools/test.sh $(STEPS)

@@ -9,9 +9,11 @@ cd "$(dirname "$0")/.."
 python=.venv/bin/python
 
 # name: what it checks. In this order; a step that needs the release build comes after it.
-all_steps=(format includes build unit cli python tidy asan tsan fuzz)
+all_steps=(format lint includes build unit cli python tidy asan tsan fuzz)
 
 step_format() { tools/format.sh; }
+
+step_lint() { .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy; }
 
 step_includes() { $python tools/check_includes.py; }
 
@@ -22,15 +24,15 @@ step_unit() { ctest --preset release --parallel "$(nproc)"; }
 
 step_cli() { DSPATTN_CLI=$PWD/build/release/apps/dspattn $python -m pytest -q tests/cli tests/tools; }
 
-step_python() {
-  [ -f pyproject.toml ] || { echo "no Python package here yet"; return 0; }
-  $python -m pip install --quiet --disable-pip-version-check --no-build-isolation . && $python -m pytest -q tests/python
-}
+step_python() { tools/install_package.sh && $python -m pytest -q tests/python; }
 
 step_tidy() { tools/tidy.sh; }
 
-# Address, leak and undefined-behaviour checks over the C++ tests, then the same for data races.
-step_asan() { cmake --preset asan && cmake --build --preset asan && ctest --preset asan --parallel "$(nproc)"; }
+# Address, leak and undefined-behaviour checks over the C++ tests and the program, then data races over the C++ tests.
+step_asan() {
+  cmake --preset asan && cmake --build --preset asan && ctest --preset asan --parallel "$(nproc)" &&
+    DSPATTN_CLI=$PWD/build/asan/apps/dspattn $python -m pytest -q tests/cli -k "not verify_on_a_fixed_seed"
+}
 
 step_tsan() { cmake --preset tsan && cmake --build --preset tsan && ctest --preset tsan; }
 

@@ -26,7 +26,7 @@ def save(tmp_path):
 def qkv(save):
     """Saves q, k, v of [2, 4, 50, 24] and returns the arrays."""
     arrays = [draw(2, 4, 50, 24) for _ in range(3)]
-    for name, array in zip("qkv", arrays):
+    for name, array in zip("qkv", arrays, strict=False):
         save(f"{name}.npy", array)
     return arrays
 
@@ -60,8 +60,20 @@ def test_masks_scale_and_empty_rows(dspattn, qkv, save, tmp_path):
     save("visible.npy", visible)
     save("bias.npy", bias)
     run_ok(
-        dspattn, "--mask", "visible.npy", "--bias", "bias.npy", "--key-lengths", "50,31", "--causal", "--window-left",
-        "20", "--scale", "0.3", "--lse", "lse.npy",
+        dspattn,
+        "--mask",
+        "visible.npy",
+        "--bias",
+        "bias.npy",
+        "--key-lengths",
+        "50,31",
+        "--causal",
+        "--window-left",
+        "20",
+        "--scale",
+        "0.3",
+        "--lse",
+        "lse.npy",
     )
     i, j = np.arange(50)[:, None], np.arange(50)[None, :]
     hidden = visible & (j <= i) & (j >= i - 20) & (j < np.array([50, 31])[:, None, None, None])
@@ -74,7 +86,7 @@ def test_masks_scale_and_empty_rows(dspattn, qkv, save, tmp_path):
 
 def test_cross_attention_with_fewer_key_heads_and_both_alignments(dspattn, save, tmp_path):
     q, k, v = draw(1, 6, 9, 16), draw(1, 2, 40, 16), draw(1, 2, 40, 8)
-    for name, array in zip("qkv", (q, k, v)):
+    for name, array in zip("qkv", (q, k, v), strict=False):
         save(f"{name}.npy", array)
     i, j = np.arange(9)[:, None], np.arange(40)[None, :]
     for flag, position in ([], i + 31), (["--top-left"], i):
@@ -85,7 +97,7 @@ def test_cross_attention_with_fewer_key_heads_and_both_alignments(dspattn, save,
 
 def test_packed_batch_counts_from_each_start(dspattn, save, tmp_path):
     q, k, v = (draw(2, 30, 8) for _ in range(3))
-    for name, array in zip("qkv", (q, k, v)):
+    for name, array in zip("qkv", (q, k, v), strict=False):
         save(f"{name}.npy", array)
     run_ok(dspattn, "--cu-q", "0,11,11,30", "--causal", "--grouping", "consecutive")
     stored = np.load(tmp_path / "o.npy")
@@ -98,7 +110,7 @@ def test_packed_batch_counts_from_each_start(dspattn, save, tmp_path):
 
 
 def test_layout_with_heads_after_positions(dspattn, qkv, save, tmp_path):
-    for name, array in zip("qkv", qkv):
+    for name, array in zip("qkv", qkv, strict=False):
         save(f"{name}.npy", np.ascontiguousarray(array.swapaxes(1, 2)))
     run_ok(dspattn, "--layout", "bnhd")
     out, _ = attention(*qkv)
@@ -108,7 +120,7 @@ def test_layout_with_heads_after_positions(dspattn, qkv, save, tmp_path):
 @pytest.mark.parametrize("rank", [2, 3])
 def test_leading_dimensions_may_be_left_out(dspattn, save, tmp_path, rank):
     arrays = [draw(*(3, 20, 8)[3 - rank :]) for _ in range(3)]
-    for name, array in zip("qkv", arrays):
+    for name, array in zip("qkv", arrays, strict=False):
         save(f"{name}.npy", array)
     run_ok(dspattn, "--lse", "lse.npy")
     out, lse = attention(*arrays)
@@ -118,7 +130,7 @@ def test_leading_dimensions_may_be_left_out(dspattn, save, tmp_path, rank):
 
 def test_fortran_order_big_endian_and_format_versions(dspattn, qkv, tmp_path):
     variants = [np.asfortranarray(qkv[0]), qkv[1].astype(">f4"), qkv[2]]
-    for name, version, array in zip("qkv", [(1, 0), (2, 0), (3, 0)], variants):
+    for name, version, array in zip("qkv", [(1, 0), (2, 0), (3, 0)], variants, strict=False):
         with open(tmp_path / f"{name}.npy", "wb") as file:
             np.lib.format.write_array(file, array, version=version)
     run_ok(dspattn)
@@ -143,7 +155,7 @@ def test_16_bit_types(dspattn, qkv, save, tmp_path, kind):
         values = [from_bf16_bits(array) for array in stored]
         if kind == "bf16 as <V2":
             stored = [array.view("V2") for array in stored]
-    for name, array in zip("qkv", stored):
+    for name, array in zip("qkv", stored, strict=False):
         save(f"{name}.npy", array)
     run_ok(dspattn, "--pattern", "dense", *(["--dtype", "bf16"] if kind == "bf16 as integers" else []))
     result = np.load(tmp_path / "o.npy")

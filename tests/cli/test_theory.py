@@ -15,7 +15,14 @@ def rows_of(dspattn, *arguments):
 def test_every_section_prints_a_table(dspattn):
     result = dspattn("theory", "--keys", 128, "--p", 1)
     assert result.returncode == 0
-    for title in ("The paper's numbers", "Quality Q^p", "grouping", "Memory traffic", "Error of one kernel", "N:M inside"):
+    for title in (
+        "The paper's numbers",
+        "Quality Q^p",
+        "grouping",
+        "Memory traffic",
+        "Error of one kernel",
+        "N:M inside",
+    ):
         assert title in result.stdout
 
 
@@ -28,7 +35,9 @@ def test_the_papers_numbers(dspattn):
 
 
 def test_options_reach_the_formulas(dspattn):
-    rows = rows_of(dspattn, "--section", "quality", "--p", "2", "--sigma", "1.5", "--pattern", "1:2", "--density", "0.3")
+    rows = rows_of(
+        dspattn, "--section", "quality", "--p", "2", "--sigma", "1.5", "--pattern", "1:2", "--density", "0.3"
+    )
     one_of_two = next(row for row in rows if row["rule"] == "1:2")
     assert one_of_two["long_rows"] == pytest.approx((1 + math.erf(1.5)) / 2)
     assert {row["density"] for row in rows} == {0.5, 0.3}

@@ -38,14 +38,44 @@ def test_verify_narrowed_to_a_kernel(dspattn):
 
 
 ROW = {
-    "kernel": str, "pattern": str, "grouping": str, "dtype": str, "batch": int, "heads": int, "kv_heads": int,
-    "n_q": int, "n_k": int, "d": int, "mask": str, "pass": str, "median_us": float, "spread_us": float, "tflops": float,
+    "kernel": str,
+    "pattern": str,
+    "grouping": str,
+    "dtype": str,
+    "batch": int,
+    "heads": int,
+    "kv_heads": int,
+    "n_q": int,
+    "n_k": int,
+    "d": int,
+    "mask": str,
+    "pass": str,
+    "median_us": float,
+    "spread_us": float,
+    "tflops": float,
 }
 
 
 def test_bench_table_and_json(dspattn, tmp_path):
-    arguments = ["bench", "--n", "32,48", "--d", "16", "--heads", "2", "--pattern", "dense,2:4", "--mask", "full,causal",
-                 "--pass", "forward,backward", "--seconds", "0.001", "--json", "times.json"]
+    arguments = [
+        "bench",
+        "--n",
+        "32,48",
+        "--d",
+        "16",
+        "--heads",
+        "2",
+        "--pattern",
+        "dense,2:4",
+        "--mask",
+        "full,causal",
+        "--pass",
+        "forward,backward",
+        "--seconds",
+        "0.001",
+        "--json",
+        "times.json",
+    ]
     result = dspattn(*arguments)
     assert result.returncode == 0, result.stderr
     content = json.loads((tmp_path / "times.json").read_text())

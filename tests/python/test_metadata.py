@@ -15,7 +15,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def find_tool() -> pathlib.Path:
-    builds = [os.environ["DSPATTN_BUILD"]] if "DSPATTN_BUILD" in os.environ else [ROOT / "build" / "release", ROOT / "build"]
+    builds = (
+        [os.environ["DSPATTN_BUILD"]] if "DSPATTN_BUILD" in os.environ else [ROOT / "build" / "release", ROOT / "build"]
+    )
     tools = [pathlib.Path(build) / "tests" / "tools" / "metadata_tool" for build in builds]
     for tool in tools:
         if tool.exists():
@@ -56,8 +58,13 @@ def keep_largest(dense: torch.Tensor, keep: int, group: int) -> torch.Tensor:
     return torch.where(mask, groups, torch.zeros_like(groups)).view(rows, cols)
 
 
-FORMATS = [(torch.float16, "2:4"), (torch.bfloat16, "2:4"), (torch.float32, "1:2"), (torch.float16, "1:2"),
-           (torch.bfloat16, "1:2")]
+FORMATS = [
+    (torch.float16, "2:4"),
+    (torch.bfloat16, "2:4"),
+    (torch.float32, "1:2"),
+    (torch.float16, "1:2"),
+    (torch.bfloat16, "1:2"),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

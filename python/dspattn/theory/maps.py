@@ -125,7 +125,9 @@ class MapObserver:
                     record["keys"] = round(sums.keys / sums.rows, 1)
                     record["sigma"] = round(float(np.sqrt(variance)), digits)
                     record["sink"] = round(float(np.asarray(sums.sink)[head] / sums.rows), digits)
-                    record["rho"] = {str(lag): round(float(rho), digits) for lag, rho in zip(LAGS, correlation, strict=True)}
+                    record["rho"] = {
+                        str(lag): round(float(rho), digits) for lag, rho in zip(LAGS, correlation, strict=True)
+                    }
                 record["quality"] = {
                     name: [round(float(value), digits) for value in values[head] / sums.rows]
                     for name, values in sums.quality.items()

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Builds the Python package and installs it into .venv. Flags are those of the release preset, so that objects ccache has
+# from there serve here; a second run compiles only what changed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. tools/environment.sh
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
+  --config-settings=cmake.define.DSPATTN_WERROR=ON .
