@@ -30,8 +30,8 @@ ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
-from expected import EXPECTATIONS  # noqa: E402
-from tasks import TASKS, DataError, Items, Squad, Task  # noqa: E402
+from quality_expected import EXPECTATIONS  # noqa: E402
+from quality_tasks import TASKS, DataError, Items, Squad, Task  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from dspattn.pretrained import PretrainedError, load_minilm, load_smollm2  # noqa: E402

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from . import inspection
 from .patterns import Grouping
 
-MAP_TOKENS = 160  # a map this size still shows single keys in print
+MAP_TOKENS = 192  # a block and a half of interleaved keys; single keys can still be seen in print
 ROW_TOKENS = 1024
 COLOURS = {"2:4": "#2a78d6", "1:2": "#1baf7a", "1:4": "#d95926", "4:8": "#7a5cc4"}
 STYLE: dict[Grouping, str] = {"interleaved": "-", "consecutive": ":"}
@@ -52,7 +52,8 @@ def attention_maps(
         for column, name in enumerate(columns):
             drawn = weights[name][head]
             axis = axes[row][column]
-            axis.imshow(drawn.sqrt().numpy(), cmap="magma", vmin=0.0, vmax=top**0.5, interpolation="nearest")
+            masked = np.ma.masked_where(weights["dense"][head].numpy() == 0, drawn.sqrt().numpy())
+            axis.imshow(masked, cmap="magma", vmin=0.0, vmax=top**0.5, interpolation="nearest")
             axis.set_xticks([]), axis.set_yticks([])
             for side in axis.spines.values():
                 side.set_visible(False)
@@ -61,8 +62,10 @@ def attention_maps(
             if column == 0:
                 axis.set_ylabel(f"head {head}, query")
             else:
-                share = float((drawn > 0).sum() / (weights["dense"][head] > 0).sum())
-                axis.set_xlabel(f"{100 * share:.0f} % of the weights left", fontsize=8)
+                kept = drawn > 0
+                keys = 100 * float(kept.sum() / (weights["dense"][head] > 0).sum())
+                weight = 100 * float((weights["dense"][head] * kept).sum(-1).mean())
+                axis.set_xlabel(f"{keys:.0f} % of the keys, {weight:.1f} % of the weight", fontsize=8)
     figure.suptitle(f"Attention weights, layer {layer}, no fine-tuning (keys from left to right)", fontsize=10)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +99,7 @@ def kept_weight_distribution(
                 linewidth=2,
                 label=f"{pattern} {grouping} (mean {100 * means[pattern, grouping]:.1f} %)",
             )
-    axis.set_xlim(0.3, 1.0)
+    axis.set_xlim(0.5, 1.0)
     axis.set_ylim(0.0, 100.0)
     axis.set_xlabel("share of a row's dense weight that the kept keys carry")
     axis.set_ylabel("rows with at most that share, %")
