@@ -159,15 +159,21 @@ def rows_of(task: Task, cells: list[Cell], work: Path, implementation: str) -> l
     return rows
 
 
+def command_line() -> str:
+    """The command as someone else would type it: folders of this machine are left out, that of the data is FOLDER."""
+    words = ["python", "experiments/quality/run.py", "--data", "FOLDER"]
+    skip = False
+    for word in sys.argv[1:]:
+        if not skip and word not in ("--data", "--work", "--results", "--cache", "--no-compute"):
+            words.append(word)
+        skip = word in ("--data", "--work", "--results", "--cache")
+    return shlex.join(words)
+
+
 def write_results(path: Path, rows: list[dict[str, Any]]) -> None:
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    if Path(sys.argv[0]).resolve().is_relative_to(ROOT):
-        words[0] = str(Path(sys.argv[0]).resolve().relative_to(ROOT))
-    if "--data" in words[:-1]:
-        words[words.index("--data") + 1] = "FOLDER"
     content = {
-        "command": shlex.join(["python", *words]),
-        "commit": commit(),
+        "command": command_line(),
+        "commit": ", ".join(dict.fromkeys(row["commit"] for row in rows if row["pattern"] != "dense")) or commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": device(),
         "versions": versions(),
@@ -209,6 +215,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cache", help="folder of the models (default: $DSPATTN_CACHE or ~/.cache/dspattn)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only-dense", action="store_true", help="compute the dense cells and stop")
+    parser.add_argument("--no-compute", action="store_true", help="only write the results of the cells that are kept")
     parser.add_argument("--check", action="store_true", help="compare with the expectations; without --data, only that")
     options = parser.parse_args(arguments)
     if options.data is None and not options.check:
@@ -231,7 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
             for task in loaded:
                 for cell in cells:
                     path = work_file(options.work, task, cell, options.implementation)
-                    if not path.is_file():
+                    if not path.is_file() and not options.no_compute:
                         compute(task, cell, models, path, options.implementation)
                 if not options.only_dense:
                     rows = rows_of(task, ALL_CELLS, options.work, options.implementation)
