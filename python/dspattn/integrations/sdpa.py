@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _SDPA = torch.nn.functional.scaled_dot_product_attention
+_MULTI_HEAD = torch.nn.functional.multi_head_attention_forward
 
 
 class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2:4"):
@@ -109,8 +111,29 @@ class _Redirect(TorchFunctionMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is not _SDPA:
-            return func(*args, **kwargs)
+        if func is _SDPA:
+            return self._answer(*args, **kwargs)
+        if func is _MULTI_HEAD:
+            return self._inside_multi_head(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _inside_multi_head(self, *args: Any, **kwargs: Any) -> Any:
+        """PyTorch asks no mode about what a function calls that went through one already, so the call inside
+        torch.nn.functional.multi_head_attention_forward is redirected by name, for this thread."""
+        functional: Any = torch.nn.functional
+        thread, previous = threading.get_ident(), functional.scaled_dot_product_attention
+
+        def redirected(*args: Any, **kwargs: Any) -> Any:
+            answer = self._answer if threading.get_ident() == thread else previous
+            return answer(*args, **kwargs)
+
+        functional.scaled_dot_product_attention = redirected
+        try:
+            return _MULTI_HEAD(*args, **kwargs)
+        finally:
+            functional.scaled_dot_product_attention = previous
+
+    def _answer(self, *args: Any, **kwargs: Any) -> Any:
         owner = self.owner
         reasons = _foreign(*args, **kwargs)
         if not reasons:
@@ -129,7 +152,7 @@ class _Redirect(TorchFunctionMode):
                 ]
             )
         owner.left["; ".join(reasons)] += 1
-        return func(*args, **kwargs)
+        return _SDPA(*args, **kwargs)
 
 
 def _foreign(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> list[str]:

@@ -1,0 +1,218 @@
+"""Hugging Face models, randomly initialised, of families that use attention differently; nobody here wrote them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import dspattn
+
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+VOCABULARY = 97
+PRUNED = ["dspattn_2_4", "dspattn_1_2", "dspattn_2_4_consecutive", "dspattn_1_2_consecutive"]
+
+
+def llama_like(**changes: Any) -> Any:
+    """Decoder with grouped-query attention and a sliding window shorter than the texts."""
+    config = dict(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=8,
+        num_key_value_heads=2, sliding_window=40, max_position_embeddings=512, initializer_range=0.3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**(config | changes))).eval()
+
+
+def t5_like() -> Any:
+    """Encoder and decoder with a learned bias by relative position, and cross attention."""
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=64, d_kv=16, num_heads=4, num_layers=2, d_ff=96, decoder_start_token_id=0,
+        dropout_rate=0.0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config).eval()
+
+
+def bert_like() -> Any:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96
+    )
+    return transformers.BertForMaskedLM(config).eval()
+
+
+def text(batch: int = 2, n: int = 90, pad: int = 13, left: bool = True) -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    ids = torch.randint(1, VOCABULARY, (batch, n))
+    mask = torch.ones_like(ids)
+    mask[-1, :pad] = 0
+    return {"input_ids": ids, "attention_mask": mask if left else mask.flip(1)}
+
+
+def logits(model: Any, implementation: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        return model(**inputs).logits
+
+
+@pytest.mark.parametrize("family", ["llama", "llama without window", "t5", "bert"])
+def test_dense_logits_match_the_stock_implementation(family: str) -> None:
+    model, inputs = {
+        "llama": lambda: (llama_like(), text()),
+        "llama without window": lambda: (llama_like(sliding_window=None), text(pad=0)),
+        "t5": lambda: (t5_like(), text(left=False) | {"decoder_input_ids": text(n=30)["input_ids"]}),
+        "bert": lambda: (bert_like(), text(left=False)),
+    }[family]()
+    stock, ours = logits(model, "sdpa", inputs), logits(model, "dspattn_dense", inputs)
+    real = torch.ones(ours.shape[:2]) if family == "t5" else inputs["attention_mask"]
+    assert ((stock - ours) * real.unsqueeze(-1)).abs().max() < 1e-4
+    pruned = logits(model, "dspattn_1_2_consecutive", inputs)
+    assert ((stock - pruned) * real.unsqueeze(-1)).abs().max() > 1e-3, "the pruned pattern changes the result"
+
+
+@pytest.mark.parametrize("implementation", PRUNED)
+@pytest.mark.parametrize("family", ["llama", "llama without window", "t5"])
+def test_generation_does_not_depend_on_the_cache(family: str, implementation: str) -> None:
+    model = {"llama": llama_like, "llama without window": lambda: llama_like(sliding_window=None), "t5": t5_like}[
+        family
+    ]()
+    model.set_attn_implementation(implementation)
+    inputs = text(n=70, left=family != "t5")
+    same = dict(max_new_tokens=40, do_sample=False, pad_token_id=0, eos_token_id=None, output_logits=True,
+                return_dict_in_generate=True)  # fmt: skip
+    with torch.no_grad():
+        cached = model.generate(**inputs, **same, use_cache=True)
+        fresh = model.generate(**inputs, **same, use_cache=False)
+    assert torch.equal(cached.sequences, fresh.sequences)
+    torch.testing.assert_close(torch.stack(cached.logits), torch.stack(fresh.logits), atol=1e-3, rtol=1e-3)
+
+
+def test_a_window_cache_would_change_the_groups_without_the_shift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison above can fail: counting groups from the first cached key gives other logits."""
+    from dspattn.integrations import huggingface
+
+    monkeypatch.setattr(huggingface, "group_period", lambda *names: 1)
+    huggingface.register_pattern("1:2", "consecutive")
+    try:
+        with pytest.raises(AssertionError):
+            test_generation_does_not_depend_on_the_cache("llama", "dspattn_1_2_consecutive")
+    finally:
+        monkeypatch.undo()
+        huggingface.register()
+
+
+def test_static_cache() -> None:
+    model = llama_like(sliding_window=None)
+    model.set_attn_implementation("dspattn_2_4")
+    inputs = text(n=70)
+    same = dict(max_new_tokens=20, do_sample=False, pad_token_id=0, eos_token_id=None, disable_compile=True)
+    with torch.no_grad():
+        static = model.generate(**inputs, **same, cache_implementation="static")
+        fresh = model.generate(**inputs, **same, use_cache=False)
+    assert torch.equal(static, fresh)
+
+
+def test_padding_does_not_leak() -> None:
+    model = llama_like()
+    inputs = text()
+    for implementation in ("dspattn_2_4", "dspattn_dense"):
+        one = logits(model, implementation, inputs)
+        inputs["input_ids"][-1, :13] = 5  # other tokens where the mask is 0
+        two = logits(model, implementation, inputs)
+        assert torch.equal(one[0], two[0])
+        assert torch.equal(one[-1, 13:], two[-1, 13:])
+
+
+def test_training_through_the_model() -> None:
+    model = llama_like().train()
+    inputs = text(n=50, pad=0)
+    gradients = []
+    for implementation in ("sdpa", "dspattn_dense"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        model(**inputs, labels=inputs["input_ids"]).loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+
+
+def test_packed_sequences_by_cumulative_lengths() -> None:
+    attend = dspattn.integrations.huggingface.make_attention("2:4", "interleaved")
+    q, k, v = torch.randn(1, 8, 50, 16), torch.randn(1, 2, 50, 16), torch.randn(1, 2, 50, 16)
+    lengths = torch.tensor([0, 20, 50])
+    module = torch.nn.Module()
+    out, _ = attend(
+        module, q, k, v, None, cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=30, max_length_k=30
+    )
+    for start, end in ((0, 20), (20, 50)):
+        one, _ = attend(module, q[:, :, start:end], k[:, :, start:end], v[:, :, start:end], None)
+        torch.testing.assert_close(out[:, start:end], one)
+
+
+def test_output_attentions() -> None:
+    attend = dspattn.integrations.huggingface.make_attention("2:4", "consecutive")
+    q, k, v = torch.randn(1, 8, 8, 16), torch.randn(1, 2, 8, 16), torch.randn(1, 2, 8, 16)
+    out, weights = attend(torch.nn.Module(), q, k, v, None, is_causal=False, output_attentions=True)
+    assert weights is not None and weights.shape == (1, 8, 8, 8)
+    torch.testing.assert_close((weights @ v.repeat_interleave(4, 1)).transpose(1, 2), out, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "argument,given",
+    [("softcap", 30.0), ("s_aux", torch.zeros(8)), ("dropout", 0.1), ("cache", object()), ("indices", torch.zeros(3)),
+     ("invented_by_a_later_model", True)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_is_not_supported_raises(argument: str, given: Any) -> None:
+    attend = dspattn.integrations.huggingface.make_attention("2:4", "interleaved")
+    q = torch.randn(1, 8, 8, 16)
+    with pytest.raises(dspattn.DspattnError, match=argument):
+        attend(torch.nn.Module(), q, q, q, None, **{argument: given})
+    attend(torch.nn.Module(), q, q, q, None, softcap=None, s_aux=None, use_cache=True, position_ids=torch.arange(8))
+
+
+def test_a_model_with_sinks_raises_instead_of_dropping_them() -> None:
+    config = transformers.GptOssConfig(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_local_experts=2, num_experts_per_tok=1,
+    )  # fmt: skip
+    model = transformers.GptOssForCausalLM(config).eval()
+    with pytest.raises(dspattn.DspattnError, match="s_aux"):
+        logits(model, "dspattn_2_4", text(pad=0))
+
+
+def test_a_model_with_a_soft_cap_raises() -> None:
+    config = transformers.Gemma2Config(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16,
+    )  # fmt: skip
+    model = transformers.Gemma2ForCausalLM(config).eval()
+    with pytest.raises(dspattn.DspattnError, match="softcap"):
+        logits(model, "dspattn_2_4", text(pad=0))
+
+
+def test_t5_training_raises_for_the_learned_bias() -> None:
+    model = t5_like().train()
+    model.set_attn_implementation("dspattn_2_4")
+    inputs = text(left=False)
+    with pytest.raises(dspattn.DspattnError, match="requires_grad"):
+        model(**inputs, labels=inputs["input_ids"])
+
+
+def test_use_and_the_names_agree() -> None:
+    model, inputs = llama_like(), text()
+    by_name = logits(model, "dspattn_2_4", inputs)
+    with dspattn.use("2:4") as switched:
+        by_block = logits(model, "sdpa", inputs)
+    assert switched.served == 3
+    torch.testing.assert_close(by_name[0], by_block[0], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(by_name[1, 13:], by_block[1, 13:], atol=1e-5, rtol=1e-4)
+
+
+def test_other_patterns_can_be_registered() -> None:
+    from dspattn.integrations.huggingface import register_pattern
+
+    model, inputs = llama_like(), text()
+    assert not torch.allclose(logits(model, register_pattern("1:8"), inputs), logits(model, "dspattn_dense", inputs))
