@@ -120,10 +120,16 @@ double largest_magnitude(const std::vector<double>& values) {
   return largest;
 }
 
-std::vector<double> twice_plain(const std::vector<double>& plain, const std::vector<double>& exact, DType dtype) {
-  const double allowed = 2 * largest_difference(plain, exact) + core::epsilon_of(dtype) * largest_magnitude(exact);
-  return std::vector<double>(exact.size(), allowed);
+// Twice the plain computation's error, as it came out or as it is expected: over the few elements of a small problem
+// its roundings can cancel by chance. `variance` is that of one element's error, the largest of all elements.
+std::vector<double> twice_plain(const std::vector<double>& plain, const std::vector<double>& exact, DType dtype,
+                                double variance) {
+  const double error = std::max(largest_difference(plain, exact), 2 * std::sqrt(variance));
+  return std::vector<double>(exact.size(), 2 * error + core::epsilon_of(dtype) * largest_magnitude(exact));
 }
+
+// Variance of a rounding error relative to the number rounded: uniform over half a unit in the last place.
+double rounding_variance(DType dtype) { return core::epsilon_of(dtype) * core::epsilon_of(dtype) / 12; }
 
 // Errors of a row's scores: of the products, the scale, the bias, and the base-2 form that exponentials take.
 struct ScoreErrors {
@@ -181,7 +187,7 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
   const double unit = product_unit(data.device_problem());
   ForwardTolerance tolerance{std::vector<double>(given.out.size(), 0.0), std::vector<double>(given.lse.size(), 0.0)};
   std::vector<double> plain_out = given.out, plain_lse = given.lse;
-  double largest_score = 0;
+  double largest_score = 0, variance = 0;
   walk.each_row([&](const RowContext& context) {
     const auto row = static_cast<std::size_t>(context.row);
     const auto kept = static_cast<std::int64_t>(context.kept.size());
@@ -208,10 +214,15 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
     }
     const PlainRow plain(context, walk, dtype);
     plain_lse[row] = plain.lse;
+    for (std::int64_t c = 0; c < walk.d_v; ++c) {
+      double squares = 0;
+      for (const auto& key : context.kept) squares += key.weight * key.weight * key.v[c] * key.v[c];
+      variance = std::max(variance, squares * rounding_variance(dtype));
+    }
     std::copy(plain.out.begin(), plain.out.end(), plain_out.begin() + context.row * walk.d_v);
   });
   if (dtype != DType::f32) {
-    tolerance.out = twice_plain(plain_out, given.out, dtype);
+    tolerance.out = twice_plain(plain_out, given.out, dtype, variance);
     // A kernel may take exponentials of scores in fp16, as the selection compares them.
     const double allowed = 2 * largest_difference(plain_lse, given.lse) + 0x1p-11 * largest_score;
     for (double& value : tolerance.lse) value += allowed;
@@ -231,7 +242,8 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
                       std::vector<double>(gradients.d_v.size(), 0.0)};
 
   // 16-bit: what the rounding of the output, from which dO.O is made, may do to the gradients of q and k.
-  cpu::Gradients handed{sums.d_q, sums.d_k, sums.d_v};
+  cpu::Gradients handed = sums;
+  cpu::Gradients variance = sums;  // of the plain gradients' errors
 
   const auto add_bounds = [&](const RowContext& context) {
     const auto kept = static_cast<std::int64_t>(context.kept.size());
@@ -286,12 +298,20 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
       double d_weight = 0;
       for (std::int64_t c = 0; c < walk.d_v; ++c) {
         d_weight += context.d_out[c] * key.v[c];
-        sums.d_v[static_cast<std::size_t>(key.v_offset + c)] += plain.weights[j] * context.d_out[c];
+        const double part = plain.weights[j] * context.d_out[c];
+        sums.d_v[static_cast<std::size_t>(key.v_offset + c)] += part;
+        variance.d_v[static_cast<std::size_t>(key.v_offset + c)] += part * part * rounding_variance(dtype);
       }
       const double d_score = round(walk.scale * round(plain.weights[j] * (round(d_weight) - d_dot)));
       for (std::int64_t c = 0; c < walk.d; ++c) {
         sums.d_q[static_cast<std::size_t>(context.q_offset + c)] += d_score * key.k[c];
         sums.d_k[static_cast<std::size_t>(key.k_offset + c)] += d_score * context.q[c];
+        // Rounded are dP, the weight, dS and its product with the scale.
+        const double squares = 3 * d_score * d_score + std::pow(walk.scale * key.weight * d_weight, 2);
+        variance.d_q[static_cast<std::size_t>(context.q_offset + c)] +=
+            squares * key.k[c] * key.k[c] * rounding_variance(dtype);
+        variance.d_k[static_cast<std::size_t>(key.k_offset + c)] +=
+            squares * context.q[c] * context.q[c] * rounding_variance(dtype);
         const double rounding = walk.scale * key.weight * d_dot_rounding;
         handed.d_q[static_cast<std::size_t>(context.q_offset + c)] += rounding * std::abs(key.k[c]);
         handed.d_k[static_cast<std::size_t>(key.k_offset + c)] += rounding * std::abs(context.q[c]);
@@ -301,22 +321,22 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
 
   walk.each_row([&](const RowContext& context) { precise ? add_bounds(context) : add_plain(context); });
   BackwardTolerance tolerance;
-  const auto finish = [&](std::vector<double>& sum, const std::vector<double>& exact,
-                          const std::vector<double>& extra) {
+  const auto finish = [&](std::vector<double>& sum, const std::vector<double>& exact, const std::vector<double>& extra,
+                          const std::vector<double>& variances) {
     std::vector<double> allowed;
     if (precise) {
       allowed = std::move(sum);
       for (std::size_t i = 0; i < allowed.size(); ++i) allowed[i] += kUnitF32 * std::abs(exact[i]) + kTiny;
     } else {
       for (double& value : sum) value = round(value);
-      allowed = twice_plain(sum, exact, dtype);
+      allowed = twice_plain(sum, exact, dtype, largest_magnitude(variances));
       for (std::size_t i = 0; i < allowed.size(); ++i) allowed[i] += extra[i];
     }
     return allowed;
   };
-  tolerance.d_q = finish(sums.d_q, gradients.d_q, handed.d_q);
-  tolerance.d_k = finish(sums.d_k, gradients.d_k, handed.d_k);
-  tolerance.d_v = finish(sums.d_v, gradients.d_v, handed.d_v);
+  tolerance.d_q = finish(sums.d_q, gradients.d_q, handed.d_q, variance.d_q);
+  tolerance.d_k = finish(sums.d_k, gradients.d_k, handed.d_k, variance.d_k);
+  tolerance.d_v = finish(sums.d_v, gradients.d_v, handed.d_v, variance.d_v);
   return tolerance;
 }
 
