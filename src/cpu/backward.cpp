@@ -41,7 +41,7 @@
 namespace dspattn::cpu {
 
 // Query rows that meet a block of keys together: K and V are widened once for this many.
-inline constexpr std::int64_t kChunkRows = 128;
+inline constexpr std::int64_t kChunkRows = 256;
 inline constexpr std::size_t kChunkTiles = kChunkRows / kTileQ;
 // Enough tasks for the cores of a small machine; beyond that, batch and heads are what there is to share out.
 inline constexpr std::int64_t kWantedTasks = 8;
@@ -88,10 +88,10 @@ struct BackwardTask {
 // What a task works with for one chunk, laid out in the thread's scratch memory.
 struct BackwardScratch {
   PruneScratch* prune;
-  Slots* slots;
-  SlotValues* d_scores;
   ScoreTile* d_weights;  // dO V^T
-  TileRows* tiles;       // [kChunkTiles], as all below
+  Slots* slots;          // [kChunkTiles], as all below up to delta
+  SlotValues* d_scores;
+  TileRows* tiles;
   float* q_rows;         // [kTileQ][qk.padded]
   float* q_packed;       // [qk.padded][kTileQ]
   float* d_out_rows;     // [kTileQ][pv.padded]
@@ -109,8 +109,8 @@ struct BackwardScratch {
     const std::size_t qk_tile = kRows * static_cast<std::size_t>(run.qk.padded);
     const std::size_t pv_tile = kRows * static_cast<std::size_t>(run.pv.padded);
     prune = carver.take<PruneScratch>(1);
-    slots = carver.take<Slots>(1);
-    d_scores = carver.take<SlotValues>(1);
+    slots = carver.take<Slots>(kChunkTiles);
+    d_scores = carver.take<SlotValues>(kChunkTiles);
     d_weights = carver.take<ScoreTile>(1);
     tiles = carver.take<TileRows>(kChunkTiles);
     q_rows = carver.take<float>(kChunkTiles * qk_tile);
@@ -227,19 +227,30 @@ void backward_chunk(const BackwardJob& run, const SequenceSpan& sequence, std::i
     float* d_k = share + static_cast<std::size_t>(block / job.block_keys) * run.block_elems();
     float* d_v = d_k + run.qk.elems();
     for (std::ptrdiff_t t = 0; t < tile_count; ++t) {
-      const TileRows& tile = s.tiles[t];
-      if (!prune_tile(job, sequence, tile, s.q_packed + t * qk_tile, KeyRows::of(s.k_panels, run.qk), block,
-                      run.qk.width, *s.prune, *s.slots)) {
+      Slots& slots = s.slots[t];
+      if (!prune_tile(job, sequence, s.tiles[t], s.q_packed + t * qk_tile, KeyRows::of(s.k_panels, run.qk), block,
+                      run.qk.width, *s.prune, slots)) {
+        slots.count = 0;
         continue;
       }
-      const KeySpan span = visible_keys(job, tile, block);
-      tile_product(KeyRows::of(s.v_panels, run.pv), s.d_out_packed + t * pv_tile, span.first, span.computed(), *s.d_weights);
-      slot_gradients(job, run.qk.width, s.lse + t * kTileQ, s.delta + t * kTileQ, *s.d_weights, *s.slots, *s.d_scores);
-      for (int p = 0; p < run.qk.panels; ++p) {
-        add_kept(*s.slots, *s.d_scores, s.k_panels, run.qk, p, ones, tile.rows, s.d_q + t * qk_tile);
+      const KeySpan span = visible_keys(job, s.tiles[t], block);
+      tile_product(KeyRows::of(s.v_panels, run.pv), s.d_out_packed + t * pv_tile, span.first, span.computed(),
+                   *s.d_weights);
+      slot_gradients(job, run.qk.width, s.lse + t * kTileQ, s.delta + t * kTileQ, *s.d_weights, slots, s.d_scores[t]);
+    }
+    // Each panel stays in the first cache level while every tile meets it.
+    for (int p = 0; p < run.pv.panels; ++p) {
+      for (std::ptrdiff_t t = 0; t < tile_count; ++t) {
+        scatter_kept(s.slots[t], s.slots[t].value, s.d_out_rows + t * pv_tile, s.tiles[t].rows, run.pv, p, d_v);
       }
-      scatter_kept(*s.slots, s.slots->value, s.d_out_rows + t * pv_tile, tile.rows, run.pv, d_v);
-      scatter_kept(*s.slots, *s.d_scores, s.q_rows + t * qk_tile, tile.rows, run.qk, d_k);
+    }
+    for (int p = 0; p < run.qk.panels; ++p) {
+      for (std::ptrdiff_t t = 0; t < tile_count; ++t) {
+        scatter_kept(s.slots[t], s.d_scores[t], s.q_rows + t * qk_tile, s.tiles[t].rows, run.qk, p, d_k);
+      }
+      for (std::ptrdiff_t t = 0; t < tile_count; ++t) {
+        add_kept(s.slots[t], s.d_scores[t], s.k_panels, run.qk, p, ones, s.tiles[t].rows, s.d_q + t * qk_tile);
+      }
     }
   }
   for (std::ptrdiff_t t = 0; t < tile_count; ++t) {

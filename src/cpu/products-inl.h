@@ -163,16 +163,15 @@ inline void scatter_kept_panel(const Slots& slots, const SlotValues& values, con
   }
 }
 
-// panels[key of slot] += values[slot][row] * rows[row], for every slot of every row. rows is [kTileQ][shape.padded].
+// panels[key of slot] += values[slot][row] * rows[row], for every slot of every row, in the columns of one panel. rows is
+// [kTileQ][shape.padded].
 inline void scatter_kept(const Slots& slots, const SlotValues& values, const float* HWY_RESTRICT rows, int row_count,
-                         const PanelShape& shape, float* HWY_RESTRICT panels) {
+                         const PanelShape& shape, int panel, float* HWY_RESTRICT panels) {
   using Panel = decltype(&scatter_kept_panel<1>);
   static constexpr Panel kByUnits[kPanel / kPad] = {scatter_kept_panel<1>, scatter_kept_panel<2>, scatter_kept_panel<3>,
                                                     scatter_kept_panel<4>};
-  for (int p = 0; p < shape.panels; ++p) {
-    kByUnits[shape.columns_of(p) / kPad - 1](slots, values, rows + p * shape.width, shape.padded, row_count,
-                                             panels + static_cast<std::size_t>(p) * shape.panel_elems());
-  }
+  kByUnits[shape.columns_of(panel) / kPad - 1](slots, values, rows + panel * shape.width, shape.padded, row_count,
+                                               panels + static_cast<std::size_t>(panel) * shape.panel_elems());
 }
 
 }  // namespace dspattn::cpu::HWY_NAMESPACE
