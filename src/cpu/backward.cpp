@@ -88,18 +88,19 @@ struct BackwardTask {
 // What a task works with for one chunk, laid out in the thread's scratch memory.
 struct BackwardScratch {
   PruneScratch* prune;
-  ScoreTile* d_weights;  // dO V^T
-  Slots* slots;          // [kChunkTiles], as all below up to delta
+  ScoreTile* d_weights;  // dO V^T, then dS
+  KeptRows* kept;
+  Slots* slots;  // [kChunkTiles], as all below up to delta
   SlotValues* d_scores;
   TileRows* tiles;
-  float* q_rows;         // [kTileQ][qk.padded]
-  float* q_packed;       // [qk.padded][kTileQ]
-  float* d_out_rows;     // [kTileQ][pv.padded]
-  float* d_out_packed;   // [pv.padded][kTileQ]
-  float* d_q;            // [kTileQ][qk.padded]
-  float* lse;            // [kTileQ]
-  float* delta;          // [kTileQ]
-  float* row;            // one row of k, v or out
+  float* q_rows;        // [kTileQ][qk.padded]
+  float* q_packed;      // [qk.padded][kTileQ]
+  float* d_out_rows;    // [kTileQ][pv.padded]
+  float* d_out_packed;  // [pv.padded][kTileQ]
+  float* d_q;           // [kTileQ][qk.padded]
+  float* lse;           // [kTileQ]
+  float* delta;         // [kTileQ]
+  float* row;           // one row of k, v or out
   float* k_panels;
   float* v_panels;
   float* share;  // dK and dV of the task, when it is the only one of its (sequence, kv head)
@@ -112,6 +113,7 @@ struct BackwardScratch {
     slots = carver.take<Slots>(kChunkTiles);
     d_scores = carver.take<SlotValues>(kChunkTiles);
     d_weights = carver.take<ScoreTile>(1);
+    kept = carver.take<KeptRows>(1);
     tiles = carver.take<TileRows>(kChunkTiles);
     q_rows = carver.take<float>(kChunkTiles * qk_tile);
     q_packed = carver.take<float>(kChunkTiles * qk_tile);
@@ -171,29 +173,60 @@ void load_tile(const BackwardJob& run, const SequenceSpan& sequence, const Backw
   transpose_tile(d_out_row, run.pv.columns, s.d_out_packed + t * pv_tile);
 }
 
-// Slots: scores -> weights; d_scores: dS times scale. A slot without a key has neither.
-void slot_gradients(const Job& job, int width, const float* lse, const float* delta, const ScoreTile& d_weights,
-                    Slots& slots, SlotValues& d_scores) {
+// Scores -> weights and dO V^T -> dS times scale, for the keys of `span`, kept or not: only kept ones are read later.
+void tile_gradients(const Job& job, const KeySpan& span, const float* lse, const float* delta, ScoreTile& scores,
+                    ScoreTile& d_weights) {
   const VecF scale = hn::Set(kF32, job.scale);
   const Exp2 exp2(1.44269504f);  // log2(e)
-  const hn::Rebind<std::uint16_t, I32> narrow;
-  int log2_width = 0;
-  while ((1 << log2_width) < width) ++log2_width;
   for (int v = 0; v < kVecsQ; ++v) {
     const int row = v * kLanes;
     const VecF row_lse = hn::Load(kF32, lse + row), row_delta = hn::Load(kF32, delta + row);
-    const VecI lane = hn::Iota(kI32, row);
-    for (int s = 0; s < slots.count; ++s) {
-      const VecF score = hn::Load(kF32, &slots.value.at[s][row]);
-      const VecI key = hn::ShiftRightSame(hn::PromoteTo(kI32, hn::Load(narrow, &slots.offset[s][row])), log2_width);
-      const VecI index = hn::Add(hn::Mul(key, hn::Set(kI32, kTileQ)), lane);
-      const MaskF none = hn::Eq(score, minus_infinity());
-      const VecF weight = hn::IfThenZeroElse(none, exp2(hn::MulSub(score, scale, row_lse)));
-      const VecF d_weight = hn::GatherIndex(kF32, &d_weights.value[0][0], index);
-      const VecF d_score = hn::Mul(hn::Mul(weight, hn::Sub(d_weight, row_delta)), scale);
-      hn::Store(weight, kF32, &slots.value.at[s][row]);
-      hn::Store(hn::IfThenZeroElse(none, d_score), kF32, &d_scores.at[s][row]);
+    for (int key = span.first; key < span.last; ++key) {
+      const VecF weight = exp2(hn::MulSub(hn::Load(kF32, &scores.value[key][row]), scale, row_lse));
+      const VecF d_weight = hn::Load(kF32, &d_weights.value[key][row]);
+      hn::Store(weight, kF32, &scores.value[key][row]);
+      hn::Store(hn::Mul(hn::Mul(weight, scale), hn::Sub(d_weight, row_delta)), kF32, &d_weights.value[key][row]);
     }
+  }
+}
+
+// dS by slot, for dQ. A slot without a key finds the zeros of the tile's last row.
+void slot_gradients(int width, const ScoreTile& d_scores, const Slots& slots, SlotValues& by_slot) {
+  const hn::Rebind<std::uint16_t, I32> narrow;
+  int log2_width = 0;
+  while ((1 << log2_width) < width) ++log2_width;
+  for (int s = 0; s < slots.count; ++s) {
+    for (int v = 0; v < kVecsQ; ++v) {
+      const int row = v * kLanes;
+      const VecI key = hn::ShiftRightSame(hn::PromoteTo(kI32, hn::Load(narrow, &slots.offset[s][row])), log2_width);
+      const VecI index = hn::Add(hn::Mul(key, hn::Set(kI32, kTileQ)), hn::Iota(kI32, row));
+      hn::Store(hn::GatherIndex(kF32, &d_scores.value[0][0], index), kF32, &by_slot.at[s][row]);
+    }
+  }
+}
+
+// Adds what the rows of a tile contribute to dV and dK of the keys of `span`.
+void add_key_gradients(const BackwardJob& run, const KeptRows& kept, const KeySpan& span, const ScoreTile& weights,
+                       const ScoreTile& d_scores, const float* d_out, const float* q, float* d_v, float* d_k) {
+  const std::ptrdiff_t width = run.qk.width;
+  const auto sum = [](const ScoreTile& values, const float* rows, const PanelShape& shape, int p, float* panels) {
+    return KeySum{&values, rows + p * shape.width, shape.padded,
+                  panels + static_cast<std::size_t>(p) * shape.panel_elems()};
+  };
+  if (run.qk.padded == run.pv.padded) {
+    for (int p = 0; p < run.qk.panels; ++p) {
+      const KeySum sums[2] = {sum(weights, d_out, run.pv, p, d_v), sum(d_scores, q, run.qk, p, d_k)};
+      gather_kept<2>(kept, span.first, span.last, run.qk.columns_of(p), width, sums);
+    }
+    return;
+  }
+  for (int p = 0; p < run.pv.panels; ++p) {
+    const KeySum d_v_sum = sum(weights, d_out, run.pv, p, d_v);
+    gather_kept<1>(kept, span.first, span.last, run.pv.columns_of(p), width, &d_v_sum);
+  }
+  for (int p = 0; p < run.qk.panels; ++p) {
+    const KeySum d_k_sum = sum(d_scores, q, run.qk, p, d_k);
+    gather_kept<1>(kept, span.first, span.last, run.qk.columns_of(p), width, &d_k_sum);
   }
 }
 
@@ -229,26 +262,24 @@ void backward_chunk(const BackwardJob& run, const SequenceSpan& sequence, std::i
     for (std::ptrdiff_t t = 0; t < tile_count; ++t) {
       Slots& slots = s.slots[t];
       if (!prune_tile(job, sequence, s.tiles[t], s.q_packed + t * qk_tile, KeyRows::of(s.k_panels, run.qk), block,
-                      run.qk.width, *s.prune, slots)) {
+                      run.qk.width, *s.prune, slots, s.kept)) {
         slots.count = 0;
         continue;
       }
       const KeySpan span = visible_keys(job, s.tiles[t], block);
+      ScoreTile& weights = s.prune->scores;
+      ScoreTile& d_scores = *s.d_weights;
       tile_product(KeyRows::of(s.v_panels, run.pv), s.d_out_packed + t * pv_tile, span.first, span.computed(),
-                   *s.d_weights);
-      slot_gradients(job, run.qk.width, s.lse + t * kTileQ, s.delta + t * kTileQ, *s.d_weights, slots, s.d_scores[t]);
+                   d_scores);
+      tile_gradients(job, span, s.lse + t * kTileQ, s.delta + t * kTileQ, weights, d_scores);
+      slot_gradients(run.qk.width, d_scores, slots, s.d_scores[t]);
+      add_key_gradients(run, *s.kept, span, weights, d_scores, s.d_out_rows + t * pv_tile, s.q_rows + t * qk_tile, d_v,
+                        d_k);
     }
-    // Each panel stays in the first cache level while every tile meets it.
-    for (int p = 0; p < run.pv.panels; ++p) {
-      for (std::ptrdiff_t t = 0; t < tile_count; ++t) {
-        scatter_kept(s.slots[t], s.slots[t].value, s.d_out_rows + t * pv_tile, s.tiles[t].rows, run.pv, p, d_v);
-      }
-    }
+    // A panel of K stays in the first cache level while every tile meets it.
     for (int p = 0; p < run.qk.panels; ++p) {
       for (std::ptrdiff_t t = 0; t < tile_count; ++t) {
-        scatter_kept(s.slots[t], s.d_scores[t], s.q_rows + t * qk_tile, s.tiles[t].rows, run.qk, p, d_k);
-      }
-      for (std::ptrdiff_t t = 0; t < tile_count; ++t) {
+        if (s.slots[t].count == 0) continue;
         add_kept(s.slots[t], s.d_scores[t], s.k_panels, run.qk, p, ones, s.tiles[t].rows, s.d_q + t * qk_tile);
       }
     }

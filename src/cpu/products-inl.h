@@ -2,7 +2,7 @@
 //
 //   tile_product   every key of a block against every row of a tile: scores = K Q^T (and dP = V dO^T in backward)
 //   add_kept       each row's kept keys only: O += weights V (and dQ += dS K)
-//   scatter_kept   the transpose of add_kept: dV += weights^T dO, dK += dS^T Q
+//   gather_kept    the transpose of add_kept: dV += weights^T dO, dK += dS^T Q
 #if defined(DSPATTN_CPU_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DSPATTN_CPU_PRODUCTS_INL_H_
 #undef DSPATTN_CPU_PRODUCTS_INL_H_
@@ -132,8 +132,8 @@ inline void add_kept_panel(const Slots& slots, const SlotValues& values, const f
   }
 }
 
-// acc[row] = acc[row] * rescale[row] + sum over the row's slots of values * key row, in the columns of one panel. acc is
-// [kTileQ][shape.padded].
+// acc[row] = acc[row] * rescale[row] + sum over the row's slots of values * key row, in the columns of one panel. acc
+// is [kTileQ][shape.padded].
 inline void add_kept(const Slots& slots, const SlotValues& values, const float* HWY_RESTRICT panels,
                      const PanelShape& shape, int panel, const float* rescale, int rows, float* HWY_RESTRICT acc) {
   using Panel = decltype(&add_kept_panel<1>);
@@ -144,34 +144,49 @@ inline void add_kept(const Slots& slots, const SlotValues& values, const float* 
                                                shape.width, rescale, rows, acc + panel * shape.width, shape.padded);
 }
 
-// One panel of kUnits x 16 columns of scatter_kept. Rows go one after another, so every key sums its rows in order.
-template <int kUnits>
-inline void scatter_kept_panel(const Slots& slots, const SlotValues& values, const float* HWY_RESTRICT rows,
-                               std::ptrdiff_t row_stride, int row_count, float* HWY_RESTRICT panel) {
+// One of the sums that gather_kept makes in a panel: panel[key] += values[key][row] * rows[row].
+struct KeySum {
+  const ScoreTile* values = nullptr;
+  const float* rows = nullptr;  // [kTileQ][row_stride]
+  std::ptrdiff_t row_stride = 0;
+  float* panel = nullptr;
+};
+
+// kSums sums in panels of kUnits x 16 columns. A key's sums stay in registers while its rows are taken from the bits;
+// two sums at once (dV and dK) share the walk over the bits and hide each other's latency.
+template <int kUnits, int kSums>
+inline void gather_kept_panel(const KeptRows& kept, int begin, int end, std::ptrdiff_t width, const KeySum* sums) {
   constexpr int kVecs = kUnits * kPad / kLanes;
-  for (int r = 0; r < row_count; ++r) {
-    VecF row[kVecs];
-    for (int c = 0; c < kVecs; ++c) row[c] = hn::Load(kF32, rows + r * row_stride + c * kLanes);
-    for (int s = 0; s < slots.count; ++s) {
-      const VecF value = hn::Set(kF32, values.at[s][r]);
-      float* HWY_RESTRICT key = panel + slots.offset[s][r];
-      HWY_UNROLL(16)
-      for (int c = 0; c < kVecs; ++c) {
-        hn::Store(hn::MulAdd(value, row[c], hn::Load(kF32, key + c * kLanes)), kF32, key + c * kLanes);
+  for (int key = begin; key < end; ++key) {
+    std::uint32_t bits = kept.rows[key];
+    if (bits == 0) continue;
+    VecF sum[kSums][kVecs];
+    for (int i = 0; i < kSums; ++i) {
+      for (int c = 0; c < kVecs; ++c) sum[i][c] = hn::Load(kF32, sums[i].panel + key * width + c * kLanes);
+    }
+    for (; bits != 0; bits &= bits - 1) {
+      const std::ptrdiff_t row = std::countr_zero(bits);
+      HWY_UNROLL(2)
+      for (int i = 0; i < kSums; ++i) {
+        const VecF value = hn::Set(kF32, sums[i].values->value[key][row]);
+        const float* HWY_RESTRICT from = sums[i].rows + row * sums[i].row_stride;
+        HWY_UNROLL(16)
+        for (int c = 0; c < kVecs; ++c) sum[i][c] = hn::MulAdd(value, hn::Load(kF32, from + c * kLanes), sum[i][c]);
       }
+    }
+    for (int i = 0; i < kSums; ++i) {
+      for (int c = 0; c < kVecs; ++c) hn::Store(sum[i][c], kF32, sums[i].panel + key * width + c * kLanes);
     }
   }
 }
 
-// panels[key of slot] += values[slot][row] * rows[row], for every slot of every row, in the columns of one panel. rows is
-// [kTileQ][shape.padded].
-inline void scatter_kept(const Slots& slots, const SlotValues& values, const float* HWY_RESTRICT rows, int row_count,
-                         const PanelShape& shape, int panel, float* HWY_RESTRICT panels) {
-  using Panel = decltype(&scatter_kept_panel<1>);
-  static constexpr Panel kByUnits[kPanel / kPad] = {scatter_kept_panel<1>, scatter_kept_panel<2>, scatter_kept_panel<3>,
-                                                    scatter_kept_panel<4>};
-  kByUnits[shape.columns_of(panel) / kPad - 1](slots, values, rows + panel * shape.width, shape.padded, row_count,
-                                               panels + static_cast<std::size_t>(panel) * shape.panel_elems());
+template <int kSums>
+inline void gather_kept(const KeptRows& kept, int begin, int end, int columns, std::ptrdiff_t width,
+                        const KeySum* sums) {
+  using Panel = decltype(&gather_kept_panel<1, kSums>);
+  static constexpr Panel kByUnits[kPanel / kPad] = {gather_kept_panel<1, kSums>, gather_kept_panel<2, kSums>,
+                                                    gather_kept_panel<3, kSums>, gather_kept_panel<4, kSums>};
+  kByUnits[columns / kPad - 1](kept, begin, end, width, sums);
 }
 
 }  // namespace dspattn::cpu::HWY_NAMESPACE

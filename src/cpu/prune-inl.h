@@ -145,14 +145,15 @@ inline KeySpan visible_keys(const Job& job, const TileRows& tile, std::int64_t b
 }
 
 // Fills `slots` with what the rows of `tile` keep of the keys [block, block + job.block_keys). False when they see none
-// of them. `packed` is q transposed; `width` is that of the panels the slots will index.
+// of them. `packed` is q transposed; `width` is that of the panels the slots will index. With
+// `kept`, the selection is noted there by key, too.
 inline bool prune_tile(const Job& job, const SequenceSpan& sequence, const TileRows& tile, const float* packed,
-                       const KeyRows& keys_of_block, std::int64_t block, int width, PruneScratch& scratch,
-                       Slots& slots) {
+                       const KeyRows& block_keys, std::int64_t block, int width, PruneScratch& scratch, Slots& slots,
+                       KeptRows* kept = nullptr) {
   const std::int64_t keys = job.block_keys;
   const KeySpan span = visible_keys(job, tile, block);
   if (span.last == 0) return false;
-  tile_product(keys_of_block, packed, span.first, span.computed(), scratch.scores);
+  tile_product(block_keys, packed, span.first, span.computed(), scratch.scores);
 
   const bool with_bias = job.allowed.present() || job.bias.present();
   const bool cut = tile.most_begin > block || tile.least_end < block + keys;
@@ -180,6 +181,8 @@ inline bool prune_tile(const Job& job, const SequenceSpan& sequence, const TileR
   args.width = width;
   args.masked = with_bias || cut;
   args.half_factor = job.half_factor;
+  args.kept = kept;
+  if (kept != nullptr) *kept = KeptRows{};
   slots.masked = args.masked;
   slots.all_keys = false;
   select_function(job.pattern, job.half_keys)(args, slots);

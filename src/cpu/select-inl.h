@@ -13,6 +13,7 @@
 
 #include <hwy/highway.h>
 
+#include <cstring>
 #include <limits>
 
 #include "cpu/load-inl.h"
@@ -30,9 +31,10 @@ struct SelectArgs {
   int group = 0;
   int group_step = 0;
   int element_step = 0;
-  int width = 0;          // columns of a panel: key * width is the key's offset
-  bool masked = false;    // some scores may be -inf
-  float half_factor = 1;  // the power of two of the 16-bit selection key
+  int width = 0;             // columns of a panel: key * width is the key's offset
+  bool masked = false;       // some scores may be -inf
+  KeptRows* kept = nullptr;  // filled when given, having been cleared
+  float half_factor = 1;     // the power of two of the 16-bit selection key
 };
 
 using SelectFunction = void (*)(const SelectArgs& args, Slots& slots);
@@ -117,6 +119,19 @@ inline bool write_slot(Slots& slots, int slot, int v, VecF value, VecI offset, c
   return any;
 }
 
+// Notes that the rows of `mask` keep `key`, those of them that see it.
+inline void note_kept(const SelectArgs& args, int v, int key, MaskF mask) {
+  if (args.masked) {
+    const VecF score = hn::Load(kF32, &args.scores->value[key][v * kLanes]);
+    mask = hn::AndNot(hn::Eq(score, minus_infinity()), mask);
+  }
+  std::uint8_t bytes[8] = {};
+  hn::StoreMaskBits(kF32, mask, bytes);
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, bytes, sizeof(bits));
+  args.kept->rows[key] |= bits << (v * kLanes);
+}
+
 template <class Keys>
 inline Candidate element(const SelectArgs& args, const Keys& keys, RowFacts& facts, int v, int key_index, int e) {
   const VecF score = hn::Load(kF32, &args.scores->value[key_index + e * args.element_step][v * kLanes]);
@@ -135,7 +150,12 @@ void select_1_2(const SelectArgs& args, Slots& slots) {
     bool any = false;
     for (int v = 0; v < kVecsQ; ++v) {
       const Candidate x0 = element(args, keys, facts, v, first, 0), x1 = element(args, keys, facts, v, first, 1);
-      const Candidate best = choose(hn::Ge(x0.key, x1.key), x0, x1);
+      const MaskF first_wins = hn::Ge(x0.key, x1.key);
+      const Candidate best = choose(first_wins, x0, x1);
+      if (args.kept != nullptr) {
+        note_kept(args, v, first, first_wins);
+        note_kept(args, v, first + args.element_step, hn::Not(first_wins));
+      }
       facts.largest[v] = hn::Max(facts.largest[v], best.value);
       any |= write_slot(slots, slot, v, best.value, hn::Add(base, best.offset), args);
     }
@@ -165,6 +185,11 @@ void select_2_4(const SelectArgs& args, Slots& slots) {
       // The second is the loser of the final or the runner-up of the winner's pair; keys 0, 1 still go before 2, 3.
       const Candidate other01 = choose(left, low01, high01), other23 = choose(left, high23, low23);
       const Candidate second = choose(hn::Ge(other01.key, other23.key), other01, other23);
+      for (int e = 0; e < 4 && args.kept != nullptr; ++e) {
+        const VecI offset = hn::Set(kI32, e * args.element_step * args.width);
+        const auto kept = hn::Or(hn::Eq(best.offset, offset), hn::Eq(second.offset, offset));
+        note_kept(args, v, first + e * args.element_step, hn::RebindMask(kF32, kept));
+      }
       // With 16-bit keys the second may have the larger precise score.
       facts.largest[v] = hn::Max(facts.largest[v], hn::Max(best.value, second.value));
       any_best |= write_slot(slots, slot, v, best.value, hn::Add(base, best.offset), args);
@@ -188,6 +213,7 @@ inline void select_dense(const SelectArgs& args, Slots& slots) {
       facts.see(v, score);
       facts.largest[v] = hn::Max(facts.largest[v], score);
       any |= write_slot(slots, slot, v, score, offset, args);
+      if (args.kept != nullptr) note_kept(args, v, key, hn::Not(hn::IsNaN(score)));
     }
     slot += any ? 1 : 0;
   }
@@ -223,6 +249,7 @@ void select_any(const SelectArgs& args, Slots& slots) {
         for (int e = 0; e < args.group; ++e) {
           const MaskF taken = hn::RebindMask(kF32, hn::Eq(best.offset, hn::Set(kI32, e)));
           key[e] = hn::IfThenElse(taken, minus_infinity(), key[e]);
+          if (args.kept != nullptr) note_kept(args, v, first + e * args.element_step, taken);
         }
         facts.largest[v] = hn::Max(facts.largest[v], best.value);
         const VecI offset = hn::Add(base, hn::Mul(best.offset, hn::Set(kI32, args.element_step * args.width)));

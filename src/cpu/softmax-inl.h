@@ -18,13 +18,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace dspattn::cpu::HWY_NAMESPACE {
 
-// 2^(t * c) for t * c <= 0 (a little above is fine), and 2^-126 where it would be less: beside a largest weight of 1 that
-// is nothing. The polynomial is the minimax one of degree 6 for 2^f on [-1/2, 1/2], relative error 1.9e-9 before rounding
-// (Remez). NaN gives no meaningful value: callers flag such rows.
+// 2^(t * c) for t * c <= 0 (a little above is fine), and 2^-126 where it would be less: beside a largest weight of 1
+// that is nothing. The polynomial is the minimax one of degree 6 for 2^f on [-1/2, 1/2], relative error 1.9e-9 before
+// rounding (Remez). NaN gives no meaningful value: callers flag such rows.
 struct Exp2 {
   VecF c, least;
 
-  explicit Exp2(float factor) : c(hn::Set(kF32, factor)), least(hn::Set(kF32, std::max(-126.0f / factor, std::numeric_limits<float>::lowest()))) {}
+  explicit Exp2(float factor)
+      : c(hn::Set(kF32, factor)),
+        least(hn::Set(kF32, std::max(-126.0f / factor, std::numeric_limits<float>::lowest()))) {}
 
   VecF operator()(VecF t) const {
     t = hn::Max(t, least);

@@ -64,6 +64,12 @@ struct alignas(64) Slots {
   bool all_keys = false;  // dense and nothing masked: slot s is key s in every row
 };
 
+// The same selection seen from the keys: bit r of rows[key] says that row r keeps the key.
+struct KeptRows {
+  std::uint32_t rows[kTileK];
+};
+static_assert(kTileQ == 32);
+
 // One number per key and row. The last row stands for slots that hold no key, as in panels.
 struct alignas(64) ScoreTile {
   float value[kTileK + 1][kTileQ];
