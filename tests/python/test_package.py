@@ -1,0 +1,120 @@
+"""The package as installed: light to import, registered in either order of imports, documented, on the stable ABI."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import dspattn
+from dspattn import _ops
+
+DOCUMENTED = [
+    "dspattn.errors",
+    "dspattn.functional",
+    "dspattn.integrations.huggingface",
+    "dspattn.integrations.sdpa",
+    "dspattn.nn",
+    "dspattn.patterns",
+    "dspattn.sparse",
+]
+
+
+def in_a_new_process(code: str) -> dict[str, object]:
+    """What the code prints as JSON, run far from the source tree."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_import_is_light() -> None:
+    """At most 0.3 s beyond torch (CPU time, so that a busy machine does not matter), and nothing heavy loaded."""
+    found = in_a_new_process(
+        "import torch, time, json, sys; t = time.process_time(); import dspattn;"
+        "heavy = [m for m in ('transformers', 'sympy', 'torch._dynamo', 'matplotlib') if m in sys.modules];"
+        "print(json.dumps({'seconds': time.process_time() - t, 'heavy': heavy}))"
+    )
+    assert found["seconds"] <= 0.3 and not found["heavy"], found
+
+
+@pytest.mark.parametrize("first,second", [("dspattn", "transformers"), ("transformers", "dspattn")])
+def test_names_are_registered_in_either_order(first: str, second: str) -> None:
+    pytest.importorskip("transformers", minversion="5.0")
+    found = in_a_new_process(
+        f"import json, {first}, {second}; from transformers import AttentionInterface;"
+        "from transformers.masking_utils import AttentionMaskInterface as masks;"
+        "names = [n for n in AttentionInterface._global_mapping if n.startswith('dspattn')];"
+        "print(json.dumps({'names': names, 'masks': [n for n in names if n in masks._global_mapping]}))"
+    )
+    wanted = {"dspattn_dense", "dspattn_2_4", "dspattn_1_2", "dspattn_2_4_consecutive", "dspattn_1_2_consecutive"}
+    assert wanted <= set(found["names"]) and found["names"] == found["masks"]
+
+
+def test_typed() -> None:
+    assert (Path(dspattn.__file__).parent / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_docstring_examples(name: str) -> None:
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, extraglobs={"torch": torch}, optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0 and result.attempted > 0
+
+
+def test_every_public_name_has_an_example() -> None:
+    for name in dspattn.__all__:
+        thing = getattr(dspattn, name)
+        if not inspect.ismodule(thing):
+            assert thing.__doc__ and ">>>" in thing.__doc__, f"{name} has no example"
+
+
+def test_missing_library_is_explained() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import dspattn"], capture_output=True, text=True, cwd="/", check=False,
+        env={**os.environ, _ops.LIBRARY_VARIABLE: "/nowhere/dspattn_torch.so"},
+    )  # fmt: skip
+    assert done.returncode != 0 and "/nowhere/dspattn_torch.so" in done.stderr and "pip install ." in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm (binutils)")
+def test_only_the_stable_abi_is_used() -> None:
+    listing = subprocess.run(["nm", "-D", _ops._library_file()], capture_output=True, text=True, check=True).stdout
+    undefined = re.findall(r" U (\S+)", listing)
+    of_torch = [name for name in undefined if "torch" in name]
+    assert any(name.startswith("torch_") for name in of_torch)
+    foreign = [name for name in of_torch if not re.match(r"(aoti_)?torch_\w+$", name)]
+    foreign += [name for name in undefined if re.match(r"_Z\w*(2at|3c10|5torch)", name) or name.startswith("Py")]
+    assert not foreign, foreign
+
+
+def microseconds_a_call(*calls: Callable[[], object]) -> list[float]:
+    """The shortest time of each, alternating, so that a busy machine delays none more than another."""
+    best = [float("inf")] * len(calls)
+    for _ in range(300):
+        for i, call in enumerate(calls):
+            start = time.perf_counter()
+            for _ in range(10):
+                call()
+            best[i] = min(best[i], (time.perf_counter() - start) / 10 * 1e6)
+    return best
+
+
+def test_overhead_of_a_call() -> None:
+    """At n = 16 a call takes at most 30 microseconds more than PyTorch's."""
+    q, k, v = (torch.randn(1, 1, 16, 64) for _ in range(3))
+    theirs, ours = microseconds_a_call(
+        lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v), lambda: dspattn.attention(q, k, v)
+    )
+    assert ours - theirs <= 30, f"ours {ours:.1f} us, PyTorch's {theirs:.1f} us"
