@@ -34,9 +34,13 @@ step_asan() {
     DSPATTN_CLI=$PWD/build/asan/apps/dspattn $python -m pytest -q tests/cli -k "not verify_on_a_fixed_seed"
 }
 
-step_tsan() { cmake --preset tsan && cmake --build --preset tsan && ctest --preset tsan; }
+# The test programs that start threads.
+step_tsan() {
+  cmake --preset tsan && cmake --build --preset tsan --target cpu_fast_tests apps_tests &&
+    ctest --preset tsan -L '^(cpu_fast_tests|apps_tests)$'
+}
 
-step_fuzz() { cmake --preset fuzz && cmake --build --preset fuzz && tools/fuzz.sh build/fuzz; }
+step_fuzz() { cmake --preset fuzz && cmake --build --preset fuzz --target fuzzers && tools/fuzz.sh build/fuzz; }
 
 steps=("$@")
 [ ${#steps[@]} -gt 0 ] || steps=("${all_steps[@]}")
