@@ -70,6 +70,7 @@ def sddmm(
         >>> nonzeros.shape, metadata.shape
         (torch.Size([32, 32]), torch.Size([32, 8]))
     """
+    _require_cpu("query", query)
     pattern = default_pattern(query.dtype) if pattern is None else pattern
     keep, group = parse_pattern(pattern)
     interleaved = parse_grouping(grouping)
@@ -179,6 +180,7 @@ def to_dense(
         >>> torch.allclose(weights, attention_weights(q, k, pattern="1:2", grouping="consecutive"), atol=1e-6)
         True
     """
+    _require_cpu("nonzeros", nonzeros)
     pattern = default_pattern(nonzeros.dtype) if pattern is None else pattern
     keep, group = parse_pattern(pattern)
     interleaved = parse_grouping(grouping)
@@ -263,6 +265,11 @@ def from_semi_structured(matrix: Tensor) -> tuple[Tensor, Tensor]:
             [f"matrix: expected a SparseSemiStructuredTensorCUTLASS with packed and meta, got {type(matrix).__name__}"]
         )
     return packed, meta
+
+
+def _require_cpu(name: str, tensor: Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise DspattnError([f"{name}: expected a tensor on cpu, got one on {tensor.device}"])
 
 
 def _selection_key(unscaled: Tensor, scale: float, dtype: torch.dtype) -> Tensor:

@@ -96,6 +96,7 @@ def test_rows_without_a_key_give_zero() -> None:
         (lambda q, k: dspattn.sddmm(q, k, pattern="4:8"), ("4:8",)),
         (lambda q, k: dspattn.sddmm(q, k, pattern="2:4"), ("2:4",)),
         (lambda q, k: dspattn.sddmm(q, k, scale=-1.0), ("scale", "-1")),
+        (lambda q, k: dspattn.sddmm(q.to("meta"), k.to("meta")), ("query", "cpu", "meta")),
         (lambda q, k: dspattn.sddmm(q.double(), k.double()), ("dtype", "float64")),
         (lambda q, k: dspattn.spmm(*dspattn.sddmm(q, k), torch.randn(32, 4)), ("metadata", "32 x 4", "256")),
         (lambda q, k: sparse.to_semi_structured(*dspattn.sddmm(q[:31], k), 64), ("multiple of 32", "31")),
