@@ -35,6 +35,9 @@ tidy: setup  ## clang-tidy on the C++ sources
 fuzz: setup  ## run the fuzzers; SECONDS_EACH=600 for longer
 	@tools/test.sh fuzz
 
+plots: setup  ## redraw the pictures and tables of docs/ from the committed measurements
+	@.venv/bin/python experiments/quality/plot.py && .venv/bin/python experiments/quality/tables.py
+
 install: build  ## install the library and the program into PREFIX (default /usr/local)
 	@$(RUN) cmake --install build/release --prefix $(PREFIX)
 

@@ -26,7 +26,7 @@ PANELS = (
             "imdb_2048": "IMDB, context 2048",
         },
         "perplexity",
-        "SmolLM2-135M: perplexity above dense, %",
+        "SmolLM2-135M: perplexity above dense, % (even steps up to 1, then by factors)",
     ),
     (
         {"squad_retrieval": "SQuAD passages, mean 174 tokens"},
@@ -104,7 +104,7 @@ def draw(rows: list[Row], paths: list[Path]) -> None:
             ticks_at = [0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0]
             axis.set_xticks(ticks_at, [f"{tick:g}" for tick in ticks_at], minor=False)
             axis.minorticks_off()
-        axis.set_xlim(left=min(-0.02, axis.get_xlim()[0]))
+        axis.set_xlim(left=-0.05 if metric == "perplexity" else min(-0.02, axis.get_xlim()[0]))
         axis.axvline(0.0, color=INK, linewidth=0.8)
         axis.set_title(heading, loc="left", fontsize=10, color=INK)
         axis.grid(axis="x", alpha=0.25)

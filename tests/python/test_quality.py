@@ -171,6 +171,23 @@ def test_the_plot_is_drawn_from_the_committed_results(tmp_path: Path) -> None:
     assert plot.main(["--out", str(tmp_path), "--results", str(tmp_path)]) == 1
 
 
+def test_the_tables_of_the_docs_say_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert module("tables").main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_table_cells() -> None:
+    tables = module("tables")
+    row = {"metric": "perplexity", "value": 27.136, "change": 0.382, "change_low": -0.04, "change_high": 0.8}
+    assert (tables.number(row), tables.change(row), tables.interval(row)) == (
+        "27.14",
+        "+0.4 %",
+        "\N{MINUS SIGN}0.0 … 0.8",
+    )
+    row = {"metric": "recall_at_1", "value": 64.0, "change": 0.0, "change_low": 0.0, "change_high": 0.0}
+    assert (tables.number(row), tables.change(row)) == ("64.00", "±0")
+    assert tables.replaced("no markers", "table") is None
+
+
 def test_cost_is_more_when_worse() -> None:
     row = {"metric": "cosine_to_dense", "change": -0.01, "change_low": -0.02, "change_high": -0.005}
     assert plot.cost(row) == pytest.approx((1.0, 0.5, 2.0))

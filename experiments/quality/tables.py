@@ -1,0 +1,138 @@
+"""Writes the tables of docs/quality.md and README.md from the committed results, between their markers.
+
+python experiments/quality/tables.py            # rewrite
+python experiments/quality/tables.py --check    # exit 1 when a table is not what the results say
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+PATTERNS = ("4:8", "2:4", "1:2", "1:4")  # from the mildest to the harshest
+GROUPINGS = ("interleaved", "consecutive")
+MINUS = "\N{MINUS SIGN}"
+
+Key = tuple[str, str, str, str]  # task, metric, pattern, grouping
+Results = dict[Key, dict[str, Any]]
+
+LINES = (
+    ("wikitext2_512", "perplexity", "WikiText-2, context 512"),
+    ("wikitext2_1024", "perplexity", "WikiText-2, context 1024"),
+    ("wikitext2_2048", "perplexity", "WikiText-2, context 2048"),
+    ("imdb_2048", "perplexity", "IMDB reviews, context 2048"),
+    ("wikitext2_1024", "same_top_token", "same next token as dense, %, WikiText-2, context 1024"),
+    ("squad_retrieval", "recall_at_1", "SQuAD retrieval, right passage first, %"),
+    ("squad_retrieval", "mrr_x100", "SQuAD retrieval, mean reciprocal rank, %"),
+    ("squad_retrieval", "cosine_to_dense", "SQuAD passages, cosine to the dense vector"),
+    ("stsb", "spearman_x100", "STS-B, Spearman correlation, %"),
+)
+SHORT = {
+    ("wikitext2_1024", "perplexity"): "SmolLM2-135M, WikiText-2, 1024 tokens: perplexity",
+    ("imdb_2048", "perplexity"): "SmolLM2-135M, IMDB, 2048 tokens: perplexity",
+    ("squad_retrieval", "recall_at_1"): "MiniLM, SQuAD passages: right one first, %",
+    ("squad_retrieval", "cosine_to_dense"): "MiniLM, SQuAD passages: cosine to dense",
+    ("stsb", "spearman_x100"): "MiniLM, STS-B sentences: Spearman, %",
+}
+
+
+def read_results(folder: Path) -> Results:
+    results: Results = {}
+    for path in sorted(folder.glob("*.json")):
+        for row in json.loads(path.read_text())["rows"]:
+            results[row["task"], row["metric"], row["pattern"], row["grouping"]] = row
+    return results
+
+
+def number(row: dict[str, Any]) -> str:
+    return f"{row['value']:.4f}" if row["metric"] == "cosine_to_dense" else f"{row['value']:.2f}"
+
+
+def change(row: dict[str, Any]) -> str:
+    """How far from dense, with the interval in the full table."""
+    digits, unit = (1, " %") if row["metric"] == "perplexity" else (4 if row["metric"] == "cosine_to_dense" else 2, "")
+    text = f"{row['change']:+.{digits}f}{unit}".replace("-", MINUS)
+    return re.sub(rf"^[+{MINUS}](0\.?0*)( %)?$", r"±0\2", text)
+
+
+def interval(row: dict[str, Any]) -> str:
+    digits = 1 if row["metric"] == "perplexity" else 4 if row["metric"] == "cosine_to_dense" else 2
+    return f"{row['change_low']:.{digits}f} … {row['change_high']:.{digits}f}".replace("-", MINUS)
+
+
+def full_table(results: Results) -> str:
+    lines = ["| | dense | groups | " + " | ".join(PATTERNS) + " |", "|---|---|---|" + "---|" * len(PATTERNS)]
+    for task, metric, label in LINES:
+        dense = results.get((task, metric, "dense", "none"))
+        if dense is None:
+            continue
+        for grouping in GROUPINGS:
+            cells = []
+            for pattern in PATTERNS:
+                row = results.get((task, metric, pattern, grouping))
+                if row is None:
+                    cells.append("not measured")
+                elif metric in ("cosine_to_dense", "same_top_token"):
+                    cells.append(number(row))  # the change says the same
+                else:
+                    cells.append(f"{number(row)} ({change(row)}; {interval(row)})")
+            head = f"| {label} | {number(dense)} |" if grouping == GROUPINGS[0] else "| | |"
+            lines.append(f"{head} {grouping} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def short_table(results: Results) -> str:
+    columns = [(pattern, grouping) for pattern in ("2:4", "1:2") for grouping in GROUPINGS]
+    names = [pattern if grouping == "interleaved" else f"{pattern} consecutive" for pattern, grouping in columns]
+    lines = ["| | dense | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
+    for (task, metric), label in SHORT.items():
+        rows = [results.get((task, metric, *column)) for column in columns]
+        dense = results.get((task, metric, "dense", "none"))
+        if dense is None or any(row is None for row in rows):
+            continue
+        cells = [
+            number(row) + (f" ({change(row)})" if metric == "perplexity" else "") for row in rows if row is not None
+        ]
+        lines.append(f"| {label} | {number(dense)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def replaced(text: str, table: str) -> str | None:
+    """``text`` with what is between its markers replaced; None when it has no markers."""
+    pattern = r"(<!-- quality table[^>]*-->\n).*?(<!-- end of table -->)"
+    if not re.search(pattern, text, re.DOTALL):
+        return None
+    return re.sub(pattern, lambda match: match[1] + table + "\n" + match[2], text, flags=re.DOTALL)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args(arguments)
+    results = read_results(HERE / "results")
+    wrong = 0
+    for path, table in (
+        (ROOT / "docs" / "quality.md", full_table(results)),
+        (ROOT / "README.md", short_table(results)),
+    ):
+        before = path.read_text(encoding="utf-8")
+        after = replaced(before, table)
+        if after is None:
+            print(f"error: {path} has no markers for the table", file=sys.stderr)
+            return 2
+        if after != before and options.check:
+            print(f"{path} is not what the results say: run experiments/quality/tables.py", file=sys.stderr)
+            wrong += 1
+        elif after != before:
+            path.write_text(after, encoding="utf-8")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
