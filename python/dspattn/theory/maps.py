@@ -32,6 +32,7 @@ class HeadSums:
     rows: int = 0
     quality: dict[str, Array] = field(default_factory=dict)  # rule -> [heads, powers]
     frobenius: dict[str, Array] = field(default_factory=dict)  # rule -> [heads]: |kept| / |all| of each row
+    density: dict[str, float] = field(default_factory=dict)  # rule -> kept share of each row's keys
     variance: Array | float = 0.0
     variogram: Array | float = 0.0  # [heads, lags]
     sink: Array | float = 0.0
@@ -41,8 +42,8 @@ class HeadSums:
 class MapObserver:
     """Observer of ``attention.using``: measures the rules on dense attention, at ``rows_per_map`` rows of each map.
 
-    ``weighted`` batches with padding are handled by the masks: -inf scores are not keys. Rows with fewer than
-    ``least_keys`` keys are skipped.
+    Padding is handled by the masks: -inf scores are not keys. Only rows with at least ``least_keys`` keys, a multiple
+    of ``keys_multiple_of``, are measured: 128 leaves no group of either grouping unfilled.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class MapObserver:
         *,
         rows_per_map: int,
         least_keys: int,
+        keys_multiple_of: int = 1,
         statistics: bool = True,
         seed: int = 0,
     ) -> None:
@@ -59,6 +61,7 @@ class MapObserver:
         self.powers = torch.tensor(list(powers), dtype=torch.float32)
         self.rows_per_map = rows_per_map
         self.least_keys = least_keys
+        self.keys_multiple_of = keys_multiple_of
         self.statistics = statistics
         self.generator = torch.Generator().manual_seed(seed)
         self.layers: dict[int, HeadSums] = {}
@@ -68,7 +71,8 @@ class MapObserver:
         keys = (scores[:, 0] > float("-inf")).sum(-1)  # [batch, n]
         sums = self.layers.setdefault(layer, HeadSums())
         for index in range(scores.shape[0]):
-            eligible = (keys[index] >= self.least_keys).nonzero().flatten()
+            wanted = (keys[index] >= self.least_keys) & (keys[index] % self.keys_multiple_of == 0)
+            eligible = wanted.nonzero().flatten()
             # A padded batch also computes rows of padding queries; the unmasked length says which are real.
             eligible = eligible[eligible < keys[index].max()]
             if not len(eligible):
@@ -76,23 +80,25 @@ class MapObserver:
             pick = torch.randperm(len(eligible), generator=self.generator)[: self.rows_per_map]
             chosen = eligible[pick].sort().values
             full = scores[index].index_select(1, chosen)  # [heads, rows, keys]
-            self._qualities(sums, full, chosen)
+            self._qualities(sums, full, chosen, int(keys[index].max()))
             if self.statistics:
                 self._statistics(sums, full)
             sums.rows += len(chosen)
 
-    def _qualities(self, sums: HeadSums, rows: Tensor, places: Tensor) -> None:
+    def _qualities(self, sums: HeadSums, rows: Tensor, places: Tensor, longest: int) -> None:
         shifted = rows - rows.amax(-1, keepdim=True)
         powers = torch.stack([(shifted * p).exp() for p in self.powers.tolist()])  # [powers, heads, rows, keys]
         totals = powers.sum(-1)
         squares = (2 * shifted).exp()
         for rule in self.rules:
-            kept = kept_keys(rows, rule, places)
+            kept = kept_keys(rows, rule, places, longest)
             held = (powers * kept).sum(-1)
             share = (held / totals).sum(-1).T.double().numpy()  # [heads, powers]
             norm = ((squares * kept).sum(-1) / squares.sum(-1)).sqrt().sum(-1).double().numpy()
             sums.quality[rule.name] = sums.quality.get(rule.name, 0.0) + share
             sums.frobenius[rule.name] = sums.frobenius.get(rule.name, 0.0) + norm
+            share_kept = kept[0].sum(-1) / (rows[0] > float("-inf")).sum(-1)
+            sums.density[rule.name] = sums.density.get(rule.name, 0.0) + float(share_kept.sum())
 
     def _statistics(self, sums: HeadSums, rows: Tensor) -> None:
         weights = rows.softmax(-1)
@@ -150,6 +156,13 @@ class MapObserver:
                 round(float(value), 6)
                 for value in np.mean([s.quality[rule.name].mean(0) / s.rows for s in self.layers.values()], axis=0)
             ]
+            for rule in self.rules
+        }
+
+    def mean_density(self) -> dict[str, float]:
+        """Share of its unmasked keys that a row keeps: above the rule's own density where groups are not full."""
+        return {
+            rule.name: round(float(np.mean([s.density[rule.name] / s.rows for s in self.layers.values()])), 5)
             for rule in self.rules
         }
 

@@ -57,9 +57,9 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such result file; `python -m dspattn.theory all` writes it")
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: Any = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not JSON ({error})") from error
-    if not isinstance(content.get("rows"), list):
+    if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
         raise ValueError(f"{path}: expected an object with a list `rows`")
     return content
