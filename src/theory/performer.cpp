@@ -42,7 +42,8 @@ double norm_factor(const KernelPoint& point) {
 // Ordered pairs of distinct features that share an orthogonal block; features come in blocks of d.
 double orthogonal_pairs(std::int64_t features, std::int64_t head_dim) {
   const std::int64_t rest = features % head_dim;
-  return static_cast<double>(features / head_dim * head_dim * (head_dim - 1) + rest * (rest - 1));
+  const std::int64_t in_whole_blocks = features - rest;
+  return static_cast<double>(in_whole_blocks * (head_dim - 1) + rest * (rest - 1));
 }
 
 // The covariance of two orthogonal features' products, by the series above.

@@ -46,7 +46,7 @@ double metadata_fraction(Pattern pattern, int element_bits) {
   if (pattern.is_dense()) return 0.0;
   // 1:2 is stored in the codes of 2:4 (one 4-bit code per 8 bytes), whatever one index bit would take.
   if (pattern == Pattern{1, 2}) return 1.0 / 16.0;
-  const int index_bits = std::bit_width(static_cast<unsigned>(pattern.group - 1));
+  const auto index_bits = static_cast<int>(std::bit_width(static_cast<unsigned>(pattern.group - 1)));
   return static_cast<double>(pattern.keep * index_bits) / (static_cast<double>(pattern.group) * element_bits);
 }
 

@@ -57,6 +57,7 @@ def read_measured(folder: Path) -> Measured:
                 by_dim.setdefault(int(row["d"]), {})[int(row["n_k"])] = speedup
         for dim, points in sorted(by_dim.items()):
             series = Series(f"{label} measured, d = {dim}", marker, COLOURS[dim])
-            series.keys, series.speedups = [list(column) for column in zip(*sorted(points.items()), strict=True)]  # type: ignore[assignment]
+            series.keys = sorted(points)
+            series.speedups = [points[keys] for keys in series.keys]
             found.append(series)
     return found

@@ -36,13 +36,14 @@ def fit_mixture(lags: Sequence[int], correlation: Sequence[float]) -> list[tuple
 
 def _project(point: Array) -> Array:
     """The nearest point with non-negative entries of sum at most 1."""
-    clipped = np.maximum(point, 0.0)
+    clipped: Array = np.maximum(point, 0.0)
     if clipped.sum() <= 1.0:
         return clipped
     ordered = np.sort(point)[::-1]
     excess = (np.cumsum(ordered) - 1.0) / np.arange(1, len(point) + 1)
     shift = excess[np.flatnonzero(ordered > excess)[-1]]
-    return np.maximum(point - shift, 0.0)
+    shifted: Array = np.maximum(point - shift, 0.0)
+    return shifted
 
 
 def as_option(mixture: Sequence[tuple[float, float]]) -> str:

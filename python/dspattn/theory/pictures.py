@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from . import bench, correlation, results
 from .formulas import MODELS
@@ -176,7 +177,7 @@ def task_line(tasks: dict[str, Any], model: str) -> Figure:
     search.set(xlabel="p", ylabel="variance not explained by a monotonic line")
     search.set_title("Search for p on top-k and fixed", fontsize=10)
     handles = [
-        plt.Line2D([], [], marker=m, color=COLOURS[k], mfc=COLOURS[k] if f else "none", ls="", label=t)
+        Line2D([], [], marker=m, color=COLOURS[k], mfc=COLOURS[k] if f else "none", ls="", label=t)
         for m, k, f, t in (
             ("s", "top-k", 1, "top-k"), ("^", "fixed", 1, "fixed"), ("o", "1:2", 1, "1:2 interleaved"),
             ("o", "1:2", 0, "1:2 consecutive"), ("o", "2:4", 1, "2:4"), ("o", "1:4", 1, "1:4"), ("o", "4:8", 1, "4:8"),

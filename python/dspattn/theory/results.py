@@ -35,10 +35,18 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def _command() -> str:
+    """The command line, with the folder of the data named DATA: where it lay on one machine says nothing."""
+    arguments = list(sys.argv[1:])
+    if "--data" in arguments[:-1]:
+        arguments[arguments.index("--data") + 1] = "DATA"
+    return " ".join(["python -m dspattn.theory", *map(shlex.quote, arguments)])
+
+
 def write(path: Path, rows: list[dict[str, Any]], versions: dict[str, str], **more: Any) -> None:
     """Writes a result file; ``more`` are further top-level entries such as the powers that ``rows`` refer to."""
     content: dict[str, Any] = {
-        "command": " ".join(["python -m dspattn.theory", *map(shlex.quote, sys.argv[1:])]),
+        "command": _command(),
         "commit": _revision(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": {"name": _processor(), "cores": os.cpu_count()},
