@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -39,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--windows", type=_positive, default=2, help="windows of WikiText-2 (default: %(default)s)")
     parser.add_argument("--rows", type=_positive, default=24, help="rows measured per map (default: %(default)s)")
-    parser.add_argument("--pairs", type=_positive, default=300, help="STS-B pairs (default: %(default)s)")
+    parser.add_argument("--pairs", type=_positive, default=150, help="STS-B pairs (default: %(default)s)")
     return parser
 
 
@@ -69,7 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{options.step}: done in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    used = sum(os.times()[:4])  # of this process and of the C++ program
+    print(f"{options.step}: done in {time.monotonic() - began:.0f} s, {used:.0f} s of processor time", file=sys.stderr)
     return 0
 
 
