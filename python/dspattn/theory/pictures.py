@@ -33,6 +33,8 @@ COLOURS = {
     "row": "#5f8d4e",
 }
 
+NOTHING_LOST = 1e-5  # where a logarithmic axis puts rules that lost nothing
+
 
 def _of(rows: Rows, **wanted: Any) -> Rows:
     return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
@@ -158,19 +160,24 @@ def task_line(tasks: dict[str, Any], model: str) -> Figure:
     dense = _of(tasks["rows"], model=model, rule="dense")[0]["value"]
     for axis, key in ((line, "quality"), (norm, "frobenius")):
         for row in rows:
-            x = row["quality"][column] if key == "quality" else row["frobenius"]
+            x = max(1 - (row["quality"][column] if key == "quality" else row["frobenius"]), NOTHING_LOST)
             family = row["family"]
             kind = "top-k" if family == "topk" else "fixed" if family == "fixed" else row["rule"].split(" ")[0]
             marker = "s" if family == "topk" else "^" if family == "fixed" else "o"
             fill = COLOURS[kind] if "consecutive" not in row["rule"] else "none"
             axis.plot(x, row["value"], marker, color=COLOURS[kind], mfc=fill, ms=6)
         axis.axhline(dense, color="black", lw=0.8, ls=":")
+        axis.set_xscale("log")
+        axis.invert_xaxis()
         if rows[0]["metric"] == "perplexity":
             axis.set_yscale("log")
             axis.invert_yaxis()
-    line.set(xlabel=rf"$Q^p$ at p = {found.best:g}", ylabel=f"{rows[0]['metric']}, {rows[0]['task']} (better upwards)")
+    line.set(
+        xlabel=rf"lost share $1 - Q^p$ at p = {found.best:g} (less to the right)",
+        ylabel=f"{rows[0]['metric']}, {rows[0]['task']} (better upwards)",
+    )
     line.set_title(f"{model}: {found.pairs_wrong} of {found.pairs} pairs out of order", fontsize=10)
-    norm.set(xlabel="share of the row's Euclidean norm kept")
+    norm.set(xlabel="lost share of the row's Euclidean norm")
     norm.set_title("The norm as measure", fontsize=10)
     search.plot(found.powers, found.curve, color=COLOURS["top-k"])
     search.axvline(found.best, color="black", lw=0.8, ls=":")
@@ -183,7 +190,7 @@ def task_line(tasks: dict[str, Any], model: str) -> Figure:
             ("o", "1:2", 0, "1:2 consecutive"), ("o", "2:4", 1, "2:4"), ("o", "1:4", 1, "1:4"), ("o", "4:8", 1, "4:8"),
         )
     ]  # fmt: skip
-    line.legend(handles=handles, fontsize=7, loc="lower right")
+    line.legend(handles=handles, fontsize=7, loc="best")
     return figure
 
 
@@ -277,10 +284,13 @@ def grouping_task(tasks: dict[str, Any]) -> Figure:
         pattern, grouping = row["rule"].split(" ")
         x, y = 1 - row["quality"][column], 100 * (row["value"] / dense - 1)
         axis.plot(x, y, "o", color=COLOURS[grouping])
-        axis.annotate(f"{pattern}", (x, y), xytext=(5, 3), textcoords="offset points", fontsize=8)
+        place = {"consecutive": (-4, 9), "row": (-6, -15), "interleaved": (-6, 9)}[grouping]
+        axis.annotate(pattern, (x, y), xytext=place, textcoords="offset points", fontsize=8, color=COLOURS[grouping])
     for grouping in ("consecutive", "row", "interleaved"):
         axis.plot([], [], "o", color=COLOURS[grouping], label=grouping if grouping != "row" else "spread over the row")
     axis.axhline(0, color="black", lw=0.8, ls=":")
+    axis.set_yscale("symlog", linthresh=2)
+    axis.set_yticks([-1, 0, 1, 2, 5, 10, 20, 30], ["-1", "0", "1", "2", "5", "10", "20", "30"])
     axis.set(xlabel=r"lost weight $1 - Q^1$, all rows", ylabel="increase of perplexity, %")
     axis.set_title("SmolLM2-135M, WikiText-2", fontsize=10)
     axis.legend(fontsize=8)

@@ -13,17 +13,20 @@ from pathlib import Path
 from typing import Any
 
 
-def _revision() -> str:
-    """The git revision of this source tree, with -dirty when it has uncommitted changes; "unknown" outside git."""
+def _git(*arguments: str) -> str:
     here = Path(__file__).resolve().parent
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude", "*"],
-        cwd=here,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip() or "unknown"
+    done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _revision() -> str:
+    """The git revision of this source tree, -dirty when its code has uncommitted changes; "unknown" outside git."""
+    revision = _git("rev-parse", "--short=12", "HEAD")
+    if not revision:
+        return "unknown"
+    # Results and pictures are what a run writes; they do not make the code that wrote them another one.
+    changed = _git("status", "--porcelain", "--", ":/", ":(top,exclude)experiments", ":(top,exclude)docs")
+    return revision + ("-dirty" if changed else "")
 
 
 def _processor() -> str:
@@ -36,10 +39,11 @@ def _processor() -> str:
 
 
 def _command() -> str:
-    """The command line, with the folder of the data named DATA: where it lay on one machine says nothing."""
+    """The command line without the places of one machine: the data are DATA, the program is dspattn."""
     arguments = list(sys.argv[1:])
-    if "--data" in arguments[:-1]:
-        arguments[arguments.index("--data") + 1] = "DATA"
+    for option, name in (("--data", "DATA"), ("--cli", "dspattn")):
+        if option in arguments[:-1]:
+            arguments[arguments.index(option) + 1] = name
     return " ".join(["python -m dspattn.theory", *map(shlex.quote, arguments)])
 
 

@@ -61,8 +61,8 @@ class Search:
 def search_power(powers: Array, quality: Array, goodness: Array, anchor: NDArray[np.bool_]) -> Search:
     """Finds p on the ``anchor`` points (top-k and fixed), then judges all points at it; quality [points, powers]."""
     curve = np.array([disorder(quality[anchor, i], goodness[anchor]) for i in range(len(powers))])
-    least = np.flatnonzero(curve <= curve.min() + 1e-12)
-    best = int(least[len(least) // 2])  # the middle of the range of equally good powers
+    # Of equally good powers the smallest: larger ones see less and less but each row's largest weight.
+    best = int(np.flatnonzero(curve <= curve.min() + 1e-12)[0])
     count = len(goodness)
     return Search(
         powers=powers,
