@@ -272,9 +272,14 @@ def grouping_curves(theory: Rows, maps: dict[str, dict[str, Any]]) -> Figure:
     return figure
 
 
-def grouping_task(tasks: dict[str, Any]) -> Figure:
-    """Loss of perplexity against lost weight, for N:M in the three groupings."""
-    figure, (axis,) = _panels(1, 6.4, 4.4)
+def grouping_task(tasks: dict[str, Any], maps: dict[str, Any], predictions: Rows, measured: Rows) -> Figure:
+    """Loss of perplexity against lost weight: every N:M rule on this page's sample, and the longer measurement.
+
+    The second panel sets the longer measurement (95 % intervals) against the weight lost on the maps, measured and as
+    the model of correlated scores predicts it; it is left out where ``measured`` is empty.
+    """
+    figure, axes = _panels(2 if measured else 1, 5.6, 4.4)
+    axis = axes[0]
     rows = _of(tasks["rows"], model="SmolLM2-135M")
     dense = _of(rows, rule="dense")[0]["value"]
     column = tasks["powers"].index(1.0)
@@ -284,16 +289,34 @@ def grouping_task(tasks: dict[str, Any]) -> Figure:
         pattern, grouping = row["rule"].split(" ")
         x, y = 1 - row["quality"][column], 100 * (row["value"] / dense - 1)
         axis.plot(x, y, "o", color=COLOURS[grouping])
-        place = {"consecutive": (-4, 9), "row": (-6, -15), "interleaved": (-6, 9)}[grouping]
+        place = {"consecutive": (6, -10), "row": (-6, -15), "interleaved": (-8, 8)}[grouping]
+        if row["rule"] == "2:4 interleaved":
+            place = (-8, -15)  # 4:8 is right above it
         axis.annotate(pattern, (x, y), xytext=place, textcoords="offset points", fontsize=8, color=COLOURS[grouping])
     for grouping in ("consecutive", "row", "interleaved"):
         axis.plot([], [], "o", color=COLOURS[grouping], label=grouping if grouping != "row" else "spread over the row")
-    axis.axhline(0, color="black", lw=0.8, ls=":")
-    axis.set_yscale("symlog", linthresh=2)
-    axis.set_yticks([-1, 0, 1, 2, 5, 10, 20, 30], ["-1", "0", "1", "2", "5", "10", "20", "30"])
-    axis.set(xlabel=r"lost weight $1 - Q^1$, all rows", ylabel="increase of perplexity, %")
-    axis.set_title("SmolLM2-135M, WikiText-2", fontsize=10)
-    axis.legend(fontsize=8)
+    axis.set_title("SmolLM2-135M, 1,024 tokens, windows of 512", fontsize=10)
+    for row in measured:
+        name = f"{row['pattern']} {row['grouping']}"
+        shade = COLOURS[row["grouping"]]
+        lost = 1 - float(np.mean([head["quality"][name][0] for head in maps["rows"]]))
+        model = 1 - float(np.mean([head["predicted"][name] for head in _of(predictions, model="SmolLM2-135M")]))
+        bars = np.array([[row["change"] - row["change_low"]], [row["change_high"] - row["change"]]])
+        axes[1].errorbar(lost, row["change"], bars, fmt="o", color=shade, capsize=3, lw=1)
+        axes[1].plot(model, row["change"], "D", mfc="none", color=shade)
+        left = row["grouping"] == "consecutive"
+        axes[1].annotate(row["pattern"], (lost, row["change"]), xytext=(-7 if left else 7, 5), fontsize=8, color=shade,
+                         textcoords="offset points", ha="right" if left else "left")  # fmt: skip
+    if measured:
+        axes[1].plot([], [], "o", color="black", label="lost weight measured")
+        axes[1].plot([], [], "D", color="black", mfc="none", label="lost weight by the model")
+        axes[1].set_title("SmolLM2-135M, 6,144 tokens, windows of 1024", fontsize=10)
+    for panel in axes:
+        panel.axhline(0, color="black", lw=0.8, ls=":")
+        panel.set_yscale("symlog", linthresh=2)
+        panel.set_yticks([-1, 0, 1, 2, 5, 10, 20, 30], ["-1", "0", "1", "2", "5", "10", "20", "30"])
+        panel.set(xlabel=r"lost weight $1 - Q^1$", ylabel="increase of perplexity, %", ylim=(-1.5, 50), xlim=(0, None))
+        panel.legend(fontsize=8, loc="lower right" if panel is axis else "upper left")
     return figure
 
 
@@ -362,6 +385,12 @@ def draw_all(results_folder: Path, pictures: Path, bench_folder: Path) -> list[P
     predictions: Rows = results.read(results_folder / "prediction.json")["rows"]
     tasks = results.read(results_folder / "tasks.json")
     maps = {model: results.read(results_folder / file) for model, file in MODELS.items()}
+    quality_file = results_folder.parents[1] / "quality" / "results" / "wikitext2_1024.json"
+    longer = [
+        row
+        for row in (results.read(quality_file)["rows"] if quality_file.is_file() else [])
+        if row["metric"] == "perplexity" and row["grouping"] in ("consecutive", "interleaved")
+    ]
     drawings: dict[str, Callable[[], Figure]] = {
         "quality_curves": lambda: quality_curves(theory),
         "box_minilm": lambda: box_plot(maps["MiniLM"], theory, "MiniLM"),
@@ -371,7 +400,7 @@ def draw_all(results_folder: Path, pictures: Path, bench_folder: Path) -> list[P
         "correlation": lambda: correlation_curves(maps, formulas["mixtures"]),
         "grouping_heads": lambda: grouping_heads(maps, predictions),
         "grouping_curves": lambda: grouping_curves(theory, maps),
-        "grouping_task": lambda: grouping_task(tasks),
+        "grouping_task": lambda: grouping_task(tasks, maps["SmolLM2-135M"], predictions, longer),
         "speedups": lambda: speedups(theory, bench.read_measured(bench_folder)),
         "performer": lambda: performer_errors(theory),
     }
