@@ -9,7 +9,7 @@ Each cell (head dim, length, mask) times PyTorch's scaled_dot_product_attention 
 groupings, one call of each in turn on the same tensors and threads, so that whatever else the machine does meets all
 alike; medians are compared. A ratio above 1 means ours is faster. bf16 and fp16 are compared with our own fp32.
 
-On a busy machine wall-clock times say little. `--threads 1 --clock cpu` counts the processor time of one thread instead,
+On a busy machine wall-clock times say little. `--threads 1 --clock cpu` counts processor time of one thread instead,
 which other programs disturb only through the caches.
 """
 
@@ -97,7 +97,9 @@ def forward_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: boo
     return calls
 
 
-def with_backward(forward: Callable[[], torch.Tensor], inputs: list[torch.Tensor], grad: torch.Tensor) -> Callable[[], Any]:
+def with_backward(
+    forward: Callable[[], torch.Tensor], inputs: list[torch.Tensor], grad: torch.Tensor
+) -> Callable[[], Any]:
     return lambda: torch.autograd.grad(forward(), inputs, grad)
 
 
