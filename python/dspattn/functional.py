@@ -176,6 +176,52 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+@overload
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ...,
+    *,
+    attn_mask: Tensor | None = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    pattern: str = ...,
+    grouping: Grouping = ...,
+    return_lse: Literal[False] = ...,
+    window: Window = ...,
+    alignment: Alignment = ...,
+    allow_tf32: bool = ...,
+    kernel: str = ...,
+) -> Tensor: ...
+
+
+@overload
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ...,
+    *,
+    attn_mask: Tensor | None = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    pattern: str = ...,
+    grouping: Grouping = ...,
+    return_lse: Literal[True],
+    window: Window = ...,
+    alignment: Alignment = ...,
+    allow_tf32: bool = ...,
+    kernel: str = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
 def varlen_attention(
     query: Tensor,
     key: Tensor,

@@ -147,7 +147,6 @@ def make_attention(pattern: str, grouping: Grouping) -> Callable[..., tuple[Tens
                 grouping=grouping,
                 window=_window(sliding_window, is_causal),
             )
-            assert isinstance(packed, Tensor)
             return packed.unflatten(0, (query.shape[0], n_q)), None
 
         # Without a mask, one query sees all keys (decoding) and several are causal from key 0 (their length is that of

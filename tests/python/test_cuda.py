@@ -1,0 +1,97 @@
+"""The operators on a GPU: PyTorch's stream, device and memory, and results that agree with the CPU's.
+
+Skipped without a GPU. A problem that no compiled kernel serves on this GPU is skipped with the library's own reasons.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import contract
+import dspattn
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use")
+
+
+def served(*inputs: torch.Tensor, **options: Any) -> Any:
+    try:
+        return dspattn.attention(*inputs, **options)
+    except dspattn.DspattnError as error:
+        if all(reason.startswith("kernel ") for reason in error.reasons):
+            pytest.skip("no kernel serves this here: " + " | ".join(error.reasons))
+        raise
+
+
+def integers(n_q: int, n_k: int, dtype: torch.dtype, d: int = 64) -> list[torch.Tensor]:
+    torch.manual_seed(n_q + n_k)
+    return [contract.integers(2, 4, n, d, low=-2, high=2).to(dtype) for n in (n_q, n_k, n_k)]
+
+
+@pytest.mark.parametrize("grouping", ["interleaved", "consecutive"])
+@pytest.mark.parametrize(
+    "dtype,pattern", [(torch.bfloat16, "2:4"), (torch.float16, "2:4"), (torch.bfloat16, "1:2"), (torch.float32, "1:2")],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n_q,n_k", [(128, 256), (77, 300), (1, 129)], ids=str)
+def test_agrees_with_the_cpu(
+    n_q: int, n_k: int, causal: bool, dtype: torch.dtype, pattern: str, grouping: dspattn.patterns.Grouping
+) -> None:
+    """Whole numbers: the scores are exact, so both keep the same keys."""
+    inputs = integers(n_q, n_k, dtype)
+    options: dict[str, Any] = dict(
+        pattern=pattern, grouping=grouping, is_causal=causal, alignment="bottom_right", return_lse=True
+    )
+    out, lse = served(*(t.cuda() for t in inputs), **options)
+    wanted, wanted_lse = dspattn.attention(*inputs, **options)
+    tolerance = {torch.float32: 5e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}[dtype]
+    torch.testing.assert_close(out.cpu(), wanted, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(lse.cpu(), wanted_lse, atol=1e-2, rtol=1e-2)
+
+
+def test_runs_on_the_current_stream() -> None:
+    """The inputs are written on a side stream behind a long wait; a kernel on another stream would see zeros."""
+    source = [t.cuda() for t in integers(256, 256, torch.bfloat16)]
+    wanted = served(*source, pattern="2:4")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        late = [torch.zeros_like(t) for t in source]
+        torch.cuda._sleep(50_000_000)
+        for to, of in zip(late, source, strict=True):
+            to.copy_(of)
+        out = dspattn.attention(*late, pattern="2:4")
+    stream.synchronize()
+    assert torch.equal(out, wanted)
+
+
+def test_cuda_graph() -> None:
+    inputs = [t.cuda() for t in integers(256, 256, torch.bfloat16)]
+    for _ in range(3):
+        wanted = served(*inputs, pattern="2:4")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = dspattn.attention(*inputs, pattern="2:4")
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, wanted)
+
+
+def test_tensors_on_different_devices_raise() -> None:
+    q, k, v = integers(128, 128, torch.bfloat16)
+    with pytest.raises(dspattn.DspattnError, match="key: expected a tensor on cuda:0"):
+        dspattn.attention(q.cuda(), k, v.cuda())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_device_that_is_not_current() -> None:
+    inputs = integers(128, 256, torch.bfloat16)
+    first = served(*(t.to("cuda:0") for t in inputs))
+    second = served(*(t.to("cuda:1") for t in inputs))
+    assert second.device.index == 1 and torch.cuda.current_device() == 0
+    assert torch.equal(first.cpu(), second.cpu())
