@@ -168,20 +168,34 @@ def test_result_files_round_trip_and_refuse_what_they_are_not(tmp_path):
         results.read(path)
 
 
-def test_measured_times_become_speedups(tmp_path):
-    assert bench.read_measured(tmp_path) == []
-    row = {"pattern": "2:4", "pass": "forward", "mask": "full", "n_k": 1024, "d": 64, "median_us": 50.0}
-    rows = [
-        row | {"peers": {"unfused": {"median_us": 100.0}}},
+def bench_rows() -> list[dict]:
+    row = {
+        "pattern": "2:4",
+        "pass": "forward",
+        "mask": "full",
+        "dtype": "bf16",
+        "n_k": 1024,
+        "d": 64,
+        "median_us": 50.0,
+    }
+    return [
+        row | {"peers": {"unfused": {"median_us": 100.0}}, "stage": "chain"},
         row | {"n_k": 512, "peers": {"unfused": {"median_us": 60.0}}},
         row | {"n_k": 2048, "peers": {"unfused": None}},
+        row | {"n_k": 4096, "median_us": None, "peers": {"unfused": {"peak_bytes": 5}}},
         row | {"pattern": "dense", "peers": {"unfused": {"median_us": 1.0}}},
-        row | {"stage": "softmax", "peers": {"unfused": {"median_us": 1.0}}},
+        row | {"stage": "softmax", "peers": {"unfused": {"median_us": 80.0}}},
         row | {"mask": "causal", "peers": {"unfused": {"median_us": 1.0}}},
     ]
-    (tmp_path / "pipeline_h200.json").write_text(json.dumps({"rows": rows}))
+
+
+def test_measured_times_become_speedups(tmp_path):
+    assert bench.read_measured(tmp_path) == [] and bench.read_stages(tmp_path) == {}
+    (tmp_path / "pipeline_h200.json").write_text(json.dumps({"rows": bench_rows()}))
     (series,) = bench.read_measured(tmp_path)
     assert series.keys == [512, 1024] and series.speedups == [1.2, 2.0]
+    assert series.label == "pipeline 2:4 bf16 measured, d = 64"
+    assert bench.read_stages(tmp_path) == {("2:4", 1024, 64): {"softmax": 1.6}}
 
 
 def test_pictures_redraw_from_the_committed_files_alone(tmp_path):
@@ -191,3 +205,15 @@ def test_pictures_redraw_from_the_committed_files_alone(tmp_path):
     paths = pictures.draw_all(RESULTS, tmp_path, tmp_path / "no bench")
     assert len(paths) == 11
     assert all(path.stat().st_size > 10_000 for path in paths)
+
+
+def test_the_speed_picture_gains_a_panel_with_measured_stages(tmp_path):
+    pytest.importorskip("matplotlib")
+    from dspattn.theory import pictures
+
+    (tmp_path / "pipeline_h200.json").write_text(json.dumps({"rows": bench_rows()}))
+    rows = results.read(RESULTS / "theory.json")["rows"]
+    with_times = pictures.speedups(rows, bench.read_measured(tmp_path), bench.read_stages(tmp_path))
+    without = pictures.speedups(rows, [], {})
+    assert len(with_times.axes) == 3 and len(without.axes) == 2
+    with_times.savefig(tmp_path / "speedups.png")

@@ -28,36 +28,53 @@ FILES = (
     ("pipeline_h200.json", "pipeline", "o"),
     ("forward_h200.json", "fused", "^"),
 )
-COLOURS = {64: "#7a1f0f", 128: "#e07a5f"}
+PIPELINE = FILES[0][0]
+COLOURS = {"2:4": "#7a1f0f", "1:2": "#0b3c5d"}
+# The pipeline's kernels and the stage of the traffic model that each is.
+STAGES = {"qk_prune": "scores", "softmax": "softmax", "pv_sparse": "values"}
 
 
-def _speedup(row: dict[str, Any]) -> float | None:
-    """Unfused dense attention's time over ours, in a full forward pass of 2:4; None where the row is none."""
-    if row.get("pattern") != "2:4" or row.get("pass", "forward") != "forward" or row.get("mask", "full") != "full":
-        return None
-    if row.get("stage", "total") not in ("total", "all", "pipeline"):
-        return None
-    peer = (row.get("peers") or {}).get("unfused")
-    if not peer or not row.get("median_us"):
-        return None
-    return float(peer["median_us"]) / float(row["median_us"])
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Forward passes without mask that were timed beside unfused dense attention."""
+    if not path.is_file():
+        return []
+    return [
+        row
+        for row in results.read(path)["rows"]
+        if row.get("pattern") in COLOURS
+        and row.get("pass", "forward") == "forward"
+        and row.get("mask", "full") == "full"
+        and row.get("grouping", "consecutive") == ("consecutive" if path.name == PIPELINE else row.get("grouping"))
+        and row.get("median_us")
+        and ((row.get("peers") or {}).get("unfused") or {}).get("median_us")
+    ]
+
+
+def _speedup(row: dict[str, Any]) -> float:
+    return float(row["peers"]["unfused"]["median_us"]) / float(row["median_us"])
 
 
 def read_measured(folder: Path) -> Measured:
-    """One series per file and head size; nothing where a file is missing."""
+    """One series per file, pattern, dtype and head size; nothing where a file is missing."""
     found: Measured = []
     for name, label, marker in FILES:
-        path = folder / name
-        if not path.is_file():
-            continue
-        by_dim: dict[int, dict[int, float]] = {}
-        for row in results.read(path)["rows"]:
-            speedup = _speedup(row)
-            if speedup is not None and row.get("n_k") and row.get("d") in COLOURS:
-                by_dim.setdefault(int(row["d"]), {})[int(row["n_k"])] = speedup
-        for dim, points in sorted(by_dim.items()):
-            series = Series(f"{label} measured, d = {dim}", marker, COLOURS[dim])
-            series.keys = sorted(points)
-            series.speedups = [points[keys] for keys in series.keys]
-            found.append(series)
+        series: dict[tuple[str, str, int], dict[int, float]] = {}
+        for row in _rows(folder / name):
+            if row.get("stage", "chain") == "chain":
+                key = (row["pattern"], row.get("dtype", ""), int(row["d"]))
+                series.setdefault(key, {})[int(row["n_k"])] = _speedup(row)
+        for (pattern, dtype, dim), points in sorted(series.items()):
+            keys = sorted(points)
+            text = f"{label} {pattern} {dtype} measured, d = {dim}"
+            found.append(Series(text, marker, COLOURS[pattern], keys, [points[n] for n in keys]))
+    return found
+
+
+def read_stages(folder: Path) -> dict[tuple[str, int, int], dict[str, float]]:
+    """Speedup of each stage of the pipeline, by (pattern, keys, head size); stages named as in the traffic model."""
+    found: dict[tuple[str, int, int], dict[str, float]] = {}
+    for row in _rows(folder / PIPELINE):
+        if row.get("stage") in STAGES:
+            key = (row["pattern"], int(row["n_k"]), int(row["d"]))
+            found.setdefault(key, {})[STAGES[row["stage"]]] = _speedup(row)
     return found

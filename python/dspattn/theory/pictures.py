@@ -320,9 +320,36 @@ def grouping_task(tasks: dict[str, Any], maps: dict[str, Any], predictions: Rows
     return figure
 
 
-def speedups(theory: Rows, measured: bench.Measured) -> Figure:
+def _stage_bars(axis: Axes, theory: Rows, stages: dict[tuple[str, int, int], dict[str, float]]) -> None:
+    """Speedup of each stage at the longest timed length for which the model was evaluated: model and measured."""
+    evaluated = {row["set"] for row in theory}
+    names = ("scores", "softmax", "values")
+    place = 0.0
+    ticks: list[tuple[float, str]] = []
+    for pattern in sorted({key[0] for key in stages}):
+        timed = [key for key in stages if key[0] == pattern and f"length {key[1]} {key[2]}" in evaluated]
+        if not timed:
+            continue
+        _, keys, dim = max(timed, key=lambda key: key[1])
+        rows = _of(theory, set=f"length {keys} {dim}")
+        full, pruned = _of(rows, rule="full")[0], _of(rows, rule=pattern)[0]
+        for name in names:
+            axis.bar(place, full[name] / pruned[name], 0.4, color=COLOURS[pattern], alpha=0.4)
+            axis.bar(place + 0.4, stages[pattern, keys, dim].get(name, 0.0), 0.4, color=COLOURS[pattern])
+            ticks.append((place + 0.2, f"{name}\n{pattern}\nn = {keys}"))
+            place += 1.0
+    axis.axhline(1, color="black", lw=0.8)
+    axis.set_xticks([x for x, _ in ticks], [text for _, text in ticks], fontsize=7)
+    axis.set(ylabel="speedup over unfused dense")
+    axis.set_title("Stages: model (pale), measured (full)", fontsize=10)
+
+
+def speedups(theory: Rows, measured: bench.Measured, stages: dict[tuple[str, int, int], dict[str, float]]) -> Figure:
     """The three speed models against density, and against length with measured times where there are any."""
-    figure, (density, length) = _panels(2)
+    figure, axes = _panels(3 if stages else 2)
+    density, length = axes[:2]
+    if stages:
+        _stage_bars(axes[2], theory, stages)
     rows = _of(theory, set="density")
     for rule, label, shade, style in (
         ("top-k", "top-k (upper bound)", "top-k", "-"),
@@ -401,7 +428,7 @@ def draw_all(results_folder: Path, pictures: Path, bench_folder: Path) -> list[P
         "grouping_heads": lambda: grouping_heads(maps, predictions),
         "grouping_curves": lambda: grouping_curves(theory, maps),
         "grouping_task": lambda: grouping_task(tasks, maps["SmolLM2-135M"], predictions, longer),
-        "speedups": lambda: speedups(theory, bench.read_measured(bench_folder)),
+        "speedups": lambda: speedups(theory, bench.read_measured(bench_folder), bench.read_stages(bench_folder)),
         "performer": lambda: performer_errors(theory),
     }
     return [_save(draw(), pictures, name) for name, draw in drawings.items()]
