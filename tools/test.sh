@@ -13,7 +13,7 @@ all_steps=(format lint includes build unit cli python tidy asan tsan fuzz)
 
 step_format() { tools/format.sh; }
 
-step_lint() { .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy; }
+step_lint() { .venv/bin/ruff check . && .venv/bin/ruff format --check --exclude '*.md' . && .venv/bin/mypy; }
 
 step_includes() { $python tools/check_includes.py; }
 
