@@ -69,8 +69,7 @@ def results(tmp_path: Path, task: str) -> dict[str, Any]:
 
 
 def test_committed_results_meet_the_expectations(capsys: pytest.CaptureFixture[str]) -> None:
-    there = [path.stem for path in (EXPERIMENT / "results").glob("*.json")]
-    assert run.main(["--check", "--tasks", *there]) == 0, capsys.readouterr().out
+    assert run.main(["--check"]) == 0, capsys.readouterr().out
 
 
 def test_committed_results_have_one_shape() -> None:
