@@ -138,6 +138,14 @@ def test_training_through_the_model() -> None:
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
 
 
+def test_compiled_model() -> None:
+    model, inputs = llama_like(), text()
+    eager = logits(model, "dspattn_1_2_consecutive", inputs)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(**inputs).logits, eager)
+
+
 def test_packed_sequences_by_cumulative_lengths() -> None:
     attend = dspattn.integrations.huggingface.make_attention("2:4", "interleaved")
     q, k, v = torch.randn(1, 8, 50, 16), torch.randn(1, 2, 50, 16), torch.randn(1, 2, 50, 16)
