@@ -8,12 +8,24 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from .errors import DspattnError
 from .pretrained import PretrainedError, load_minilm, load_smollm2
 from .reporting import report
 
 MODELS = {"minilm": (load_minilm, "MiniLM"), "smollm2": (load_smollm2, "SmolLM2-135M")}
+
+
+class _CallableModule(ModuleType):
+    """Importing this module puts it in the place of the function ``dspattn.report``: it must then work as one."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Path:
+        return report(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _CallableModule
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import html
+import importlib
 import json
 import re
 import shutil
@@ -159,6 +160,14 @@ def test_arguments_that_cannot_be_served_raise(tmp_path: Path) -> None:
         with pytest.raises(dspattn.DspattnError, match=reason):
             dspattn.report(model, tokenizer, path=tmp_path / "page.html", **arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_function_survives_the_import_of_its_command(tmp_path: Path) -> None:
+    importlib.import_module("dspattn.report")
+    page = dspattn.report(
+        tiny_models.encoder(), tiny_models.tokenizer(), tiny_models.text(20), tmp_path / "a.html", progress=False
+    )
+    assert content(page)["tokens"][0] == " the"
 
 
 @needs_browser
