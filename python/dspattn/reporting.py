@@ -84,8 +84,8 @@ def collect(
     }
     if len(ids) <= 64 and "interleaved" in groupings:
         content["small"] = (
-            "With up to 64 tokens the interleaved groups of 1:2 hold one key each, and nothing is pruned; "
-            "the same goes for 2:4. Give a longer text to see a difference."
+            "With up to 64 tokens no interleaved group of 1:2 or 2:4 has more keys than it keeps, and none is pruned; "
+            "a longer text shows a difference."
         )
     steps: Any = layers
     if progress:
