@@ -1,0 +1,91 @@
+// Memory access by address, mbarrier objects, named barriers, proxy fences, register reallocation.
+#pragma once
+
+#include <cstdint>
+
+namespace dspattn::cuda::ptx {
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ std::uint32_t load_shared(std::uint32_t address) {
+  std::uint32_t value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+// 16 bytes to global memory in one access; the compiler splits vector stores whose registers it has scattered.
+__device__ __forceinline__ void store_global_16(void* address, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                                std::uint32_t d) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// 16 bytes from global to shared memory without passing through registers; zeros when `bytes` is 0.
+__device__ __forceinline__ void copy_async_16(std::uint32_t destination, const void* source, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+__device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+// Makes initialised barriers visible to the copy engine.
+__device__ __forceinline__ void mbarrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives when `condition` is not zero; a predicated instruction, no branch.
+__device__ __forceinline__ void mbarrier_arrive_if(std::uint32_t barrier, std::uint32_t condition) {
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %1, 0; @p mbarrier.arrive.shared.b64 _, [%0];}" ::"r"(barrier),
+               "r"(condition)
+               : "memory");
+}
+
+// Arrives and announces `bytes` that the copy engine will deliver in this phase.
+__device__ __forceinline__ void mbarrier_arrive_expect(std::uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Blocks until the phase of that parity is complete.
+__device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity) {
+  asm volatile(
+      "{.reg .pred p;\n"
+      "wait_loop: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
+      "@p bra wait_done;\n"
+      "bra wait_loop;\n"
+      "wait_done: }" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Named barrier over `threads` threads: sync waits, arrive does not.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Ordinary shared-memory writes of this thread become visible to the tensor cores and the copy engine.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+template <int kRegisters>
+__device__ __forceinline__ void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace dspattn::cuda::ptx

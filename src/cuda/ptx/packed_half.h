@@ -1,0 +1,179 @@
+// Arithmetic on 32-bit words that hold two fp16 (or bf16) values, and the bit operations that go with it. One
+// instruction per function on the device; plain C++ with the same result on the host, so that what is built from these
+// can be tested where there is no GPU.
+#pragma once
+
+#include <cstdint>
+
+#include "core/half.h"
+#include "dspattn/pattern.h"
+
+namespace dspattn::cuda::ptx {
+
+#if !defined(__CUDA_ARCH__)
+namespace host {
+
+inline bool is_nan(std::uint16_t x) { return (x & 0x7FFF) > 0x7C00; }
+
+// Applies `operation` to the low and the high halves.
+template <typename Operation>
+std::uint32_t per_half(std::uint32_t a, std::uint32_t b, Operation operation) {
+  const auto low = [](std::uint32_t x) { return static_cast<std::uint16_t>(x & 0xFFFF); };
+  const auto high = [](std::uint32_t x) { return static_cast<std::uint16_t>(x >> 16); };
+  return static_cast<std::uint32_t>(operation(low(a), low(b))) | static_cast<std::uint32_t>(operation(high(a), high(b)))
+                                                                     << 16;
+}
+
+inline std::uint16_t pick(std::uint16_t a, std::uint16_t b, bool larger) {
+  if (is_nan(a) || is_nan(b)) return 0x7FFF;
+  const float x = core::decode_f16(a);
+  const float y = core::decode_f16(b);
+  return (larger ? x >= y : x <= y) ? a : b;
+}
+
+}  // namespace host
+#endif
+
+// Larger and smaller of each half; NaN if either is NaN.
+DSPATTN_HOST_DEVICE inline std::uint32_t max_f16x2(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+#else
+  return host::per_half(a, b, [](std::uint16_t x, std::uint16_t y) { return host::pick(x, y, true); });
+#endif
+}
+
+DSPATTN_HOST_DEVICE inline std::uint32_t min_f16x2(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+#else
+  return host::per_half(a, b, [](std::uint16_t x, std::uint16_t y) { return host::pick(x, y, false); });
+#endif
+}
+
+// 0xFFFF in each half where a > b (a >= b), else 0; false when either is NaN.
+DSPATTN_HOST_DEVICE inline std::uint32_t greater_f16x2(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("{set.gt.u32.f16x2 %0, %1, %2;}" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+#else
+  return host::per_half(
+      a, b, [](std::uint16_t x, std::uint16_t y) { return core::decode_f16(x) > core::decode_f16(y) ? 0xFFFF : 0; });
+#endif
+}
+
+DSPATTN_HOST_DEVICE inline std::uint32_t greater_equal_f16x2(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("{set.ge.u32.f16x2 %0, %1, %2;}" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+#else
+  return host::per_half(
+      a, b, [](std::uint16_t x, std::uint16_t y) { return core::decode_f16(x) >= core::decode_f16(y) ? 0xFFFF : 0; });
+#endif
+}
+
+// Bitwise mask ? a : b.
+DSPATTN_HOST_DEVICE inline std::uint32_t bit_select(std::uint32_t mask, std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(result) : "r"(mask), "r"(a), "r"(b));
+  return result;
+#else
+  return (mask & a) | (~mask & b);
+#endif
+}
+
+// Any bitwise function of three words: bit (4a + 2b + c) of kTable is its value.
+template <int kTable>
+DSPATTN_HOST_DEVICE inline std::uint32_t lop3(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(result) : "r"(a), "r"(b), "r"(c), "n"(kTable));
+  return result;
+#else
+  std::uint32_t result = 0;
+  for (int row = 0; row < 8; ++row) {
+    if (((kTable >> row) & 1) == 0) continue;
+    result |= ((row & 4) ? a : ~a) & ((row & 2) ? b : ~b) & ((row & 1) ? c : ~c);
+  }
+  return result;
+#endif
+}
+
+DSPATTN_HOST_DEVICE inline std::uint32_t rotate_left(std::uint32_t x, std::uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __funnelshift_l(x, x, bits);
+#else
+  bits &= 31;
+  return bits == 0 ? x : (x << bits) | (x >> (32 - bits));
+#endif
+}
+
+// Byte i of the result is byte (selector nibble i) of the eight bytes b:a.
+DSPATTN_HOST_DEVICE inline std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(a, b, selector);
+#else
+  const std::uint64_t bytes = (static_cast<std::uint64_t>(b) << 32) | a;
+  std::uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= static_cast<std::uint32_t>((bytes >> (8 * ((selector >> (4 * i)) & 7))) & 0xFF) << (8 * i);
+  }
+  return result;
+#endif
+}
+
+#if defined(__CUDACC__)
+// Two fp32 to one word, nearest even. fp16: clamped to the largest finite value; NaN stays NaN.
+__device__ __forceinline__ std::uint32_t pack_f16x2_clamped(float low, float high) {
+  std::uint32_t result;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+__device__ __forceinline__ std::uint32_t pack_f16x2(float low, float high) {
+  std::uint32_t result;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+__device__ __forceinline__ std::uint32_t pack_bf16x2(float low, float high) {
+  std::uint32_t result;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+__device__ __forceinline__ std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result;
+  asm("mul.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+__device__ __forceinline__ std::uint32_t multiply_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result;
+  asm("mul.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+__device__ __forceinline__ std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result;
+  asm("add.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
+// The two fp16 halves as fp32.
+__device__ __forceinline__ void unpack_f16x2(std::uint32_t x, float& low, float& high) {
+  asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(low), "=f"(high) : "r"(x));
+}
+
+// 2^x, relative error below 2^-22; subnormal results are 0. Volatile: stays in the order it is written in.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float result;
+  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+#endif
+
+}  // namespace dspattn::cuda::ptx

@@ -1,0 +1,137 @@
+// Tile sizes, registers and shared memory of the fused kernel, one choice per (head dim, rows per block), with reasons.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/sm90/fused/params.h"
+#include "cuda/tile/key_map.h"
+#include "dspattn/dtype.h"
+
+namespace dspattn::cuda::sm90 {
+
+// The hardware patterns. Both are 2:4 to the tensor core; keep_one_of_two fills a group with two pairs.
+enum class Selection : std::uint8_t { two_of_four, one_of_two };
+
+// Each head dim is compiled in up to three variants, because registers are what the kernel is short of:
+//   wide     three consumer warpgroups, 192 query rows a block: best for long sequences at small head dims
+//   narrow   two, 128 rows: short sequences, larger head dims
+//   general  two, and everything the others leave out: mask tensors, tensors that are not 16-byte aligned
+enum class Variant : std::uint8_t { wide, narrow, general };
+
+// Consumer warpgroups of 64 query rows each share the K and V tiles that one producer warpgroup loads.
+template <DType kTypeOfInputs, Selection kSelectionRule, int kDim, Variant kVariant>
+struct Config {
+  static constexpr DType kType = kTypeOfInputs;
+  static constexpr Selection kSelection = kSelectionRule;
+  static constexpr int kHeadDim = kDim;
+  static constexpr bool kGeneral = kVariant == Variant::general;
+  static constexpr int kConsumers = kVariant == Variant::wide ? 3 : 2;
+  static constexpr int kTileQ = 64 * kConsumers;
+
+  // Keys per tile. 128 is a whole block of the interleaved grouping and gives each product enough work. Above d = 128
+  // the output accumulator takes d/2 registers a thread and a K or V tile 256 d bytes, so a tile is half a block; in
+  // the general variant too, for the registers that reading masks needs.
+  static constexpr int kTileK = kHeadDim <= 128 && !kGeneral ? 128 : 64;
+  static constexpr int kTilesPerBlock = tile::kBlockKeys / kTileK;
+
+  // Head dims are stored in panels of 64 columns: 128 bytes, one swizzle row.
+  static constexpr int kPanels = (kHeadDim + 63) / 64;
+
+  // The launch gives every thread 65536 / threads registers; the producer hands most of its share to the consumers.
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8),
+                "setmaxnreg would wait for ever for registers the launch did not allocate");
+
+  // Q in registers saves reading it from shared memory with every key tile; only the narrow variant up to d = 128 has
+  // room for it. Where it stays in shared memory, a second buffer lets the next item's Q arrive early.
+  static constexpr bool kQInRegisters = kVariant == Variant::narrow && kHeadDim <= 128;
+  static constexpr int kQBuffers = !kQInRegisters && kHeadDim <= 64 ? 2 : 1;
+  // The first scores of the next item can be issued with the last output of this one.
+  static constexpr bool kChainsItems = kQInRegisters || kQBuffers == 2;
+
+  // Warpgroups issue their products in turn: measured faster for two warpgroups everywhere, see docs/fused_kernel.md.
+  static constexpr bool kTakeTurns = true;
+
+  // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
+  // quarters (64 keys) are selected and exponentiated, into spare registers, before waiting for it.
+  static constexpr int kQuarters = kTileK / 64;
+  static constexpr int kWeighedBeforeWait =
+      kVariant == Variant::wide && kSelection == Selection::two_of_four ? 0 : 1;  // measured
+
+  // Weights are exponentials relative to a reference score of an earlier tile. A lane's sum of a tile's weights past
+  // this raises the reference. fp16 weights must stay below 65504; bf16 has fp32's range.
+  static constexpr float kWeightLimit = kType == DType::f16 ? 0x1p15f : 0x1p60f;
+
+  static constexpr int kPanelQBytes = kTileQ * 128;
+  static constexpr int kPanelKBytes = kTileK * 128;
+  static constexpr int kTileQBytes = kPanels * kPanelQBytes;
+  static constexpr int kTileKBytes = kPanels * kPanelKBytes;  // of V too
+  // As many stages as fit beside Q (227 KiB a block, 1 KiB of it for alignment), at most four: more gave nothing.
+  static constexpr int kRoom = 227 * 1024 - 1024 - 512 - kQBuffers * kTileQBytes;
+  static constexpr int kStages = kRoom / (2 * kTileKBytes) < 4 ? kRoom / (2 * kTileKBytes) : 4;
+  static_assert(kStages >= 2, "the producer could not run ahead");
+};
+
+// What one consumer warpgroup has to do for an item, in tiles counted from the sequence's first key.
+struct Share {
+  int begin, end;                    // tiles that any of its rows sees
+  int interior_begin, interior_end;  // blocks that need no masking
+  int skip_before, skip_after;       // tiles that only other warpgroups need
+};
+
+// What the producer tells the consumers about an item.
+template <int kConsumers>
+struct Item {
+  int valid;      // 0: no more items
+  int row_begin;  // first query row of the tile, within the sequence
+  int rows;       // query rows of the sequence; the item's are those from row_begin up to this
+  int sequence;   // index along the masks' batch dimension
+  int head;
+  int diagonal;  // of this sequence, see RowBand
+  int key_length;
+  std::int64_t out_offset;  // elements to row row_begin of the output
+  std::int64_t lse_offset;
+  Share shares[kConsumers];
+};
+
+// A consumer may still write the results of an item whose two successors are already announced; one more is a power
+// of 2.
+inline constexpr int kItemSlots = 4;
+
+template <typename C>
+struct alignas(1024) Shared {
+  std::uint8_t q[C::kQBuffers][C::kTileQBytes];
+  std::uint8_t k[C::kStages][C::kTileKBytes];
+  std::uint8_t v[C::kStages][C::kTileKBytes];
+  // full: the producer's data has arrived; empty: every consumer warpgroup is done with it.
+  std::uint64_t q_full[C::kQBuffers], q_empty[C::kQBuffers];
+  std::uint64_t k_full[C::kStages], k_empty[C::kStages];
+  std::uint64_t v_full[C::kStages], v_empty[C::kStages];
+  Item<C::kConsumers> items[kItemSlots];  // one a q_full, in turn
+};
+
+template <typename C>
+inline constexpr int kSharedBytes = static_cast<int>(sizeof(Shared<C>)) + 1024;  // the runtime aligns to 16 bytes only
+
+// A stage and the parity of its current use; advances round robin.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  int parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Named barriers (0 is __syncthreads).
+inline constexpr int kBarrierProducer = 1;  // the producer's 128 threads
+inline constexpr int kBarrierTurn = 2;      // + consumer index: its turn to issue products
+inline constexpr int kBarrierConsumer = 6;  // + consumer index: that warpgroup's 128 threads
+
+}  // namespace dspattn::cuda::sm90

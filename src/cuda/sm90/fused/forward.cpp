@@ -1,0 +1,170 @@
+#include "cuda/sm90/fused/forward.h"
+
+#include <algorithm>
+#include <numbers>
+
+#include "core/geometry.h"
+#include "cuda/device.h"
+#include "cuda/sm90/fused/tensor_maps.h"
+#include "dspattn/error.h"
+
+namespace dspattn::cuda::sm90 {
+namespace {
+
+// From this many query rows on, three warpgroups win over two (docs/fused_kernel.md).
+constexpr std::int64_t kWideFromRows = 2048;
+
+Rows rows_of(const ConstTensorView& tensor) { return {tensor.data, tensor.step(0), tensor.step(1), tensor.step(2)}; }
+
+Extents extents_of(const ConstTensorView& tensor) {
+  return {tensor.extent(0), tensor.extent(1), tensor.extent(2), tensor.extent(3)};
+}
+
+MaskTensor mask_of(const ConstTensorView& tensor) {
+  if (!tensor.present()) return {};
+  const auto stride = [&](int dim) { return tensor.extent(dim) == 1 ? 0 : tensor.step(dim); };
+  return {tensor.data, stride(0), stride(1), stride(2), stride(3)};
+}
+
+// Rows can be copied 16 bytes at a time.
+bool vectors(const void* data, std::int64_t columns, std::int64_t s0, std::int64_t s1, std::int64_t s2) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && columns % 8 == 0 && columns > 0 && s0 % 8 == 0 &&
+         s1 % 8 == 0 && s2 % 8 == 0;
+}
+
+bool vectors(const ConstTensorView& tensor) {
+  return vectors(tensor.data, tensor.extent(3), tensor.step(0), tensor.step(1), tensor.step(2));
+}
+
+// Everything that does not depend on the variant.
+FusedParams params_of(const ForwardArgs& args, const core::Geometry& geometry) {
+  const Problem& problem = args.problem;
+  FusedParams p{};
+  p.q = rows_of(problem.q);
+  p.k = rows_of(problem.k);
+  p.v = rows_of(problem.v);
+  p.out = args.out.data;
+  p.out_batch_stride = args.out.step(0);
+  p.out_head_stride = args.out.step(1);
+  p.out_row_stride = args.out.step(2);
+  if (args.lse.present()) {
+    p.lse = static_cast<float*>(args.lse.data);
+    p.lse_batch_stride = args.lse.step(0);
+    p.lse_head_stride = args.lse.step(1);
+    p.lse_row_stride = args.lse.step(2);
+  }
+  p.allowed = mask_of(problem.mask.allowed);
+  p.bias = mask_of(problem.mask.bias);
+  p.bias_is_f32 = problem.mask.bias.present() && problem.mask.bias.dtype == DType::f32;
+  if (problem.packed) {
+    p.cumulative_q = static_cast<const std::int32_t*>(problem.packed->cu_q.data);
+    p.cumulative_k = static_cast<const std::int32_t*>(problem.packed->cu_k.data);
+  }
+  if (problem.mask.key_lengths.present()) {
+    p.key_lengths = static_cast<const std::int32_t*>(problem.mask.key_lengths.data);
+  }
+  p.heads = static_cast<int>(geometry.heads);
+  p.heads_per_kv_head = static_cast<int>(geometry.heads / std::max<std::int64_t>(geometry.kv_heads, 1));
+  p.n_q = static_cast<int>(geometry.n_q);
+  p.n_k = static_cast<int>(geometry.n_k);
+  p.d = static_cast<int>(geometry.d);
+  p.d_v = static_cast<int>(geometry.d_v);
+  const core::Band band = core::band_of(problem.mask);
+  p.left = tile::clamped_reach(band.left);
+  p.right = tile::clamped_reach(band.right);
+  p.bottom_right = band.bottom_right;
+  const double selection_scale = core::selection_scale(geometry.scale);
+  p.q_scale = static_cast<float>(selection_scale);
+  p.exp2_scale = static_cast<float>(geometry.scale / selection_scale * std::numbers::log2e);
+  p.bias_scale = static_cast<float>(selection_scale / geometry.scale);
+  p.vector_q = vectors(problem.q);
+  p.vector_k = vectors(problem.k);
+  p.vector_v = vectors(problem.v);
+  p.vector_out = vectors(args.out.data, geometry.d_v, p.out_batch_stride, p.out_head_stride, p.out_row_stride);
+  return p;
+}
+
+// Completes the parameters for a variant; false when the variant cannot serve them.
+bool complete(FusedParams& p, const FusedRow& row, const ForwardArgs& args, const core::Geometry& geometry,
+              Variant variant, const Launcher& launcher, int blocks) {
+  const Problem& problem = args.problem;
+  p.keys = tile::key_map(row.pattern, problem.grouping, launcher.tile_k);
+  p.copy_engine_q = make_q_map(p.q_map, p.q, extents_of(problem.q), row.type, launcher.tile_q);
+  p.copy_engine_k = make_k_map(p.k_map, p.k, extents_of(problem.k), row.type, p.keys, launcher.tile_k);
+  p.copy_engine_v = make_v_map(p.v_map, p.v, extents_of(problem.v), row.type, p.keys, launcher.tile_k);
+  const bool equal =
+      !problem.packed && p.left == tile::kMaxRows && p.right == tile::kMaxRows && p.key_lengths == nullptr;
+  const int sequence_heads = static_cast<int>(geometry.batch * geometry.heads);
+  const int row_tiles = tile::divide_up(geometry.n_q, launcher.tile_q);
+  p.order = equal ? tile::equal_order(sequence_heads, row_tiles, blocks)
+                  : tile::unequal_order(sequence_heads, row_tiles, p.heads_per_kv_head, blocks);
+  p.partial_blocks =
+      variant == Variant::general || problem.packed || p.key_lengths != nullptr || geometry.n_k % tile::kBlockKeys != 0;
+  const bool needs_general = p.allowed.data != nullptr || p.bias.data != nullptr || p.copy_engine_q == 0 ||
+                             p.copy_engine_k == 0 || p.copy_engine_v == 0 || p.vector_k == 0 || p.vector_v == 0 ||
+                             p.vector_out == 0;
+  return variant == Variant::general || !needs_general;
+}
+
+}  // namespace
+
+core::Reasons fused_why_not(const FusedRow& row, const Problem& problem) {
+  core::Reasons reasons;
+  const DeviceFacts& device = device_facts(problem.device.index);
+  if (!device.present) {
+    reasons.push_back("device: " + device.absence);
+  } else if (device.major != 9) {
+    reasons.push_back("device: needs compute capability 9.0 (Hopper), got " + std::to_string(device.major) + "." +
+                      std::to_string(device.minor));
+  }
+  if (problem.q.dtype != row.type) {
+    reasons.push_back("q: takes " + std::string(name(row.type)) + ", got " + std::string(name(problem.q.dtype)));
+  }
+  if (!(problem.pattern == row.pattern)) {
+    reasons.push_back("pattern: takes " + to_string(row.pattern) + ", got " + to_string(problem.pattern));
+  }
+  const core::Geometry geometry = core::geometry_of(problem);
+  const std::int64_t dim = std::max(geometry.d, geometry.d_v);
+  if (dim > row.dim || (dim <= row.dim_above && row.dim_above > 0)) {
+    reasons.push_back("d, d_v: takes a larger of " + std::to_string(row.dim_above + 1) + " to " +
+                      std::to_string(row.dim) + ", got " + std::to_string(dim));
+  }
+  if (geometry.n_q > tile::kMaxRows || geometry.n_k > tile::kMaxRows) {
+    reasons.push_back("n_q, n_k: takes up to " + std::to_string(tile::kMaxRows) + ", got " +
+                      std::to_string(std::max(geometry.n_q, geometry.n_k)));
+  }
+  constexpr std::int64_t kMaxItems = std::int64_t{1} << 28;
+  if (const std::int64_t items = geometry.batch * geometry.heads * ((geometry.n_q + 127) / 128); items > kMaxItems) {
+    reasons.push_back("batch * heads * n_q / 128: takes up to " + std::to_string(kMaxItems) + ", got " +
+                      std::to_string(items));
+  }
+  for (const auto& [mask, which] : {std::pair{&problem.mask.allowed, "allowed"}, {&problem.mask.bias, "bias"}}) {
+    constexpr std::int64_t kMaxKeyStride = std::int64_t{1} << 21;  // 128 keys of 4 bytes within 32 bits
+    if (mask->present() && mask->extent(3) > 1 && std::abs(mask->step(3)) > kMaxKeyStride) {
+      reasons.push_back(std::string(which) + ": takes a stride along the keys of up to " +
+                        std::to_string(kMaxKeyStride) + ", got " + std::to_string(mask->step(3)));
+    }
+  }
+  return reasons;
+}
+
+void fused_forward_launch(const FusedRow& row, const ForwardArgs& args) {
+  const core::Geometry geometry = core::geometry_of(args.problem);
+  if (geometry.batch == 0 || geometry.heads == 0 || geometry.n_q == 0 || geometry.d_v == 0) return;
+  const CurrentDevice device(args.problem.device.index);
+  FusedParams params = params_of(args, geometry);
+  const Variant preferred = has_wide(row.dim) && geometry.n_q >= kWideFromRows ? Variant::wide : Variant::narrow;
+  for (const Variant variant : {preferred, Variant::general}) {
+    const Launcher launcher = variant == Variant::general ? row.general_launcher(variant) : row.launcher(variant);
+    if (launcher.launch == nullptr) continue;
+    const std::int64_t items =
+        geometry.batch * geometry.heads * ((geometry.n_q + launcher.tile_q - 1) / launcher.tile_q);
+    const int blocks =
+        static_cast<int>(std::min<std::int64_t>(items, device_facts(args.problem.device.index).multiprocessors));
+    if (!complete(params, row, args, geometry, variant, launcher, blocks)) continue;
+    check(launcher.launch(params, blocks, static_cast<cudaStream_t>(args.run.stream)), "launching the fused kernel");
+    return;
+  }
+}
+
+}  // namespace dspattn::cuda::sm90

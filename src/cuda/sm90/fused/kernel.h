@@ -1,0 +1,53 @@
+// Attention with scores pruned to 2:4 or 1:2, one kernel: scores on dense tensor cores, selection in registers,
+// exponentials of what is kept, values on sparse tensor cores with the selection as metadata. Nothing of size
+// n_q x n_k touches memory.
+//
+// One persistent block per multiprocessor. Warpgroup 0 produces: it walks the items (row tiles of one head) and streams
+// their K and V tiles through a ring of stages. The others consume: 64 query rows each, all of a block's on the same
+// tiles. See docs/fused_kernel.md.
+#pragma once
+
+#include "cuda/sm90/fused/config.h"
+#include "cuda/sm90/fused/consumer.h"
+#include "cuda/sm90/fused/params.h"
+#include "cuda/sm90/fused/producer.h"
+
+namespace dspattn::cuda::sm90 {
+
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_constant__ FusedParams params) {
+  extern __shared__ std::uint8_t unaligned[];
+  // Pointer arithmetic, not a cast through an integer: the compiler keeps knowing that this is shared memory.
+  auto& shared = *reinterpret_cast<Shared<C>*>(unaligned + (-ptx::shared_address(unaligned) & 1023u));
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);  // uniform, and known to be
+  // Every consumer warp arrives for itself: were one to arrive for its warpgroup, a warp that lags could still be
+  // waiting for a phase that is two phases gone, and a parity cannot tell those apart.
+  constexpr int kConsumerWarps = 4 * C::kConsumers;
+  if (threadIdx.x == 0) {
+    const auto init = [](std::uint64_t& barrier, int arrivals) {
+      ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
+    };
+    for (int i = 0; i < C::kQBuffers; ++i) {
+      init(shared.q_full[i], 1);
+      init(shared.q_empty[i], kConsumerWarps);
+    }
+    for (int i = 0; i < C::kStages; ++i) {
+      init(shared.k_full[i], 1);
+      init(shared.v_full[i], 1);
+      init(shared.k_empty[i], kConsumerWarps);
+      init(shared.v_empty[i], kConsumerWarps);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();  // the barriers are initialised for everyone
+  if (warpgroup == 0) {
+    ptx::shrink_registers<C::kProducerRegisters>();
+    produce<C>(params, shared);
+  } else {
+    ptx::grow_registers<C::kConsumerRegisters>();
+    Consumer<C> consumer(params, shared, warpgroup - 1);
+    consumer.run();
+  }
+}
+
+}  // namespace dspattn::cuda::sm90

@@ -1,0 +1,71 @@
+// What the host tells the fused kernel: one struct, passed by value.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/tile/key_map.h"
+#include "cuda/tile/walk.h"
+
+namespace dspattn::cuda::sm90 {
+
+// A [batch, heads, rows, columns] tensor with contiguous columns; strides in elements.
+struct Rows {
+  const void* data = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t head_stride = 0;
+  std::int64_t row_stride = 0;
+};
+
+// A mask tensor [batch|1, heads|1, n_q|1, n_k|1]; the stride of a broadcast dimension is 0.
+struct MaskTensor {
+  const void* data = nullptr;  // null: absent
+  std::int64_t batch_stride = 0;
+  std::int64_t head_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t key_stride = 0;  // times 128 within 32 bits
+};
+
+struct FusedParams {
+  CUtensorMap q_map;  // (column, row, head, batch)
+  CUtensorMap k_map;  // (column, element, row, head, batch): see tensor_maps.cpp
+  CUtensorMap v_map;
+
+  Rows q, k, v;
+  void* out = nullptr;  // [batch, heads, rows, d_v]
+  std::int64_t out_batch_stride = 0, out_head_stride = 0, out_row_stride = 0;
+  float* lse = nullptr;  // [batch, heads, rows]; may be null
+  std::int64_t lse_batch_stride = 0, lse_head_stride = 0, lse_row_stride = 0;
+
+  MaskTensor allowed;  // bytes, zero = masked
+  MaskTensor bias;
+  int bias_is_f32 = 0;  // else the inputs' type
+
+  const std::int32_t* cumulative_q = nullptr;  // packed batches only
+  const std::int32_t* cumulative_k = nullptr;
+  const std::int32_t* key_lengths = nullptr;
+
+  tile::ItemOrder order;
+  int partial_blocks = 1;  // 0: no block of keys is ever partial, and no thread copies
+  tile::KeyMap keys;
+  int heads = 0;
+  int heads_per_kv_head = 1;
+  int n_q = 0;
+  int n_k = 0;
+  int d = 0;
+  int d_v = 0;
+  int left = 0, right = 0, bottom_right = 1;
+
+  float q_scale = 1;     // 2^-e: scores times this are compared, rounded to fp16
+  float exp2_scale = 1;  // from those to base-2 logarithms of weights: scale * 2^e * log2(e)
+  float bias_scale = 1;  // from a bias to the compared scores: 2^-e / scale
+
+  float one = 1;  // a factor the compiler does not know
+
+  // The copy engine cannot read a tensor whose base or strides are no multiple of 16 bytes: then threads copy.
+  int copy_engine_q = 0, copy_engine_k = 0, copy_engine_v = 0;
+  int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0;  // rows are 16-byte aligned: copies of 16 bytes
+};
+
+}  // namespace dspattn::cuda::sm90

@@ -1,0 +1,258 @@
+// The producer warpgroup of the fused kernel: walks the items and their key tiles and fills the stages.
+//
+// One thread drives the copy engine. What it cannot load (the last, partial block of a sequence, whose absent keys must
+// be zeros, and tensors it cannot address) all 128 threads copy with predicated loads, zero-filled.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/tma.h"
+#include "cuda/ptx/wgmma.h"
+#include "cuda/sm90/fused/config.h"
+#include "cuda/sm90/fused/params.h"
+
+namespace dspattn::cuda::sm90 {
+
+// Two neighbouring 16-bit elements; columns at and past the end are zero.
+__device__ __forceinline__ std::uint32_t load_pair(const std::uint16_t* row, int column, int columns) {
+  std::uint32_t pair = 0;
+  if (column < columns) pair = row[column];
+  if (column + 1 < columns) pair |= static_cast<std::uint32_t>(row[column + 1]) << 16;
+  return pair;
+}
+
+// Before a copy by all threads: waits until the consumers have left the stage. The threads that do not drive the copy
+// engine run ahead of the one that does, so they first wait for it to get here: a parity tells only neighbouring uses
+// of a stage apart.
+__device__ __forceinline__ void begin_copy(std::uint32_t empty, int parity) {
+  ptx::named_barrier_sync(kBarrierProducer, 128);
+  ptx::mbarrier_wait(empty, parity ^ 1);
+}
+
+// Copies `rows` rows to a swizzled tile; row r comes from source row source_row(r), or is zero when that is negative.
+template <typename C, typename SourceRow>
+__device__ __forceinline__ void copy_rows(std::uint32_t tile, const Rows& source, std::int64_t offset, int rows,
+                                          int panels, int columns, int vector, SourceRow source_row) {
+  const auto* base = static_cast<const std::uint16_t*>(source.data) + offset;
+  const int thread = ptx::opaque(static_cast<int>(threadIdx.x));
+  const int chunk = thread & 7;
+#pragma unroll 1
+  for (int row = thread >> 3; row < rows; row += 16) {
+    const int from = source_row(row);
+    const std::uint16_t* source_data = base + (from >= 0 ? from : 0) * source.row_stride;
+#pragma unroll 1
+    for (int panel = 0; panel < panels; ++panel) {
+      const std::uint32_t to =
+          tile + static_cast<std::uint32_t>(panel * rows * 128 + tile::swizzled_offset(row, chunk));
+      const int column = panel * 64 + chunk * 8;
+      if (!C::kGeneral || vector != 0) {  // rows are 16-byte aligned and `columns` a multiple of 8
+        const bool inside = from >= 0 && column < columns;
+        ptx::copy_async_16(to, inside ? source_data + column : base, inside ? 16 : 0);
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < 8; i += 2) {
+          ptx::store_shared(to + 2 * static_cast<std::uint32_t>(i),
+                            load_pair(source_data, column + i, from >= 0 ? columns : 0));
+        }
+      }
+    }
+  }
+}
+
+// After copy_rows: all of the producer's writes, then one arrival for the consumers.
+__device__ __forceinline__ void publish_copy(std::uint32_t full) {
+  ptx::copy_async_wait();
+  ptx::fence_async_proxy();
+  ptx::named_barrier_sync(kBarrierProducer, 128);
+  if (threadIdx.x == 0) ptx::mbarrier_arrive(full);
+}
+
+// An item as the producer needs it.
+struct Work {
+  int row_begin, rows;  // first query row, and rows of the sequence
+  int q_row, k_row;     // rows of the tensors that hold the sequence's row 0
+  int batch, sequence, head;
+  tile::RowBand band;
+  tile::BlockRange blocks;  // blocks of keys that any row of the item sees
+};
+
+// False when there is none in this turn, or it lies past the end of its (packed) sequence.
+template <typename C>
+__device__ __forceinline__ bool describe_item(const FusedParams& params, int turn, Work& work) {
+  const tile::ItemPlace place =
+      tile::item_of_turn(params.order, turn, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  if (place.row_tile < 0) return false;
+  work.sequence = place.sequence_head / params.heads;
+  work.head = place.sequence_head - work.sequence * params.heads;
+  work.row_begin = place.row_tile * C::kTileQ;
+  work.rows = params.n_q;
+  work.q_row = 0;
+  work.batch = work.sequence;
+  work.k_row = 0;
+  int n_k = params.n_k;
+  if (params.cumulative_q != nullptr) {
+    work.batch = 0;
+    work.q_row = params.cumulative_q[work.sequence];
+    work.rows = params.cumulative_q[work.sequence + 1] - work.q_row;
+    work.k_row = params.cumulative_k[work.sequence];
+    n_k = params.cumulative_k[work.sequence + 1] - work.k_row;
+  }
+  if (work.row_begin >= work.rows) return false;
+  int key_length = n_k;
+  if (params.key_lengths != nullptr) {
+    const int given = params.key_lengths[work.sequence];
+    key_length = given < key_length ? (given > 0 ? given : 0) : key_length;
+  }
+  work.band = {params.left, params.right, params.bottom_right != 0 ? n_k - work.rows : 0, key_length};
+  const int last = work.row_begin + C::kTileQ < work.rows ? work.row_begin + C::kTileQ - 1 : work.rows - 1;
+  work.blocks = tile::visible_blocks(work.band, work.row_begin, last);
+  return true;
+}
+
+// Writes the consumers' description; one thread does it for all.
+template <typename C>
+__device__ __forceinline__ void announce(const FusedParams& params, const Work& work, Item<C::kConsumers>& item) {
+  item.valid = 1;
+  item.row_begin = work.row_begin;
+  item.rows = work.rows;
+  item.sequence = work.sequence;
+  item.head = work.head;
+  item.diagonal = work.band.diagonal;
+  item.key_length = work.band.key_length;
+  const std::int64_t row = work.q_row + work.row_begin;
+  item.out_offset =
+      work.batch * params.out_batch_stride + work.head * params.out_head_stride + row * params.out_row_stride;
+  item.lse_offset =
+      work.batch * params.lse_batch_stride + work.head * params.lse_head_stride + row * params.lse_row_stride;
+#pragma unroll 1
+  for (int i = 0; i < C::kConsumers; ++i) {
+    const int first = work.row_begin + i * 64;
+    const int last = first + 63 < work.rows ? first + 63 : work.rows - 1;
+    const tile::BlockRange own = tile::visible_blocks(work.band, first, last);
+    tile::BlockRange interior = tile::interior_blocks(work.band, first, last);
+    if (C::kGeneral && (params.allowed.data != nullptr || params.bias.data != nullptr)) interior = {0, 0};
+    const bool any = own.end > own.begin;
+    Share& share = item.shares[i];
+    share.begin = own.begin * C::kTilesPerBlock;
+    share.end = own.end * C::kTilesPerBlock;
+    share.interior_begin = interior.begin;
+    share.interior_end = interior.end;
+    share.skip_before = ((any ? own.begin : work.blocks.end) - work.blocks.begin) * C::kTilesPerBlock;
+    share.skip_after = any ? (work.blocks.end - own.end) * C::kTilesPerBlock : 0;
+  }
+}
+
+// Q of item number `number` of this block, and its description.
+template <typename C>
+__device__ __forceinline__ void load_q(const FusedParams& params, Shared<C>& shared, const Work& work, int number) {
+  const int buffer = number % C::kQBuffers;
+  const int parity = number / C::kQBuffers & 1;
+  const std::uint32_t full = ptx::shared_address(&shared.q_full[buffer]);
+  const std::uint32_t empty = ptx::shared_address(&shared.q_empty[buffer]);
+  if (!C::kGeneral || params.copy_engine_q != 0) {
+    if (threadIdx.x != 0) return;
+    ptx::mbarrier_wait(empty, parity ^ 1);
+    announce<C>(params, work, shared.items[number % kItemSlots]);
+    ptx::mbarrier_arrive_expect(full, C::kTileQBytes);
+#pragma unroll 1
+    for (int panel = 0; panel < C::kPanels; ++panel) {
+      ptx::tma_load_4d(ptx::shared_address(shared.q[buffer]) + static_cast<std::uint32_t>(panel * C::kPanelQBytes),
+                       &params.q_map, full, panel * 64, work.q_row + work.row_begin, work.head, work.batch);
+    }
+    return;
+  }
+  begin_copy(empty, parity);
+  if (threadIdx.x == 0) announce<C>(params, work, shared.items[number % kItemSlots]);
+  const std::int64_t offset = work.batch * params.q.batch_stride + work.head * params.q.head_stride +
+                              (work.q_row + work.row_begin) * params.q.row_stride;
+  const int rows = work.rows - work.row_begin;
+  copy_rows<C>(ptx::shared_address(shared.q[buffer]), params.q, offset, C::kTileQ, C::kPanels, params.d,
+               params.vector_q, [&](int row) { return row < rows ? row : -1; });
+  publish_copy(full);
+}
+
+// One K or V tile. kHalves: copies per panel (K's two halves of the groups, V's whole rows).
+template <typename C, int kHalves, typename SourceRow>
+__device__ __forceinline__ void load_tile(std::uint32_t tile, std::uint32_t full, std::uint32_t empty, int parity,
+                                          bool engine, const CUtensorMap& map, const Rows& source, int row,
+                                          int part_rows, int half_step, int kv_head, int batch, int columns, int vector,
+                                          SourceRow source_row) {
+  if (engine) {
+    if (threadIdx.x != 0) return;
+    ptx::mbarrier_wait(empty, parity ^ 1);
+    ptx::mbarrier_arrive_expect(full, C::kTileKBytes);
+#pragma unroll 1
+    for (int panel = 0; panel < C::kPanels; ++panel) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const int at = panel * C::kPanelKBytes + half * (C::kPanelKBytes / 2);
+        ptx::tma_load_5d(tile + static_cast<std::uint32_t>(at), &map, full, panel * 64, 0,
+                         row + part_rows + half * half_step, kv_head, batch);
+      }
+    }
+    return;
+  }
+  begin_copy(empty, parity);
+  const std::int64_t offset = batch * source.batch_stride + kv_head * source.head_stride + row * source.row_stride;
+  copy_rows<C>(tile, source, offset, C::kTileK, C::kPanels, columns, vector, source_row);
+  publish_copy(full);
+}
+
+template <typename C>
+__device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& shared) {
+  if (threadIdx.x >= 32 && params.partial_blocks == 0) return;  // the copy engine does it all
+  Ring<C::kStages> ring;
+  const std::uint32_t k_full = ptx::shared_address(shared.k_full);
+  const std::uint32_t k_empty = ptx::shared_address(shared.k_empty);
+  const std::uint32_t v_full = ptx::shared_address(shared.v_full);
+  const std::uint32_t v_empty = ptx::shared_address(shared.v_empty);
+  // Turn (bits 2 and up) and number of the block's items so far, modulo 4 (bits 0 and 1), in one register.
+  static_assert(kItemSlots == 4 && 4 % (2 * C::kQBuffers) == 0,
+                "slot, buffer and parity follow from the number modulo 4");
+  int walk = 0;
+#pragma unroll 1
+  for (; walk >> 2 < params.order.turns; walk += 4) {
+    Work work;
+    if (!describe_item<C>(params, walk >> 2, work)) continue;
+    load_q<C>(params, shared, work, walk & 3);
+    walk = (walk & ~3) | ((walk + 1) & 3);
+    const int kv_head = work.head / params.heads_per_kv_head;
+    const int batch = work.batch;
+    int row = work.k_row + work.blocks.begin * tile::kBlockKeys;                        // of the block's first key
+    int present = work.band.key_length - work.blocks.begin * tile::kBlockKeys;          // keys from there on
+    const int present_end = work.band.key_length - work.blocks.end * tile::kBlockKeys;  // and after the last block
+#pragma unroll 1
+    for (int part = 0; present > present_end;) {
+      const bool whole = present >= tile::kBlockKeys;
+      const std::uint32_t at = 8u * static_cast<std::uint32_t>(ring.stage);
+      const bool engine_k = whole && (!C::kGeneral || params.copy_engine_k != 0);
+      const bool engine_v = whole && (!C::kGeneral || params.copy_engine_v != 0);
+      const auto visible = [&](tile::Slot slot) {
+        const int key = params.keys.key(part, slot.group, slot.element);
+        return key < present ? key : -1;
+      };
+      load_tile<C, 2>(ptx::shared_address(shared.k[ring.stage]), k_full + at, k_empty + at, ring.parity, engine_k,
+                      params.k_map, params.k, row, part * params.keys.part_step, params.keys.half_step, kv_head, batch,
+                      params.d, params.vector_k, [&](int r) { return visible(tile::slot_of_k_row(r, C::kTileK)); });
+      load_tile<C, 1>(ptx::shared_address(shared.v[ring.stage]), v_full + at, v_empty + at, ring.parity, engine_v,
+                      params.v_map, params.v, row, part * params.keys.part_step, 0, kv_head, batch, params.d_v,
+                      params.vector_v, [&](int r) { return visible(tile::slot_of_v_row(r)); });
+      ring.advance();
+      if (++part == C::kTilesPerBlock) {
+        part = 0;
+        row += tile::kBlockKeys;
+        present -= tile::kBlockKeys;
+      }
+    }
+  }
+  if (threadIdx.x == 0) {  // the end: consumers read valid == 0
+    const int number = walk & 3;
+    const int buffer = number % C::kQBuffers;
+    ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[buffer]), (number / C::kQBuffers & 1) ^ 1);
+    shared.items[number % kItemSlots].valid = 0;
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[buffer]));
+  }
+}
+
+}  // namespace dspattn::cuda::sm90

@@ -1,0 +1,91 @@
+#include "cuda/sm90/fused/tensor_maps.h"
+
+#include <cudaTypedefs.h>
+#include <cuda_runtime.h>
+
+#include <array>
+
+namespace dspattn::cuda::sm90 {
+namespace {
+
+// The driver's encoder, found at run time: the library does not link the driver, so that it loads without one.
+PFN_cuTensorMapEncodeTiled_v12000 encoder() {
+  static const PFN_cuTensorMapEncodeTiled_v12000 function = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult status{};
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &status) !=
+            cudaSuccess ||
+        status != cudaDriverEntryPointSuccess) {
+      found = nullptr;
+    }
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
+  }();
+  return function;
+}
+
+constexpr std::int64_t kElementBytes = 2;
+
+bool aligned(const Rows& tensor) {
+  return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.row_stride * kElementBytes % 16 == 0 &&
+         tensor.head_stride * kElementBytes % 16 == 0 && tensor.batch_stride * kElementBytes % 16 == 0;
+}
+
+template <std::size_t kRank>
+bool encode(CUtensorMap& map, DType type, const void* data, const std::array<std::int64_t, kRank>& dims,
+            const std::array<std::int64_t, kRank - 1>& strides, const std::array<int, kRank>& box,
+            const std::array<int, kRank>& steps) {
+  if (encoder() == nullptr || data == nullptr) return false;
+  std::array<cuuint64_t, kRank> extents{};
+  std::array<cuuint64_t, kRank - 1> bytes{};
+  std::array<cuuint32_t, kRank> boxes{}, traversal{};
+  for (std::size_t i = 0; i < kRank; ++i) {
+    if (dims[i] < 1 || dims[i] > (std::int64_t{1} << 32)) return false;
+    extents[i] = static_cast<cuuint64_t>(dims[i]);
+    boxes[i] = static_cast<cuuint32_t>(box[i]);
+    traversal[i] = static_cast<cuuint32_t>(steps[i]);
+    if (i + 1 == kRank) continue;
+    // The stride of a dimension of one is never used, but must be valid.
+    const std::int64_t stride = dims[i + 1] == 1 ? 16 : strides[i] * kElementBytes;
+    if (stride <= 0 || stride >= (std::int64_t{1} << 40)) return false;
+    bytes[i] = static_cast<cuuint64_t>(stride);
+  }
+  const CUtensorMapDataType element =
+      type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return encoder()(&map, element, static_cast<cuuint32_t>(kRank), const_cast<void*>(data), extents.data(), bytes.data(),
+                   boxes.data(), traversal.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// (column, element of `elements` a distance of element_rows apart, row, head, batch).
+bool encode_keys(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, int elements,
+                 int element_rows, int element_box, int row_box, int row_step) {
+  if (!aligned(tensor)) return false;
+  return encode<5>(map, type, tensor.data, {extents.columns, elements, extents.rows, extents.heads, extents.batch},
+                   {element_rows * tensor.row_stride, tensor.row_stride, tensor.head_stride, tensor.batch_stride},
+                   {64, element_box, row_box, 1, 1}, {1, 1, row_step, 1, 1});
+}
+
+}  // namespace
+
+bool make_q_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, int tile_q) {
+  if (!aligned(tensor)) return false;
+  return encode<4>(map, type, tensor.data, {extents.columns, extents.rows, extents.heads, extents.batch},
+                   {tensor.row_stride, tensor.head_stride, tensor.batch_stride}, {64, tile_q, 1, 1}, {1, 1, 1, 1});
+}
+
+bool make_k_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, const tile::KeyMap& keys,
+                int tile_k) {
+  // One half of the tile: pairs of keys pair_step apart, one pair a group.
+  return encode_keys(map, tensor, extents, type, 2, keys.pair_step, 2, keys.group_step * tile_k / 4, keys.group_step);
+}
+
+bool make_v_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, const tile::KeyMap& keys,
+                int tile_k) {
+  // Rows in group order. Consecutive groups: as they lie. Otherwise the elements that are not neighbours form the inner
+  // dimension: all four (2:4), or the two of each pair (1:2).
+  if (keys.pair_step == 1) return encode_keys(map, tensor, extents, type, 1, 1, 1, tile_k, 1);
+  const int elements = keys.half_step == 1 ? 2 : 4;
+  return encode_keys(map, tensor, extents, type, elements, keys.pair_step, elements, tile_k / elements, 1);
+}
+
+}  // namespace dspattn::cuda::sm90

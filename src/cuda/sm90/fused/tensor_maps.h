@@ -1,0 +1,33 @@
+// Descriptions of Q, K and V for the copy engine (TMA).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/sm90/fused/params.h"
+#include "cuda/tile/key_map.h"
+#include "dspattn/dtype.h"
+
+namespace dspattn::cuda::sm90 {
+
+// Extents of a [batch, heads, rows, columns] tensor.
+struct Extents {
+  std::int64_t batch, heads, rows, columns;
+};
+
+// Each returns false when the copy engine cannot read the tensor (alignment, strides); the map is then unusable.
+//
+// Q: (column, row, head, batch), boxes of 64 columns x tile_q rows.
+bool make_q_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, int tile_q);
+
+// K and V permute the keys of a tile into groups (tile/key_map.h) on the way. Both are (column, element, row, head,
+// batch), where a step of `element` moves by some rows and a step of `row` by one: the two overlap, so a tile may start
+// at any row, as packed sequences need. A box may only be read where all its rows exist: the bound on `row` does not
+// see the rows that `element` adds. The caller loads partial blocks otherwise.
+bool make_k_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, const tile::KeyMap& keys,
+                int tile_k);
+bool make_v_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, const tile::KeyMap& keys,
+                int tile_k);
+
+}  // namespace dspattn::cuda::sm90

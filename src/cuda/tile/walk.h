@@ -1,0 +1,111 @@
+// Which work a persistent thread block does, in which order, and which key blocks of an item are masked how.
+//
+// An item is a tile of query rows of one (sequence, head). Items of equal cost are taken head by head: the thread
+// blocks that work at once then share few heads' K and V, which the L2 cache keeps. Items of unequal cost (causal
+// masks, windows, packed batches) are taken section by section: a section is a few heads; within it the row tiles come
+// last first, because under a causal mask the last tiles see the most keys, and the heads of a row tile follow each
+// other. Thread blocks sweep over the items to and fro (0..G-1, G-1..0, ...), which evens out costs that fall steadily,
+// and start every other section from the other end, which evens out what a section leaves.
+#pragma once
+
+#include <cstdint>
+
+#include "core/geometry.h"
+#include "cuda/tile/key_map.h"
+
+namespace dspattn::cuda::tile {
+
+struct ItemOrder {
+  int sequence_heads = 0;  // sequences * heads, all heads of a sequence together
+  int row_tiles = 0;       // per sequence (of a packed batch: of the longest)
+  int section_heads = 0;   // 0: head by head, one section
+  int sweeps = 1;          // per section
+  int turns = 0;           // of every thread block: sections * sweeps; in some it has nothing to do
+};
+
+constexpr int divide_up(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
+
+// Head by head.
+constexpr ItemOrder equal_order(int sequence_heads, int row_tiles, int blocks) {
+  const int sweeps = divide_up(static_cast<std::int64_t>(sequence_heads) * row_tiles, blocks);
+  return {sequence_heads, row_tiles, 0, sweeps, sweeps};
+}
+
+// By sections of which each of `blocks` thread blocks gets about four items: that balances causal masks to within 5 %
+// (tests/cuda/tile_walk_test.cpp). Heads that share K and V (groups of heads_per_kv_head) stay together.
+constexpr ItemOrder unequal_order(int sequence_heads, int row_tiles, int heads_per_kv_head, int blocks) {
+  const std::int64_t wanted = std::int64_t{4} * blocks;
+  const int heads = divide_up(divide_up(wanted, row_tiles), heads_per_kv_head) * heads_per_kv_head;
+  const int section = heads < sequence_heads ? heads : sequence_heads;
+  const int sweeps = divide_up(static_cast<std::int64_t>(section) * row_tiles, blocks);
+  return {sequence_heads, row_tiles, section, sweeps, divide_up(sequence_heads, section) * sweeps};
+}
+
+struct ItemPlace {
+  int sequence_head;
+  int row_tile;  // negative: no item in this turn
+};
+
+// What thread block `block` of `blocks` does in its turn `turn`.
+DSPATTN_HOST_DEVICE constexpr ItemPlace item_of_turn(const ItemOrder& order, int turn, int block, int blocks) {
+  const int section = turn / order.sweeps;
+  const int sweep = turn - section * order.sweeps;
+  const int rank = sweep * blocks + (((sweep ^ section) & 1) != 0 ? blocks - 1 - block : block);
+  if (order.section_heads == 0) {
+    const int head = rank / order.row_tiles;
+    return {head, head < order.sequence_heads ? rank - head * order.row_tiles : -1};
+  }
+  const int first_head = section * order.section_heads;
+  const int left = order.sequence_heads - first_head;
+  const int heads = left < order.section_heads ? left : order.section_heads;
+  return {first_head + rank % heads, order.row_tiles - 1 - rank / heads};
+}
+
+// Blocks of 128 keys, [begin, end).
+struct BlockRange {
+  int begin = 0;
+  int end = 0;
+};
+
+// The diagonal mask in 32 bits: query row i sees keys [i + diagonal - left, i + diagonal + right], within the length.
+struct RowBand {
+  int left = 0;
+  int right = 0;
+  int diagonal = 0;    // of this sequence: n_k - n_q, or 0 when aligned top left
+  int key_length = 0;  // keys at and past it are masked or absent
+
+  DSPATTN_HOST_DEVICE constexpr int begin(int row) const {
+    const int first = row + diagonal - left;
+    return first > 0 ? first : 0;
+  }
+  DSPATTN_HOST_DEVICE constexpr int end(int row) const {
+    const int last = row + diagonal + right + 1;
+    return last < key_length ? last : key_length;
+  }
+};
+
+// Longest sequences, and bounds of windows: RowBand's sums stay within 32 bits.
+inline constexpr int kMaxRows = 1 << 29;
+
+constexpr int clamped_reach(std::int64_t reach) {
+  return static_cast<int>(reach > kMaxRows ? kMaxRows : reach < -kMaxRows ? -kMaxRows : reach);
+}
+
+// The blocks that any of rows [first, last] sees; begin and end never fall from a row to the next.
+DSPATTN_HOST_DEVICE constexpr BlockRange visible_blocks(const RowBand& band, int first, int last) {
+  if (last < first) return {0, 0};
+  const int begin = band.begin(first);
+  const int end = band.end(last);
+  if (end <= begin) return {0, 0};
+  return {begin / kBlockKeys, (end + kBlockKeys - 1) / kBlockKeys};
+}
+
+// The blocks all of whose keys all of rows [first, last] see: no masking there.
+DSPATTN_HOST_DEVICE constexpr BlockRange interior_blocks(const RowBand& band, int first, int last) {
+  if (last < first) return {0, 0};
+  const int begin = (band.begin(last) + kBlockKeys - 1) / kBlockKeys;
+  const int end = band.end(first) > 0 ? band.end(first) / kBlockKeys : 0;
+  return end > begin ? BlockRange{begin, end} : BlockRange{0, 0};
+}
+
+}  // namespace dspattn::cuda::tile

@@ -1,0 +1,106 @@
+// The walk of the fused kernel: every item once, balanced; which blocks of keys are visible and which need no mask.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <vector>
+
+#include "cuda/tile/walk.h"
+
+namespace dspattn::cuda::tile {
+namespace {
+
+constexpr int kBlocks = 132;  // multiprocessors of an H200
+
+void expect_every_item_once(const ItemOrder& order, int blocks) {
+  std::set<std::pair<int, int>> seen;
+  for (int block = 0; block < blocks; ++block) {
+    for (int turn = 0; turn < order.turns; ++turn) {
+      const ItemPlace place = item_of_turn(order, turn, block, blocks);
+      if (place.row_tile < 0) continue;
+      ASSERT_LT(place.row_tile, order.row_tiles);
+      ASSERT_LT(place.sequence_head, order.sequence_heads);
+      EXPECT_TRUE(seen.insert({place.sequence_head, place.row_tile}).second);
+    }
+  }
+  EXPECT_EQ(seen.size(), static_cast<std::size_t>(order.sequence_heads) * static_cast<std::size_t>(order.row_tiles));
+}
+
+TEST(TileWalk, TakesEveryItemOnce) {
+  for (const int heads : {1, 2, 7, 40, 129, 512}) {
+    for (const int tiles : {1, 2, 5, 22, 131}) {
+      const int blocks = std::min(kBlocks, heads * tiles);
+      expect_every_item_once(equal_order(heads, tiles, blocks), blocks);
+      expect_every_item_once(unequal_order(heads, tiles, 1, blocks), blocks);
+    }
+  }
+  expect_every_item_once(unequal_order(96, 8, 4, kBlocks), kBlocks);
+}
+
+TEST(TileWalk, BalancesCausalWork) {
+  for (const auto& [rows, dim] :
+       {std::pair{1024, 64}, {4096, 64}, {16384, 64}, {1024, 128}, {4096, 128}, {16384, 128}}) {
+    for (const int tile_q : {128, 192}) {
+      const int heads = 16384 / rows * (2048 / dim);
+      const int tiles = divide_up(rows, tile_q);
+      const ItemOrder order = unequal_order(heads, tiles, 1, kBlocks);
+      std::vector<double> load(kBlocks);
+      for (int block = 0; block < kBlocks; ++block) {
+        for (int turn = 0; turn < order.turns; ++turn) {
+          const ItemPlace place = item_of_turn(order, turn, block, kBlocks);
+          if (place.row_tile < 0) continue;
+          load[static_cast<std::size_t>(block)] += divide_up(std::min((place.row_tile + 1) * tile_q, rows), kBlockKeys);
+        }
+      }
+      const double mean = std::accumulate(load.begin(), load.end(), 0.0) / kBlocks;
+      EXPECT_GT(mean / *std::max_element(load.begin(), load.end()), 0.93)
+          << rows << " rows, d " << dim << ", " << tile_q;
+    }
+  }
+}
+
+TEST(TileWalk, HeadsThatShareKeysStayInOneSection) {
+  const ItemOrder order = unequal_order(64, 32, 8, kBlocks);
+  EXPECT_EQ(order.section_heads % 8, 0);
+}
+
+// Against the definition, row by row and key by key.
+TEST(TileWalk, ClassifiesBlocksAsTheMaskDoes) {
+  for (const int left : {0, 5, 130, kMaxRows}) {
+    for (const int right : {0, 3, 200, kMaxRows}) {
+      for (const int n_q : {1, 70, 300}) {
+        for (const int n_k : {0, 1, 128, 300, 513}) {
+          for (const int length : {0, 100, n_k}) {
+            for (const bool bottom_right : {true, false}) {
+              const RowBand band{left, right, bottom_right ? n_k - n_q : 0, std::min(length, n_k)};
+              core::Band reference;
+              reference.left = left;
+              reference.right = right;
+              reference.bottom_right = bottom_right;
+              for (int first = 0; first < n_q; first += 64) {
+                const int last = std::min(first + 63, n_q - 1);
+                const BlockRange visible = visible_blocks(band, first, last);
+                const BlockRange interior = interior_blocks(band, first, last);
+                for (int row = first; row <= last; ++row) {
+                  const core::KeyRange keys = reference.row(row, n_q, n_k, length);
+                  if (keys.begin < keys.end) {
+                    EXPECT_LE(visible.begin * kBlockKeys, keys.begin);
+                    EXPECT_GE(visible.end * kBlockKeys, keys.end);
+                  }
+                  if (interior.begin < interior.end) {
+                    EXPECT_GE(interior.begin * kBlockKeys, keys.begin);
+                    EXPECT_LE(interior.end * kBlockKeys, keys.end);
+                  }
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dspattn::cuda::tile
