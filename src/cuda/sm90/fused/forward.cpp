@@ -12,7 +12,7 @@ namespace dspattn::cuda::sm90 {
 namespace {
 
 // From this many query rows on, three warpgroups win over two (docs/fused_kernel.md).
-constexpr std::int64_t kWideFromRows = 2048;
+constexpr std::int64_t kWideFromRows = 512;
 
 Rows rows_of(const ConstTensorView& tensor) { return {tensor.data, tensor.step(0), tensor.step(1), tensor.step(2)}; }
 
