@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws bench/results/forward_*.json: TFLOP/s of the fused forward beside its peers, one panel per (head dim, mask).
 
-    python3 bench/plot_forward.py bench/results/forward_h200.json docs/images/forward_h200.svg
+    python3 bench/plot_forward.py bench/results/forward_h200.json docs/images/forward_h200.png
 """
 
 import json
