@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <random>
 #include <vector>
 
@@ -115,7 +116,7 @@ class Call {
   Timing result() {
     std::sort(samples_us_.begin(), samples_us_.end());
     const auto at = [&](double part) {
-      return samples_us_[static_cast<std::size_t>(part * static_cast<double>(samples_us_.size() - 1) + 0.5)];
+      return samples_us_[static_cast<std::size_t>(std::lround(part * static_cast<double>(samples_us_.size() - 1)))];
     };
     timing_.median_us = at(0.5);
     timing_.spread_us = at(0.9) - at(0.1);

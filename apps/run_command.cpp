@@ -125,8 +125,8 @@ class Call {
     out_shape.back() = args_.problem.v.extent(3);
     out_ = DeviceTensor(device_, args_.problem.q.dtype, with_four_extents(out_shape));
     args_.out = options_.layout == "bnhd" ? with_heads_first(out_.view()) : out_.view();
-    std::vector<std::int64_t> lse_shape;
-    for (int i = 0; i < 3; ++i) lse_shape.push_back(args_.problem.q.extent(i));
+    const ConstTensorView& q = args_.problem.q;
+    std::vector<std::int64_t> lse_shape{q.extent(0), q.extent(1), q.extent(2)};
     if (!options_.lse.empty()) {
       lse_ = DeviceTensor(device_, DType::f32, lse_shape);
       args_.lse = lse_.view();
