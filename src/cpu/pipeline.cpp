@@ -154,7 +154,10 @@ void apply_mask(const ScoreCall& call, const Task& task, std::int64_t row, std::
       const double bias =
           core::load_element(args.mask.bias.data, args.mask.bias.dtype, mask_offset(args.mask.bias, task, row, key));
       visible = bias != static_cast<double>(kMasked);
-      sums[i] += static_cast<float>(bias / static_cast<double>(call.scale));
+      // A finite bias stays finite: the lowest number, as models write masks, is not -inf.
+      constexpr double kLargest = std::numeric_limits<float>::max();
+      const double scaled = bias / static_cast<double>(call.scale);
+      sums[i] += static_cast<float>(std::isinf(bias) ? scaled : std::clamp(scaled, -kLargest, kLargest));
     }
     if (!visible) sums[i] = kMasked;
   }

@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <mutex>
 
+#include "check/check.h"
+#include "cpu/parallel.h"
 #include "cpu/pipeline_case.h"
 #include "dspattn/kernels.h"
 
@@ -82,7 +85,8 @@ TEST_F(PipelineGpu, SoftmaxTakesRowsOfAnyLength) {
       for (std::int64_t i = 0; i < count; ++i) {
         const double want = core::load_element(expected.data(), dtype, i);
         const double got = core::load_element(scores.data(), dtype, i);
-        worst = std::max(worst, std::abs(got - want) / (want + 1e-6));
+        // fp16 is subnormal below 2^-14: there one unit is 2^-24.
+        worst = std::max(worst, (std::abs(got - want) - (dtype == DType::f16 ? 0x1p-24 : 0.0)) / (want + 1e-9));
         if (!(std::abs(got - want) <= 1e30)) worst = std::numeric_limits<double>::infinity();
       }
       EXPECT_LE(worst, dtype == DType::f32 ? 1e-5 : 1.01 * core::epsilon_of(dtype)) << name(dtype) << " " << n_k;
@@ -115,6 +119,45 @@ TEST_F(PipelineGpu, EmptyProblemsGiveEmptyOrZeroResults) {
     for (const float lse : no_keys.lse) EXPECT_EQ(lse, -std::numeric_limits<float>::infinity());
     EXPECT_TRUE(PipelineProblem({.n_q = 0, .n_k = 9}).run(kGpu, chained).out.empty());
     EXPECT_TRUE(PipelineProblem({.batch = 0, .n_q = 4, .n_k = 9}).run(kGpu, chained).out.empty());
+  }
+}
+
+// Random problems of the whole contract in the three-part comparison, 60 of each type and pattern that the chain
+// serves.
+TEST_F(PipelineGpu, PassesRandomProblems) {
+  struct Kind {
+    DType dtype;
+    Pattern pattern;
+  };
+  const std::vector<Kind> kinds{
+      {DType::bf16, {2, 4}}, {DType::bf16, {1, 2}}, {DType::f16, {2, 4}}, {DType::f16, {1, 2}}, {DType::f32, {1, 2}}};
+  constexpr std::int64_t kWanted = 60, kDraws = 400;
+  for (const Kind& kind : kinds) {
+    check::CheckOptions options;
+    options.device = kGpu;
+    options.limits.pass = Pass::forward;
+    options.limits.dtype = kind.dtype;
+    options.limits.pattern = kind.pattern;
+    std::mutex mutex;
+    std::int64_t served = 0;
+    double worst = 0;
+    cpu::parallel_for(kDraws, 0, [&](std::int64_t index) {
+      {
+        const std::lock_guard lock(mutex);
+        if (served >= kWanted) return;
+      }
+      const check::CaseReport report = check::check_case(6, index, "sm80_pipeline", options);
+      const std::lock_guard lock(mutex);
+      if (!report.served) return;
+      ++served;
+      worst = std::max(worst, report.worst);
+      for (const std::string& failure : report.failures) {
+        ADD_FAILURE() << name(kind.dtype) << " " << to_string(kind.pattern) << " case " << index << " ("
+                      << report.description << "): " << failure;
+      }
+    });
+    EXPECT_GE(served, kWanted) << name(kind.dtype) << " " << to_string(kind.pattern);
+    RecordProperty(std::string(name(kind.dtype)) + to_string(kind.pattern) + "_worst", std::to_string(worst));
   }
 }
 

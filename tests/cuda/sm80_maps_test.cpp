@@ -46,6 +46,33 @@ TEST(Sm80Maps, EachLaneOwnsARunOfPlaces) {
   }
 }
 
+// Where the maps promise a constant distance between the keys of a thread's passes, it is so.
+TEST(Sm80Maps, AdvancesAreTheDistancesOfPasses) {
+  for (const int element_bytes : {2, 4}) {
+    for (const int group_log2 : {1, 2}) {
+      for (const bool interleaved : {false, true}) {
+        for (const int pass : {2, 4, 8, 16, 32}) {
+          const int tile = tile_places(element_bytes);
+          const int keys_apart = key_advance(pass, group_log2, interleaved);
+          const int values_apart = value_advance(pass, group_log2, interleaved);
+          for (int row = 0; row + pass < tile; ++row) {
+            const auto key = [&](int place) { return key_in_block(place, group_log2, interleaved); };
+            if (keys_apart > 0) {
+              EXPECT_EQ(key(place_of_column(row + pass, element_bytes)) - key(place_of_column(row, element_bytes)),
+                        keys_apart);
+            }
+            if (values_apart > 0) {
+              EXPECT_EQ(key(row + pass) - key(row), values_apart);
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(key_advance(rows_per_pass(128, 8), 2, true), 1);
+  EXPECT_EQ(value_advance(rows_per_pass(128, 8), 2, false), 16);
+}
+
 // An ldmatrix reads one chunk of each of eight rows: together they must touch every bank once.
 template <typename Offset>
 void expect_swizzled(int rows, int chunks, Offset offset) {

@@ -20,6 +20,11 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t shared, const void* gl
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid) : "memory");
 }
 
+// 16 bytes that all exist.
+__device__ __forceinline__ void cp_async_16(std::uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most kPending of this thread's newest groups are still in flight.
@@ -111,6 +116,31 @@ __device__ __forceinline__ void mma_sparse_64_bytes(float (&acc)[4], const std::
   }
 }
 
+// acc[16x8] = a * b: mma_32_bytes without a sum to start from.
+template <typename Element>
+__device__ __forceinline__ void mma_32_bytes_from_zero(float (&acc)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                                       std::uint32_t b1) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %10, %10, %10};"
+        : "=f"(acc[0]), "=f"(acc[1]), "=f"(acc[2]), "=f"(acc[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+  } else if constexpr (std::is_same_v<Element, __half>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %10, %10, %10};"
+        : "=f"(acc[0]), "=f"(acc[1]), "=f"(acc[2]), "=f"(acc[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %10, %10, %10};"
+        : "=f"(acc[0]), "=f"(acc[1]), "=f"(acc[2]), "=f"(acc[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+  }
+}
+
 // fp32 -> tf32, nearest, ties away from zero; NaN stays NaN.
 __device__ __forceinline__ std::uint32_t round_tf32(std::uint32_t bits) {
   std::uint32_t rounded;
@@ -177,8 +207,12 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return result;
 }
 
-// No instruction: keeps the compiler from moving memory accesses across it.
-__device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
+// No instruction: keeps the compiler from moving memory accesses across it, and from knowing `value`, so that nothing
+// computed from it is shared between the places that call this.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value)::"memory");
+  return value;
+}
 
 // Memory that is read or written once: kept out of the way of what is reused.
 __device__ __forceinline__ uint4 load_streaming(const uint4* pointer) { return __ldcs(pointer); }

@@ -15,13 +15,26 @@ __device__ __forceinline__ const Element* matrix_of(const RowsParams& rows, std:
   return static_cast<const Element*>(rows.data) + batch * rows.batch_stride + head * rows.head_stride;
 }
 
-// One chunk of a row; `valid` bytes of it exist.
-template <typename Element>
-__device__ __forceinline__ void copy_chunk(char* shared, const Element* global, int valid, bool aligned) {
-  if (aligned) {
-    ptx::cp_async_16(ptx::shared_address(shared), global, valid);
-    return;
+// Which chunks a thread copies: the same chunk of every kRowStep-th row (rows of more than 32 chunks: two chunks), so
+// that what depends on the chunk is computed once.
+template <int kChunks>
+struct ChunkWalk {
+  static constexpr unsigned kLanes = copy_lanes(kChunks);
+
+  template <typename Visit>
+  __device__ static __forceinline__ void each(int rows, Visit visit) {
+    for (unsigned chunk = threadIdx.x % kLanes; chunk < kChunks; chunk += kLanes) {
+#pragma unroll 1  // the copies are asynchronous: unrolling gains nothing and costs address registers
+      for (unsigned row = threadIdx.x / kLanes; row < static_cast<unsigned>(rows); row += blockDim.x / kLanes) {
+        visit(static_cast<int>(row), static_cast<int>(chunk));
+      }
+    }
   }
+};
+
+// One chunk of a row that cp.async cannot take; `valid` bytes of it exist.
+template <typename Element>
+__device__ __forceinline__ void copy_chunk_by_element(char* shared, const Element* global, int valid) {
   constexpr int kElements = kChunkBytes / static_cast<int>(sizeof(Element));
   Element values[kElements];
 #pragma unroll
@@ -31,22 +44,53 @@ __device__ __forceinline__ void copy_chunk(char* shared, const Element* global, 
   *reinterpret_cast<uint4*>(shared) = *reinterpret_cast<const uint4*>(values);
 }
 
-// `rows` rows of kRowBytes each, swizzled; source_row(i) says which row of the source tile row i is, negative for a row
-// of zeros. Elements from rows.extent on are zeros.
-template <typename Element, int kRowBytes, typename SourceRow>
-__device__ __forceinline__ void copy_rows(char* shared, const Element* global, const RowsParams& source, int rows,
-                                          SourceRow source_row) {
-  constexpr int kChunks = kRowBytes / kChunkBytes;
+// `rows` rows of kChunks chunks from element `column0` on. source_row(i) says which row of the source tile row i is,
+// negative for a row of zeros; offset(row, chunk) where the chunk lies in shared memory. Elements from source.extent on
+// are zeros. `advance` > 0 promises that nothing is to be filled and that the rows a thread copies (every
+// rows_per_pass-th of the tile) lie `advance` rows apart in the source: then an address is an addition.
+template <typename Element, int kChunks, typename SourceRow, typename Offset>
+__device__ __forceinline__ void copy_rows(char* shared, const Element* global, const RowsParams& source, int column0,
+                                          int rows, int advance, SourceRow source_row, Offset offset) {
   constexpr int kElements = kChunkBytes / static_cast<int>(sizeof(Element));
-#pragma unroll 1  // the copies are asynchronous: unrolling gains nothing and costs address registers
-  for (int i = static_cast<int>(threadIdx.x); i < rows * kChunks; i += static_cast<int>(blockDim.x)) {
-    const int row = i / kChunks;
-    const int chunk = i % kChunks;
-    const std::int64_t from = source_row(row);
-    int valid = (source.extent - chunk * kElements) * static_cast<int>(sizeof(Element));
-    valid = from < 0 || valid < 0 ? 0 : (valid < kChunkBytes ? valid : kChunkBytes);
-    const Element* address = valid > 0 ? global + from * source.row_stride + chunk * kElements : global;
-    copy_chunk(shared + swizzled_wide(row, chunk, kRowBytes), address, valid, source.aligned);
+  if (advance > 0) {
+    const int lane_chunk = static_cast<int>(threadIdx.x % ChunkWalk<kChunks>::kLanes);
+    const int first = static_cast<int>(threadIdx.x / ChunkWalk<kChunks>::kLanes);
+    const int pass = static_cast<int>(blockDim.x / ChunkWalk<kChunks>::kLanes);
+    const std::int64_t stride = advance * source.row_stride;
+    const Element* from =
+        global + static_cast<std::int64_t>(source_row(first)) * source.row_stride + column0 + lane_chunk * kElements;
+    const std::uint32_t target = ptx::shared_address(shared);
+#pragma unroll 4
+    for (int row = first; row < rows; row += pass) {
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; chunk += static_cast<int>(ChunkWalk<kChunks>::kLanes)) {
+        ptx::cp_async_16(target + static_cast<std::uint32_t>(offset(row, lane_chunk + chunk)),
+                         from + chunk * kElements);
+      }
+      from += stride;
+    }
+    return;
+  }
+  const auto valid_bytes = [&](int chunk) {
+    const int bytes = (source.extent - column0 - chunk * kElements) * static_cast<int>(sizeof(Element));
+    return max(0, min(bytes, kChunkBytes));
+  };
+  if (source.aligned) {
+    const std::uint32_t target = ptx::shared_address(shared);
+    ChunkWalk<kChunks>::each(rows, [&](int row, int chunk) {
+      const int from = source_row(row);
+      const int valid = from < 0 ? 0 : valid_bytes(chunk);
+      // Where nothing is read the address is still one of the tensor's.
+      const std::int64_t element = valid > 0 ? from * source.row_stride + column0 + chunk * kElements : 0;
+      ptx::cp_async_16(target + static_cast<std::uint32_t>(offset(row, chunk)), global + element, valid);
+    });
+  } else {
+    ChunkWalk<kChunks>::each(rows, [&](int row, int chunk) {
+      const int from = source_row(row);
+      const Element* address = global + static_cast<std::int64_t>(max(from, 0)) * source.row_stride + column0;
+      copy_chunk_by_element(shared + offset(row, chunk), address + chunk * kElements,
+                            from < 0 ? 0 : valid_bytes(chunk));
+    });
   }
 }
 
@@ -63,12 +107,9 @@ __device__ __forceinline__ void round_chunk_tf32(char* shared) {
 // Rounds the chunks that this thread copied with copy_rows: its own copies are visible to it after cp_async_wait, so
 // the barrier that publishes the tile publishes the rounded one. Rounding here costs a quarter (at four warps) of
 // rounding every fragment.
-template <int kRowBytes>
-__device__ __forceinline__ void round_rows_tf32(char* shared, int rows) {
-  constexpr int kChunks = kRowBytes / kChunkBytes;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * kChunks; i += static_cast<int>(blockDim.x)) {
-    round_chunk_tf32(shared + swizzled_wide(i / kChunks, i % kChunks, kRowBytes));
-  }
+template <int kChunks, typename Offset>
+__device__ __forceinline__ void round_rows_tf32(char* shared, int rows, Offset offset) {
+  ChunkWalk<kChunks>::each(rows, [&](int row, int chunk) { round_chunk_tf32(shared + offset(row, chunk)); });
 }
 
 }  // namespace dspattn::cuda::sm80

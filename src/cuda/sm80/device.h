@@ -1,7 +1,7 @@
 // What launches need to know of the device, and the CUDA calls around them.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
 #include <string>
@@ -53,6 +53,14 @@ inline LaunchLimits limits_of_current_device() {
   const int device = current_device();
   return {attribute(cudaDevAttrMultiProcessorCount, device),
           attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device)};
+}
+
+// Lets a kernel ask for all the shared memory there is. Always the same number: two threads that launch one kernel with
+// different needs must not take the permission from each other.
+template <typename Kernel>
+void allow_shared_memory(Kernel kernel, const LaunchLimits& limits) {
+  require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limits.shared_bytes),
+          "reserving shared memory");
 }
 
 // grid.x of a launch.

@@ -16,6 +16,7 @@ struct RowsParams {
   std::int64_t row_stride = 0;
   int extent = 0;        // d: elements per row
   bool aligned = false;  // base and strides are multiples of 16 bytes: cp.async may be used
+  int advance = 0;       // see copy_rows; 0: a tile may not be copied that way
 };
 
 // The sparse matrices of all (batch, head), one after another.

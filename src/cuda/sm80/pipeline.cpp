@@ -32,7 +32,9 @@ RowsParams rows_of(const ConstTensorView& view) {
   rows.head_stride = step(view, 1);
   rows.row_stride = step(view, 2);
   rows.extent = static_cast<int>(view.extent(3));
-  rows.aligned = aligned_to(kChunkBytes, view.data, view.dtype, {rows.batch_stride, rows.head_stride, rows.row_stride});
+  // A row must also end with a whole chunk: a copy of part of one is no read of 16 bytes that all exist.
+  rows.aligned = rows.extent * static_cast<int>(size_bytes(view.dtype)) % kChunkBytes == 0 &&
+                 aligned_to(kChunkBytes, view.data, view.dtype, {rows.batch_stride, rows.head_stride, rows.row_stride});
   return rows;
 }
 

@@ -33,9 +33,26 @@ DSPATTN_HOST_DEVICE constexpr int key_in_block(int place, int group_log2, bool i
 
 // The place, within the tile, of column `column` of the score tile. Lane t's accumulators are columns 8b + 2t + {0, 1}.
 DSPATTN_HOST_DEVICE constexpr int place_of_column(int column, int element_bytes) {
-  const int block = column / 8;
-  const int lane_t = column % 8 / 2;
-  return lane_t * (tile_places(element_bytes) / 4) + 2 * block + column % 2;
+  const int block = column >> 3;
+  const int lane_t = (column & 7) >> 1;
+  return lane_t * (tile_places(element_bytes) / 4) + 2 * block + (column & 1);
+}
+
+// Tiles are copied with one thread per chunk of a row (rows of more than 32 chunks: per two chunks), all rows of a pass
+// at once.
+DSPATTN_HOST_DEVICE constexpr unsigned copy_lanes(int chunks) {
+  return chunks < 32 ? static_cast<unsigned>(chunks) : 32u;
+}
+constexpr int rows_per_pass(int threads, int chunks) { return threads / static_cast<int>(copy_lanes(chunks)); }
+
+// How many keys apart the rows are that a thread copies from one pass to the next; 0 when that varies.
+constexpr int value_advance(int pass, int group_log2, bool interleaved) {
+  if (!interleaved) return pass;
+  return pass % (1 << group_log2) == 0 ? pass >> group_log2 : 0;
+}
+// The same for K tiles, whose rows are columns of the score tile: eight columns on are two places on.
+constexpr int key_advance(int pass, int group_log2, bool interleaved) {
+  return pass % 8 == 0 ? value_advance(pass / 4, group_log2, interleaved) : 0;
 }
 
 // Byte offset of 16-byte chunk `chunk` of row `row` in shared memory. Rows of 128 bytes and more: the chunk index is

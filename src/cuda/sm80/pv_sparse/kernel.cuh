@@ -17,7 +17,6 @@
 
 namespace dspattn::cuda::sm80 {
 
-inline constexpr int kPvMaxThreads = 128;
 inline constexpr int kNonzeroRowBytes = 64;  // of a tile: two steps of 32 bytes
 
 template <typename Element, int kHeadDim>
@@ -28,10 +27,12 @@ struct PvConfig {
   static constexpr int kStepPlaces = kTile / 2;
   // 128 accumulator registers either way; more rows per warp read V from shared memory less often.
   static constexpr int kWarpRows = kHeadDim == 64 ? 64 : 32;
+  static constexpr int kMaxThreads = 128;
   static constexpr int kRowBlocks = kWarpRows / 16;
   static constexpr int kColumnBlocks = kHeadDim / 8;
   static constexpr int kValueRowBytes = kFp32 ? padded_floats(kHeadDim) * 4 : kHeadDim * kElementBytes;
   static constexpr int kValueBytes = kTile * kValueRowBytes;
+  static constexpr int kValueChunks = kHeadDim * kElementBytes / kChunkBytes;
   static constexpr int kStages = 3;
 
   static DSPATTN_HOST_DEVICE constexpr int metadata_bytes(int rows) { return rows * 8; }  // two words a row
@@ -42,9 +43,12 @@ struct PvConfig {
 };
 
 struct PvJob {
-  std::int64_t matrix, batch, head, row0;
-  int row_block, first_tile, end_tile, column0;
-  std::int64_t key_length;
+  int matrix, row0, row_block, first_tile, end_tile, column0;
+  int key_length;
+
+  // Not kept: they are needed rarely, and the registers are taken.
+  __device__ __forceinline__ int batch(const PvSparseParams& p) const { return matrix / p.heads; }
+  __device__ __forceinline__ int head(const PvSparseParams& p) const { return matrix % p.heads; }
 };
 
 template <int kTile>
@@ -52,41 +56,43 @@ __device__ __forceinline__ PvJob pv_job(const PvSparseParams& p, int rows, int c
   PvJob job;
   const int tiles = p.row_tiles * p.column_tiles;
   const int tile = static_cast<int>(blockIdx.x) % tiles;
-  job.matrix = blockIdx.x / tiles;
-  job.batch = job.matrix / p.heads;
-  job.head = job.matrix % p.heads;
-  job.row0 = static_cast<std::int64_t>(tile / p.column_tiles) * rows;
+  job.matrix = static_cast<int>(blockIdx.x) / tiles;
+  job.row0 = tile / p.column_tiles * rows;
   job.column0 = tile % p.column_tiles * columns;
-  job.row_block = static_cast<int>(job.row0 / p.walk.block);
-  job.key_length = p.walk.key_length(job.batch);
-  const SlotRange slots = p.walk.slots(job.row_block, job.batch);
+  job.row_block = job.row0 / p.walk.block;
+  job.key_length = static_cast<int>(p.walk.key_length(job.batch(p)));
+  const SlotRange slots = p.walk.slots(job.row_block, job.batch(p));
   const int stored_tiles = static_cast<int>((p.weights.places + kTile - 1) / kTile);
   job.first_tile = slots.begin << p.walk.tiles_log2<kTile>();
   job.end_tile = min(slots.end << p.walk.tiles_log2<kTile>(), stored_tiles);
   return job;
 }
 
-// V rows in the order of the places. fp32 rows are padded instead of swizzled: they are read word by word.
+// Where a chunk of a V row lies. fp32 rows are padded instead of swizzled: they are read word by word.
+template <typename Element, int kHeadDim>
+struct ValueOffset {
+  using Config = PvConfig<Element, kHeadDim>;
+  __device__ __forceinline__ int operator()(int row, int chunk) const {
+    return Config::kFp32 ? row * Config::kValueRowBytes + chunk * kChunkBytes
+                         : swizzled_wide(row, chunk, Config::kValueRowBytes);
+  }
+};
+
+// V rows in the order of the places.
 template <typename Element, int kHeadDim>
 __device__ __forceinline__ void load_values(const PvSparseParams& p, const PvJob& job, const Element* v, int tile,
                                             char* shared) {
   using Config = PvConfig<Element, kHeadDim>;
-  constexpr int kChunks = kHeadDim * Config::kElementBytes / kChunkBytes;
-  constexpr int kElements = kChunkBytes / Config::kElementBytes;
   const int slot = p.walk.slot_of_tile<Config::kTile>(tile);
   const int place0 = p.walk.place_in_block<Config::kTile>(tile);
-  const std::int64_t block_key = static_cast<std::int64_t>(p.walk.key_block(job.row_block, slot)) * p.walk.block;
-  for (int i = static_cast<int>(threadIdx.x); i < Config::kTile * kChunks; i += static_cast<int>(blockDim.x)) {
-    const int row = i / kChunks, chunk = i % kChunks;
-    const std::int64_t key = block_key + key_in_block(place0 + row, p.group_log2, p.interleaved);
-    const int column = job.column0 + chunk * kElements;
-    int valid = (p.v.extent - column) * Config::kElementBytes;
-    valid = key >= job.key_length || valid < 0 ? 0 : min(valid, kChunkBytes);
-    const Element* source = valid > 0 ? v + key * p.v.row_stride + column : v;
-    char* target = shared + (Config::kFp32 ? row * Config::kValueRowBytes + chunk * kChunkBytes
-                                           : swizzled_wide(row, chunk, Config::kValueRowBytes));
-    copy_chunk(target, source, valid, p.v.aligned);
-  }
+  const int block_key = p.walk.key_block(job.row_block, slot) * p.walk.block;
+  copy_rows<Element, Config::kValueChunks>(
+      shared, v, p.v, job.column0, Config::kTile, block_key + p.walk.block <= job.key_length ? p.v.advance : 0,
+      [&](int row) {
+        const int key = block_key + key_in_block(place0 + row, p.group_log2, p.interleaved);
+        return key < job.key_length ? key : -1;
+      },
+      ValueOffset<Element, kHeadDim>());
 }
 
 // Nonzeros and metadata of `rows` rows. Rows past the matrix repeat its last 32 (their results are not stored); places
@@ -96,41 +102,46 @@ __device__ __forceinline__ void load_weights(const PvSparseParams& p, const PvJo
                                              char* nonzeros, char* metadata) {
   using Config = PvConfig<Element, kHeadDim>;
   const std::int64_t row_elements = p.weights.places / 2;
+  const int matrix_rows = static_cast<int>(p.weights.rows);
+  const auto source_row = [&](int row) {
+    const int from = job.row0 + row;
+    return from < matrix_rows ? from : matrix_rows - kRowUnit + row % kRowUnit;
+  };
   const Element* source = static_cast<const Element*>(p.weights.nonzeros) + job.matrix * p.weights.rows * row_elements;
   const std::int64_t element0 = static_cast<std::int64_t>(tile) * (Config::kTile / 2);
-  for (int i = static_cast<int>(threadIdx.x); i < rows * 4; i += static_cast<int>(blockDim.x)) {
-    const int row = i / 4, chunk = i % 4;
-    const std::int64_t element = element0 + chunk * (kChunkBytes / Config::kElementBytes);
-    std::int64_t from = job.row0 + row;
-    if (from >= p.weights.rows) from = p.weights.rows - kRowUnit + row % kRowUnit;
-    const int valid = element < row_elements ? kChunkBytes : 0;
-    ptx::cp_async_16(ptx::shared_address(nonzeros + swizzled_64(row, chunk)),
-                     source + (valid > 0 ? from * row_elements + element : 0), valid);
+  const std::uint32_t nonzeros_address = ptx::shared_address(nonzeros);
+  if (job.row0 + rows <= matrix_rows && (tile + 1) * Config::kTile <= static_cast<int>(p.weights.places)) {
+    // A warp copies as many rows as it multiplies, eight at a time.
+    const int thread = ptx::opaque(static_cast<int>(threadIdx.x));  // addresses are not kept over the multiplication
+    const int row = thread / 4, chunk = thread % 4;
+    const int pass = static_cast<int>(blockDim.x) / 4;
+    const Element* from =
+        source + (job.row0 + row) * row_elements + element0 + chunk * (kChunkBytes / Config::kElementBytes);
+    const std::uint32_t target = nonzeros_address + static_cast<std::uint32_t>(swizzled_64(row, chunk));
+#pragma unroll
+    for (int i = 0; i < Config::kWarpRows / 8; ++i) {
+      ptx::cp_async_16(target + static_cast<std::uint32_t>(i * pass * kNonzeroRowBytes), from);
+      from += pass * row_elements;
+    }
+  } else {
+    ChunkWalk<4>::each(rows, [&](int row, int chunk) {
+      const std::int64_t element = element0 + chunk * (kChunkBytes / Config::kElementBytes);
+      const bool exists = element < row_elements;
+      ptx::cp_async_16(nonzeros_address + static_cast<std::uint32_t>(swizzled_64(row, chunk)),
+                       source + (exists ? source_row(row) * row_elements + element : 0), exists ? kChunkBytes : 0);
+    });
   }
   // Word column c of the tile: `rows` words in a row, 16 bytes at a time.
   const std::uint32_t* words = p.weights.metadata + job.matrix * p.weights.metadata_words;
-  const std::int64_t word_columns = p.weights.places / Config::kStepPlaces;
-  for (int i = static_cast<int>(threadIdx.x); i < rows / 4 * 2; i += static_cast<int>(blockDim.x)) {
-    const int column = i / (rows / 4), row = i % (rows / 4) * 4;
-    const std::int64_t word_column = static_cast<std::int64_t>(tile) * 2 + column;
-    std::int64_t from = job.row0 + row;
-    if (from >= p.weights.rows) from = p.weights.rows - kRowUnit + row % kRowUnit;
-    const int valid = word_column < word_columns ? kChunkBytes : 0;
-    ptx::cp_async_16(ptx::shared_address(metadata + (column * rows + row) * 4),
-                     words + (valid > 0 ? word_column * p.weights.rows + from : 0), valid);
-  }
-}
-
-// Rounds what this thread copied of a stage to tf32; see round_rows_tf32.
-template <int kHeadDim>
-__device__ __forceinline__ void round_stage_tf32(char* nonzeros, char* values, int rows) {
-  using Config = PvConfig<float, kHeadDim>;
-  constexpr int kChunks = kHeadDim * 4 / kChunkBytes;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * 4; i += static_cast<int>(blockDim.x)) {
-    round_chunk_tf32(nonzeros + swizzled_64(i / 4, i % 4));
-  }
-  for (int i = static_cast<int>(threadIdx.x); i < Config::kTile * kChunks; i += static_cast<int>(blockDim.x)) {
-    round_chunk_tf32(values + i / kChunks * Config::kValueRowBytes + i % kChunks * kChunkBytes);
+  const int word_columns = static_cast<int>(p.weights.places) / Config::kStepPlaces;
+  const std::uint32_t metadata_address = ptx::shared_address(metadata);
+  const int column = static_cast<int>(threadIdx.x) & 1;
+  const int word_column = tile * 2 + column;
+  const int valid = word_column < word_columns ? kChunkBytes : 0;
+  for (int row = static_cast<int>(threadIdx.x) / 2 * 4; row < rows; row += static_cast<int>(blockDim.x) * 2) {
+    ptx::cp_async_16(metadata_address + static_cast<std::uint32_t>((column * rows + row) * 4),
+                     words + (valid > 0 ? static_cast<std::int64_t>(word_column) * matrix_rows + source_row(row) : 0),
+                     valid);
   }
 }
 
@@ -148,8 +159,11 @@ __device__ __forceinline__ void load_value_fragment(std::uint32_t (&fragment)[4]
       fragment[i] = __float_as_uint(column[row * padded_floats(kHeadDim)]);
     }
   } else {
-    const int row = step * Config::kStepPlaces + lane;
-    ptx::ldmatrix_x4_trans(fragment, ptx::shared_address(values + swizzled_wide(row, block, Config::kValueRowBytes)));
+    // A block is an exclusive or away from block 0: the swizzle is one of the chunk index.
+    const std::uint32_t row = ptx::shared_address(values + swizzled_wide(lane, 0, Config::kValueRowBytes));
+    ptx::ldmatrix_x4_trans(fragment,
+                           (row ^ static_cast<std::uint32_t>(block * kChunkBytes)) +
+                               static_cast<std::uint32_t>(step * Config::kStepPlaces * Config::kValueRowBytes));
   }
 }
 
@@ -160,6 +174,7 @@ __device__ __forceinline__ void multiply(
     const char* nonzeros, const char* metadata, const char* values, int warp_row, int rows, int steps) {
   using Config = PvConfig<Element, kHeadDim>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::uint32_t a_row = ptx::shared_address(nonzeros + swizzled_64(warp_row + lane % 16, lane / 16));
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
     if (step >= steps) break;
@@ -167,8 +182,12 @@ __device__ __forceinline__ void multiply(
     std::uint32_t codes[Config::kRowBlocks / 2];
 #pragma unroll
     for (int m = 0; m < Config::kRowBlocks; ++m) {
-      const int row = warp_row + 16 * m + lane % 16;
-      ptx::ldmatrix_x4(a[m], ptx::shared_address(nonzeros + swizzled_64(row, 2 * step + lane / 16)));
+      ptx::ldmatrix_x4(a[m], (a_row ^ static_cast<std::uint32_t>(step * kStepBytes)) +
+                                 static_cast<std::uint32_t>(16 * m * kNonzeroRowBytes));
+      if constexpr (Config::kFp32) {
+#pragma unroll
+        for (std::uint32_t& word : a[m]) word = ptx::round_tf32(word);
+      }
     }
 #pragma unroll
     for (int u = 0; u < Config::kRowBlocks / 2; ++u) {
@@ -239,14 +258,15 @@ __device__ __forceinline__ void store_row(const PvSparseParams& p, const PvJob& 
 }
 
 template <typename Element, int kHeadDim>
-__global__ void __launch_bounds__(kPvMaxThreads, 2) pv_sparse_kernel(const __grid_constant__ PvSparseParams p) {
+__global__ void __launch_bounds__((PvConfig<Element, kHeadDim>::kMaxThreads), 2)
+    pv_sparse_kernel(const __grid_constant__ PvSparseParams p) {
   using Config = PvConfig<Element, kHeadDim>;
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(1024) char shared[];
   const int rows = static_cast<int>(blockDim.x) / 32 * Config::kWarpRows;
   const PvJob job = pv_job<Config::kTile>(p, rows, kHeadDim);
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Element* gV = matrix_of<Element>(p.v, job.batch, job.head / p.heads_per_kv);
+  const Element* gV = matrix_of<Element>(p.v, job.batch(p), job.head(p) / p.heads_per_kv);
   const auto nonzeros_of = [&](int stage) { return shared + stage * Config::stage_bytes(rows); };
   const auto values_of = [&](int stage) { return nonzeros_of(stage) + rows * kNonzeroRowBytes; };
   const auto metadata_of = [&](int stage) { return values_of(stage) + Config::kValueBytes; };
@@ -270,7 +290,9 @@ __global__ void __launch_bounds__(kPvMaxThreads, 2) pv_sparse_kernel(const __gri
   const int stored_steps = static_cast<int>(p.weights.places / Config::kStepPlaces);
   for (int tile = job.first_tile; tile < job.end_tile; ++tile) {
     ptx::cp_async_wait<Config::kStages - 2>();
-    if constexpr (Config::kFp32) round_stage_tf32<kHeadDim>(nonzeros_of(stage), values_of(stage), rows);
+    if constexpr (Config::kFp32) {
+      round_rows_tf32<Config::kValueChunks>(values_of(stage), Config::kTile, ValueOffset<Element, kHeadDim>());
+    }
     __syncthreads();  // this tile's copies are visible to all; all have left the stage that is loaded next
     load(tile + Config::kStages - 1, stage == 0 ? Config::kStages - 1 : stage - 1);
     multiply<Element, kHeadDim>(rOut, nonzeros_of(stage), metadata_of(stage), values_of(stage), warp_row, rows,
@@ -282,7 +304,7 @@ __global__ void __launch_bounds__(kPvMaxThreads, 2) pv_sparse_kernel(const __gri
 #pragma unroll
   for (int i = 0; i < 2 * Config::kRowBlocks; ++i) {
     const std::int64_t row = job.row0 + warp_row + 8 * i + lane / 4;
-    Element* out = static_cast<Element*>(p.out) + job.batch * p.out_stride[0] + job.head * p.out_stride[1] +
+    Element* out = static_cast<Element*>(p.out) + job.batch(p) * p.out_stride[0] + job.head(p) * p.out_stride[1] +
                    row * p.out_stride[2] + job.column0;
     store_row<Element, kHeadDim>(p, job, out, row < p.walk.n_q, rOut[i / 2], i % 2);
   }

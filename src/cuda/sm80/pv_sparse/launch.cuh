@@ -9,16 +9,16 @@
 
 namespace dspattn::cuda::sm80 {
 
-// Warps of a CTA: as many as share V tiles without idling at the end of the rows. Where block rows differ in what they
-// hold (a block mask, blocks left out), a CTA must stay within one.
+// Warps of a CTA, 1, 2 or 4: as many as share V tiles without idling at the end of the rows. Where block rows differ in
+// what they hold (a block mask, blocks left out), a CTA must stay within one.
 template <typename Element, int kHeadDim>
 int pv_warps(const PvSparseParams& params, int shared_limit) {
   using Config = PvConfig<Element, kHeadDim>;
   const bool uniform = params.walk.columns == nullptr && !params.walk.skip_masked;
-  const int most = uniform ? kPvMaxThreads / 32 : params.walk.block / Config::kWarpRows;
+  const int most = uniform ? Config::kMaxThreads / 32 : params.walk.block / Config::kWarpRows;
   int best = 1;
   std::int64_t best_rows = 0;
-  for (int warps = 1; warps <= std::min(most, kPvMaxThreads / 32); ++warps) {
+  for (int warps = 1; warps <= std::min(most, Config::kMaxThreads / 32); warps *= 2) {
     const int rows = warps * Config::kWarpRows;
     if (Config::shared_bytes(rows) > shared_limit || (!uniform && params.walk.block % rows != 0)) continue;
     const std::int64_t covered = (params.weights.rows + rows - 1) / rows * rows;
@@ -39,9 +39,12 @@ void launch_pv_sparse_at(PvSparseParams& params, std::int64_t matrices, void* st
   const int shared_bytes = Config::shared_bytes(rows);
   params.row_tiles = static_cast<int>((params.weights.rows + rows - 1) / rows);
   params.column_tiles = (params.v.extent + kHeadDim - 1) / kHeadDim;
+  if (params.v.aligned && params.v.extent % kHeadDim == 0) {
+    params.v.advance =
+        value_advance(rows_per_pass(32 * warps, Config::kValueChunks), params.group_log2, params.interleaved);
+  }
   const auto kernel = pv_sparse_kernel<Element, kHeadDim>;
-  require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-          "reserving shared memory for pv_sparse");
+  allow_shared_memory(kernel, limits);
   kernel<<<grid_of(matrices * params.row_tiles * params.column_tiles), static_cast<unsigned>(32 * warps),
            static_cast<std::size_t>(shared_bytes), static_cast<cudaStream_t>(stream)>>>(params);
   require(cudaGetLastError(), "launching pv_sparse");

@@ -25,16 +25,18 @@ template <typename Element, int kHeadDim>
 struct QkConfig {
   static constexpr int kElementBytes = sizeof(Element);
   static constexpr int kRowBytes = kHeadDim * kElementBytes;
+  static constexpr int kChunks = kRowBytes / kChunkBytes;
   static constexpr int kTile = tile_places(kElementBytes);
   static constexpr int kBlocks = kTile / 8;  // accumulator blocks of 8 columns
   static constexpr int kSteps = kRowBytes / kStepBytes;
   static constexpr int kTileBytes = kTile * kRowBytes;
+  static constexpr int kHalvesAtOnce = 2;  // 16-row halves of a warp that share a K fragment
   // Q of 32 rows takes kRowBytes / 4 registers; past 64 they would crowd out the accumulators.
   static constexpr bool kQInRegisters = kRowBytes <= 256;
   static constexpr int kStages = kRowBytes <= 256 ? 3 : 2;  // 2 keeps d = 256 inside the 99 KiB of sm_89
-  // bf16 can take the power of two into Q exactly; fp16 could lose bits of small elements.
-  static constexpr bool kScaleQ = std::is_same_v<Element, __nv_bfloat16> && kQInRegisters;
-  static constexpr int kMinCtas = kScaleQ && kRowBytes <= 128 ? 3 : 2;  // the most that compile without spills
+  // bf16 takes the power of two into Q exactly; fp16 could lose bits of small elements.
+  static constexpr bool kScaleQ = std::is_same_v<Element, __nv_bfloat16>;
+  static constexpr int kMinCtas = kHeadDim == 64 ? 3 : 2;  // the most without spills
 
   static int shared_bytes(int rows) { return rows * kRowBytes + kStages * kTileBytes; }
 };
@@ -70,6 +72,12 @@ __device__ __forceinline__ QkJob qk_job(const QkPruneParams& p) {
   return job;
 }
 
+// Q and K tiles: rows of kRowBytes, swizzled.
+template <int kRowBytes>
+struct TileOffset {
+  __device__ __forceinline__ int operator()(int row, int chunk) const { return swizzled_wide(row, chunk, kRowBytes); }
+};
+
 template <typename Element, int kHeadDim>
 __device__ __forceinline__ void load_k_tile(const QkPruneParams& p, const QkJob& job, const Element* k, int tile,
                                             char* stage) {
@@ -77,105 +85,122 @@ __device__ __forceinline__ void load_k_tile(const QkPruneParams& p, const QkJob&
   const int slot = p.walk.slot_of_tile<Config::kTile>(tile);
   const int place0 = p.walk.place_in_block<Config::kTile>(tile);
   const int block_key = p.walk.key_block(job.row_block, slot) * p.walk.block;
-  copy_rows<Element, Config::kRowBytes>(stage, k, p.k, Config::kTile, [&](int column) -> std::int64_t {
-    const int place = place0 + place_of_column(column, Config::kElementBytes);
-    const int key = block_key + key_in_block(place, p.group_log2, p.interleaved);
-    return key < p.walk.n_k ? key : -1;
-  });
+  const int n_k = static_cast<int>(p.walk.n_k);
+  copy_rows<Element, Config::kChunks>(
+      stage, k, p.k, 0, Config::kTile, block_key + p.walk.block <= n_k ? p.k.advance : 0,
+      [&](int column) {
+        const int place = place0 + place_of_column(column, Config::kElementBytes);
+        const int key = block_key + key_in_block(place, p.group_log2, p.interleaved);
+        return key < n_k ? key : -1;
+      },
+      TileOffset<Config::kRowBytes>());
+}
+
+// Address of this lane's row for ldmatrix at step 0. Another step is an exclusive or with step * 32: the swizzle is one
+// of the chunk index, and buffers are aligned to a whole row.
+template <int kRowBytes>
+__device__ __forceinline__ std::uint32_t lane_row_address(const char* tile, int row, int chunk) {
+  return ptx::shared_address(tile + swizzled_wide(row, chunk, kRowBytes));
 }
 
 // Fragments of 16 rows by 32 bytes: lanes 0-15 address the rows' first 16 bytes, lanes 16-31 the second.
 template <int kRowBytes>
 __device__ __forceinline__ void load_q_fragment(std::uint32_t (&fragment)[4], const char* q, int row0, int step) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  ptx::ldmatrix_x4(fragment, ptx::shared_address(q + swizzled_wide(row0 + lane % 16, 2 * step + lane / 16, kRowBytes)));
+  const std::uint32_t address = lane_row_address<kRowBytes>(q, row0 + lane % 16, lane / 16);
+  ptx::ldmatrix_x4(fragment, address ^ static_cast<std::uint32_t>(step * kStepBytes));
 }
 
-template <typename Element>
-__device__ __forceinline__ void scale_fragment(std::uint32_t (&fragment)[4], float scale) {
+// Multiplies the chunks of Q that this thread copied by a power of two; see round_rows_tf32.
+template <int kRowBytes>
+__device__ __forceinline__ void scale_rows_bf16(char* shared, int rows, float scale) {
   const __nv_bfloat162 factor = __float2bfloat162_rn(scale);
+  ChunkWalk<kRowBytes / kChunkBytes>::each(rows, [&](int row, int chunk) {
+    auto* pairs = reinterpret_cast<__nv_bfloat162*>(shared + swizzled_wide(row, chunk, kRowBytes));
 #pragma unroll
-  for (std::uint32_t& word : fragment) {
-    const __nv_bfloat162 scaled = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&word), factor);
-    word = *reinterpret_cast<const std::uint32_t*>(&scaled);
-  }
+    for (int i = 0; i < 4; ++i) pairs[i] = __hmul2(pairs[i], factor);
+  });
 }
 
-// acc += Q K^T of the warp's 32 rows and one K tile.
+// acc = Q K^T of one K tile and kHalvesAtOnce of the warp's two 16-row halves, from `first_half` on.
 template <typename Element, int kHeadDim, int kQSteps>
-__device__ __forceinline__ void multiply(float (&acc)[2][QkConfig<Element, kHeadDim>::kBlocks][4],
-                                         std::uint32_t (&q_registers)[2][kQSteps][4], const char* q_shared,
-                                         int warp_row, const char* k) {
+__device__ __forceinline__ void multiply(
+    float (&acc)[QkConfig<Element, kHeadDim>::kHalvesAtOnce][QkConfig<Element, kHeadDim>::kBlocks][4],
+    std::uint32_t (&q_registers)[2][kQSteps][4], int first_half, const char* q_shared, int warp_row, const char* k) {
   using Config = QkConfig<Element, kHeadDim>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::uint32_t k_row = lane_row_address<Config::kRowBytes>(k, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
   for (int step = 0; step < Config::kSteps; ++step) {
     const int q_step = Config::kQInRegisters ? step : 0;
     if constexpr (!Config::kQInRegisters) {
-      load_q_fragment<Config::kRowBytes>(q_registers[0][0], q_shared, warp_row, step);
-      load_q_fragment<Config::kRowBytes>(q_registers[1][0], q_shared, warp_row + 16, step);
+#pragma unroll
+      for (int i = 0; i < Config::kHalvesAtOnce; ++i) {
+        const int half = first_half + i;
+        load_q_fragment<Config::kRowBytes>(q_registers[half][0], q_shared, warp_row + 16 * half, step);
+      }
     }
 #pragma unroll
     for (int pair = 0; pair < Config::kBlocks / 2; ++pair) {
       std::uint32_t fragment[4];  // blocks 2 * pair and 2 * pair + 1, both halves of the step
-      const int column = 16 * pair + lane / 16 * 8 + lane % 8;
-      ptx::ldmatrix_x4(fragment,
-                       ptx::shared_address(k + swizzled_wide(column, 2 * step + lane / 8 % 2, Config::kRowBytes)));
+      ptx::ldmatrix_x4(fragment, (k_row ^ static_cast<std::uint32_t>(step * kStepBytes)) +
+                                     static_cast<std::uint32_t>(16 * pair * Config::kRowBytes));
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        ptx::mma_32_bytes<Element>(acc[h][2 * pair], q_registers[h][q_step], fragment[0], fragment[1]);
-        ptx::mma_32_bytes<Element>(acc[h][2 * pair + 1], q_registers[h][q_step], fragment[2], fragment[3]);
+      for (int i = 0; i < Config::kHalvesAtOnce; ++i) {
+        const std::uint32_t(&q)[4] = q_registers[first_half + i][q_step];
+        if (step == 0) {
+          ptx::mma_32_bytes_from_zero<Element>(acc[i][2 * pair], q, fragment[0], fragment[1]);
+          ptx::mma_32_bytes_from_zero<Element>(acc[i][2 * pair + 1], q, fragment[2], fragment[3]);
+        } else {
+          ptx::mma_32_bytes<Element>(acc[i][2 * pair], q, fragment[0], fragment[1]);
+          ptx::mma_32_bytes<Element>(acc[i][2 * pair + 1], q, fragment[2], fragment[3]);
+        }
       }
     }
   }
 }
 
-// What a lane stores of a tile: per 16-row half h and row r (g, g + 8) four words of nonzeros, per half one of
-// metadata.
+// What a lane keeps of 16 rows: for its rows g and g + 8 four words of nonzeros each, and one word of metadata.
 struct LaneResult {
-  std::uint32_t nonzeros[2][2][4];
-  std::uint32_t metadata[2];
+  std::uint32_t nonzeros[2][4];
+  std::uint32_t metadata;
 };
 
-// A lane's scores as they are compared. 16-bit types: fp16, rows g and g + 8 side by side; key o is place offset o.
+// A lane's scores of 16 rows as they are compared. 16-bit types: fp16, rows g and g + 8 side by side; key o is place
+// offset o.
 template <typename Element>
 struct LaneKeys {
-  std::uint32_t keys[2][16];
+  std::uint32_t keys[16];
 
-  __device__ __forceinline__ explicit LaneKeys(const float (&acc)[2][8][4], float scale) {
+  __device__ __forceinline__ explicit LaneKeys(const float (&acc)[8][4], float scale) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const float(&block)[4] = acc[i / 16][i % 16 / 2];
-      keys[i / 16][i % 16] = ptx::pack_half2_clamped(block[i % 2] * scale, block[2 + i % 2] * scale);
+    for (int o = 0; o < 16; ++o) {
+      keys[o] = ptx::pack_half2_clamped(acc[o / 2][o % 2] * scale, acc[o / 2][2 + o % 2] * scale);
     }
   }
 
   // visible: see visible_places.
-  __device__ __forceinline__ void hide(std::uint64_t visible) {
+  __device__ __forceinline__ void hide(std::uint32_t visible) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int h = i / 16, o = i % 16;
-      const std::uint32_t rows = static_cast<std::uint32_t>(visible >> (32 * h));
-      const std::uint32_t seen = ((rows >> o & 1u) ? 0x0000FFFFu : 0u) | ((rows >> (16 + o) & 1u) ? 0xFFFF0000u : 0u);
-      keys[h][o] = choose_bits(seen, keys[h][o], kNegativeInfinityHalf2);
+    for (int o = 0; o < 16; ++o) {
+      const std::uint32_t seen =
+          ((visible >> o & 1u) ? 0x0000FFFFu : 0u) | ((visible >> (16 + o) & 1u) ? 0xFFFF0000u : 0u);
+      keys[o] = choose_bits(seen, keys[o], kNegativeInfinityHalf2);
     }
   }
 
   __device__ __forceinline__ void prune(int group_log2, float value_scale, LaneResult& result) const {
+    std::uint32_t first[4], second[4];
+    if (group_log2 == 2) {
+      result.metadata = keep_two_of_four(keys, first, second);
+    } else {
+      result.metadata = keep_one_of_two(keys, first, second);
+    }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      std::uint32_t first[4], second[4];
-      if (group_log2 == 2) {
-        result.metadata[h] = keep_two_of_four(keys[h], first, second);
-      } else {
-        result.metadata[h] = keep_one_of_two(keys[h], first, second);
-      }
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const KeptPair kept = stored_scores<Element>(first[j], second[j], value_scale);
-        result.nonzeros[h][0][j] = kept.row;
-        result.nonzeros[h][1][j] = kept.row_below;
-      }
+    for (int j = 0; j < 4; ++j) {
+      const KeptPair kept = stored_scores<Element>(first[j], second[j], value_scale);
+      result.nonzeros[0][j] = kept.row;
+      result.nonzeros[1][j] = kept.row_below;
     }
   }
 };
@@ -183,108 +208,114 @@ struct LaneKeys {
 // fp32: compared as they are, in pairs.
 template <>
 struct LaneKeys<float> {
-  float keys[2][4][4];
+  float keys[4][4];
 
-  __device__ __forceinline__ explicit LaneKeys(const float (&acc)[2][4][4], float) {
+  __device__ __forceinline__ explicit LaneKeys(const float (&acc)[4][4], float) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) keys[i / 16][i / 4 % 4][i % 4] = acc[i / 16][i / 4 % 4][i % 4];
+    for (int i = 0; i < 16; ++i) keys[i / 4][i % 4] = acc[i / 4][i % 4];
   }
 
-  __device__ __forceinline__ void hide(std::uint64_t visible) {
+  __device__ __forceinline__ void hide(std::uint32_t visible) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int h = i / 16, r = i / 2 % 2, o = 2 * (i / 4 % 4) + i % 2;
-      if (!(visible >> (8 * (2 * h + r) + o) & 1u)) keys[h][i / 4 % 4][i % 4] = -INFINITY;
+    for (int i = 0; i < 16; ++i) {
+      const int r = i / 2 % 2, o = 2 * (i / 4) + i % 2;
+      if (!(visible >> (8 * r + o) & 1u)) keys[i / 4][i % 4] = -INFINITY;
     }
   }
 
   __device__ __forceinline__ void prune(int, float value_scale, LaneResult& result) const {
+    result.metadata = 0;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      result.metadata[h] = 0;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int r = i / 4, j = i % 4;
-        const float even = keys[h][j][2 * r], odd = keys[h][j][2 * r + 1];
-        result.nonzeros[h][r][j] = __float_as_uint(ptx::max_nan(even, odd) * value_scale);
-        result.metadata[h] |= (odd > even ? 0xEu : 0x4u) << (16 * r + 4 * j);
-      }
+    for (int i = 0; i < 8; ++i) {
+      const int r = i / 4, j = i % 4;
+      const float even = keys[j][2 * r], odd = keys[j][2 * r + 1];
+      result.nonzeros[r][j] = __float_as_uint(ptx::max_nan(even, odd) * value_scale);
+      result.metadata |= (odd > even ? 0xEu : 0x4u) << (16 * r + 4 * j);
     }
   }
 };
 
-// Nonzeros straight from the lanes; metadata after lanes t and t ^ 1 have traded words, so that each stores 8 bytes.
-template <typename Element, int kTile>
-__device__ __forceinline__ void store(const QkPruneParams& p, const QkJob& job, int tile, int row32,
-                                      const LaneResult& result) {
-  constexpr int kElementBytes = sizeof(Element);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int g = lane / 4, t = lane % 4;
-  const bool odd = t % 2 != 0;
-  const std::uint32_t received = __shfl_xor_sync(~0u, odd ? result.metadata[0] : result.metadata[1], 1);
-  const int place = tile * kTile + t * (kTile / 4);
-  if (place >= p.scores.places || row32 >= p.scores.rows) return;
+// Where a lane stores: its first row of nonzeros and its metadata, of the matrix's first tile.
+template <typename Element>
+struct LaneTarget {
+  Element* nonzeros;
+  std::uint32_t* metadata;
+};
 
-  const std::int64_t row_elements = p.scores.places / 2;
-  Element* nonzeros = static_cast<Element*>(p.scores.nonzeros) + job.matrix * p.scores.rows * row_elements + place / 2;
+template <typename Element, int kTile>
+__device__ __forceinline__ LaneTarget<Element> lane_target(const QkPruneParams& p, const QkJob& job, int row32) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int g = lane / 4, t = lane % 4, odd = t % 2;
+  const std::int64_t row = job.matrix * p.scores.rows + row32 + g;
+  return {
+      static_cast<Element*>(p.scores.nonzeros) + row * (p.scores.places / 2) + t * (kTile / 8),
+      p.scores.metadata + job.matrix * p.scores.metadata_words + metadata_word(p.scores.rows, row32, odd, g, t - odd)};
+}
+
+// The nonzeros of a half, straight from the lanes.
+template <typename Element, int kTile>
+__device__ __forceinline__ void store_nonzeros(const QkPruneParams& p, const LaneTarget<Element>& target, int tile,
+                                               int half, const LaneResult& result) {
+  Element* nonzeros = target.nonzeros + tile * (kTile / 2) + 8 * half * p.scores.places;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t(&words)[4] = result.nonzeros[i / 2][i % 2];
-    *reinterpret_cast<uint4*>(nonzeros + (row32 + 8 * i + g) * row_elements) =
-        make_uint4(words[0], words[1], words[2], words[3]);
+  for (const auto& words : result.nonzeros) {
+    *reinterpret_cast<uint4*>(nonzeros) = make_uint4(words[0], words[1], words[2], words[3]);
+    nonzeros += 4 * p.scores.places;  // eight rows on
   }
-  const int block = place / (places_per_word_column(kElementBytes) / 2);
-  const std::int64_t word = metadata_word(p.scores.rows, row32, odd ? 1 : 0, g, block - (odd ? 1 : 0));
-  const uint2 words = odd ? make_uint2(received, result.metadata[1]) : make_uint2(result.metadata[0], received);
-  *reinterpret_cast<uint2*>(p.scores.metadata + job.matrix * p.scores.metadata_words + word) = words;
+}
+
+// The metadata of both halves, after lanes t and t ^ 1 have traded words so that each stores 8 bytes.
+template <typename Element>
+__device__ __forceinline__ void store_metadata(const QkPruneParams& p, const LaneTarget<Element>& target, int tile,
+                                               bool inside, const std::uint32_t (&words)[2]) {
+  const bool odd = threadIdx.x % 2 != 0;
+  const std::uint32_t received = __shfl_xor_sync(~0u, odd ? words[0] : words[1], 1);
+  if (!inside) return;
+  // Two word columns a tile.
+  *reinterpret_cast<uint2*>(target.metadata + tile * 2 * p.scores.rows) =
+      odd ? make_uint2(received, words[1]) : make_uint2(words[0], received);
 }
 
 // The part of a tile that this lane holds.
 template <int kTile>
-__device__ __forceinline__ LaneTile lane_tile_of(const QkPruneParams& p, const QkJob& job, int tile, int row32) {
+__device__ __forceinline__ LaneTile lane_tile_of(const QkPruneParams& p, const QkJob& job, int tile, int row16) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int block = p.walk.key_block(job.row_block, p.walk.slot_of_tile<kTile>(tile));
-  return {job.batch(p), job.head(p), row32 + lane / 4, block * p.walk.block,
+  return {job.batch(p), job.head(p), row16 + lane / 4, block * p.walk.block,
           p.walk.place_in_block<kTile>(tile) + lane % 4 * (kTile / 4)};
 }
 
-// Scores before the product: zero, or the bias in the product's units.
+// Everything after the product of 16 rows: bias and masks where the tile has any, selection, stores. Returns the
+// metadata word.
 template <typename Element, int kHeadDim>
-__device__ __forceinline__ void start_tile(const QkPruneParams& p, const QkJob& job, int tile, int row32,
-                                           float (&scores)[2][QkConfig<Element, kHeadDim>::kBlocks][4]) {
+__device__ __forceinline__ std::uint32_t finish_half(const QkPruneParams& p, const QkJob& job, int tile, int row32,
+                                                     int half, bool inside, const CommonKeys& common,
+                                                     const LaneTarget<Element>& target,
+                                                     float (&scores)[QkConfig<Element, kHeadDim>::kBlocks][4]) {
   using Config = QkConfig<Element, kHeadDim>;
-#pragma unroll
-  for (int i = 0; i < 2 * Config::kBlocks * 4; ++i)
-    scores[i / (Config::kBlocks * 4)][i / 4 % Config::kBlocks][i % 4] = 0;
   if (p.mask.bias != nullptr) {
-    add_bias<Config::kBlocks>(p, lane_tile_of<Config::kTile>(p, job, tile, row32),
+    add_bias<Config::kBlocks>(p, lane_tile_of<Config::kTile>(p, job, tile, row32 + 16 * half),
                               Config::kScaleQ ? p.bias_scale * p.key_scale : p.bias_scale, scores);
   }
-}
-
-// Everything after the product: masks where the tile has any, selection, stores.
-template <typename Element, int kHeadDim>
-__device__ __forceinline__ void finish_tile(const QkPruneParams& p, const QkJob& job, int tile, int row32,
-                                            const float (&scores)[2][QkConfig<Element, kHeadDim>::kBlocks][4]) {
-  using Config = QkConfig<Element, kHeadDim>;
   LaneKeys<Element> keys(scores, Config::kScaleQ ? 1.0f : p.key_scale);
   const int block_key = p.walk.key_block(job.row_block, p.walk.slot_of_tile<Config::kTile>(tile)) * p.walk.block;
   const int first_key = p.interleaved ? block_key : block_key + p.walk.place_in_block<Config::kTile>(tile);
   const int end_key = first_key + (p.interleaved ? kInterleaveBlock : Config::kTile);
-  if (needs_mask(p, row32, first_key, end_key, job.key_length)) {
-    const LaneTile lane_tile = lane_tile_of<Config::kTile>(p, job, tile, row32);
+  if (first_key < common.begin || end_key > common.end) {
+    const LaneTile lane_tile = lane_tile_of<Config::kTile>(p, job, tile, row32 + 16 * half);
     keys.hide(visible_places<Config::kTile / 4>(p, lane_tile, job.key_length));
   }
   LaneResult result;
   keys.prune(p.group_log2, p.value_scale, result);
-  store<Element, Config::kTile>(p, job, tile, row32, result);
+  if (inside) store_nonzeros<Element, Config::kTile>(p, target, tile, half, result);
+  return result.metadata;
 }
 
 template <typename Element, int kHeadDim>
 __global__ void __launch_bounds__(kQkMaxThreads, (QkConfig<Element, kHeadDim>::kMinCtas))
     qk_prune_kernel(const __grid_constant__ QkPruneParams p) {
   using Config = QkConfig<Element, kHeadDim>;
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(1024) char shared[];
   const QkJob job = qk_job<Config::kTile>(p);
   if (job.first_tile >= job.end_tile) return;
   const int rows = static_cast<int>(blockDim.x);
@@ -298,35 +329,53 @@ __global__ void __launch_bounds__(kQkMaxThreads, (QkConfig<Element, kHeadDim>::k
     ptx::cp_async_commit();
   };
 
-  copy_rows<Element, Config::kRowBytes>(
-      sQ, gQ, p.q, rows, [&](int row) -> std::int64_t { return job.row0 + row < p.walk.n_q ? job.row0 + row : -1; });
+  const int n_q = static_cast<int>(p.walk.n_q);
+  copy_rows<Element, Config::kChunks>(
+      sQ, gQ, p.q, 0, rows, 0, [&](int row) { return job.row0 + row < n_q ? job.row0 + row : -1; },
+      TileOffset<Config::kRowBytes>());
 #pragma unroll
   for (int s = 0; s < Config::kStages - 1; ++s) load(job.first_tile + s, s);
 
   std::uint32_t rQ[2][Config::kQInRegisters ? Config::kSteps : 1][4];
   ptx::cp_async_wait<Config::kStages - 2>();
-  if constexpr (std::is_same_v<Element, float>) round_rows_tf32<Config::kRowBytes>(sQ, rows);
+  if constexpr (std::is_same_v<Element, float>) {
+    round_rows_tf32<Config::kChunks>(sQ, rows, TileOffset<Config::kRowBytes>());
+  }
+  if constexpr (Config::kScaleQ) scale_rows_bf16<Config::kRowBytes>(sQ, rows, p.key_scale);
   __syncthreads();  // Q, copied with the first tile, is visible to all
   if constexpr (Config::kQInRegisters) {
 #pragma unroll
     for (int i = 0; i < 2 * Config::kSteps; ++i) {
       load_q_fragment<Config::kRowBytes>(rQ[i % 2][i / 2], sQ, warp_row + 16 * (i % 2), i / 2);
-      if constexpr (Config::kScaleQ) scale_fragment<Element>(rQ[i % 2][i / 2], p.key_scale);
     }
   }
 
+  const int row32 = job.row0 + warp_row;
+  const CommonKeys common = common_keys(p, row32, job.key_length);
+  const LaneTarget<Element> target = lane_target<Element, Config::kTile>(p, job, row32);
   int stage = 0;
   for (int tile = job.first_tile; tile < job.end_tile; ++tile) {
     ptx::cp_async_wait<Config::kStages - 2>();
     if constexpr (std::is_same_v<Element, float>) {
-      round_rows_tf32<Config::kRowBytes>(sK + stage * Config::kTileBytes, Config::kTile);
+      round_rows_tf32<Config::kChunks>(sK + stage * Config::kTileBytes, Config::kTile, TileOffset<Config::kRowBytes>());
     }
     __syncthreads();  // this tile's copies are visible to all; all have left the stage that is loaded next
     load(tile + Config::kStages - 1, stage == 0 ? Config::kStages - 1 : stage - 1);
-    float rScores[2][Config::kBlocks][4];
-    start_tile<Element, kHeadDim>(p, job, tile, job.row0 + warp_row, rScores);
-    multiply<Element, kHeadDim>(rScores, rQ, sQ, warp_row, sK + stage * Config::kTileBytes);
-    finish_tile<Element, kHeadDim>(p, job, tile, job.row0 + warp_row, rScores);
+    // Whether this lane's places and rows are part of the matrix.
+    const int place = tile * Config::kTile + static_cast<int>(threadIdx.x) % 4 * (Config::kTile / 4);
+    const bool inside = place < p.scores.places && row32 < p.scores.rows;
+    std::uint32_t metadata[2];
+#pragma unroll
+    for (int first = 0; first < 2; first += Config::kHalvesAtOnce) {
+      float rScores[Config::kHalvesAtOnce][Config::kBlocks][4];
+      multiply<Element, kHeadDim>(rScores, rQ, first, sQ, warp_row, sK + stage * Config::kTileBytes);
+#pragma unroll
+      for (int i = 0; i < Config::kHalvesAtOnce; ++i) {
+        metadata[first + i] =
+            finish_half<Element, kHeadDim>(p, job, tile, row32, first + i, inside, common, target, rScores[i]);
+      }
+    }
+    store_metadata(p, target, tile, inside, metadata);
     stage = stage + 1 == Config::kStages ? 0 : stage + 1;
   }
   ptx::cp_async_wait<0>();

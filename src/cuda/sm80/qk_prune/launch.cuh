@@ -32,9 +32,11 @@ void launch_qk_prune_at(QkPruneParams& params, std::int64_t matrices, void* stre
   const std::int64_t wanted = kWaves * Config::kMinCtas * limits.multiprocessors / std::max<std::int64_t>(row_ctas, 1);
   const std::int64_t slots = params.walk.columns != nullptr ? params.walk.width : params.walk.key_blocks;
   params.key_splits = static_cast<int>(std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(slots / 4, 1)));
+  if (params.k.aligned && params.k.extent == kHeadDim) {
+    params.k.advance = key_advance(rows_per_pass(rows, Config::kChunks), params.group_log2, params.interleaved);
+  }
   const auto kernel = qk_prune_kernel<Element, kHeadDim>;
-  require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-          "reserving shared memory for qk_prune");
+  allow_shared_memory(kernel, limits);
   kernel<<<grid_of(row_ctas * params.key_splits), static_cast<unsigned>(rows), static_cast<std::size_t>(shared_bytes),
            static_cast<cudaStream_t>(stream)>>>(params);
   require(cudaGetLastError(), "launching qk_prune");

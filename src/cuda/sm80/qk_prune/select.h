@@ -1,5 +1,5 @@
-// The pruning epilogue's arithmetic, on what one lane holds of a score tile: 2 x 16 rows (accumulator rows g and g+8 of
-// two 16-row blocks) by a run of consecutive places. Results: the kept scores, 16 bytes a row, and one 16-bit metadata
+// The pruning epilogue's arithmetic, on what one lane holds of 16 rows of a score tile: accumulator rows g and g+8 by
+// a run of consecutive places. Results: the kept scores, 16 bytes a row, and one 16-bit metadata
 // block a row, the blocks of rows g and g+8 joined in a word as mma.sp wants them.
 //
 // 16-bit types: a pair of rows is rounded to fp16x2 once; compare, select and encode work on both rows at a time. The
@@ -81,14 +81,20 @@ __device__ __forceinline__ KeptPair stored_scores<__nv_bfloat16>(std::uint32_t f
   return {ptx::pack_bf16x2(f.x * scale, s.x * scale), ptx::pack_bf16x2(f.y * scale, s.y * scale)};
 }
 
-// Clamped to the largest finite fp16 from above: an infinite score would make its row NaN. -inf (masked) stays.
+// Clamped to the finite fp16: +inf would make its row NaN, -inf would mask. What is masked already (-inf) stays.
+__device__ __forceinline__ float stored_score_f16(float key, float scale) {
+  constexpr float kLargest = 65504.0f;
+  const float score = key * scale;
+  const float clamped = score < -kLargest ? -kLargest : (score > kLargest ? kLargest : score);  // NaN stays
+  return key == -INFINITY ? key : clamped;
+}
+
 template <>
 __device__ __forceinline__ KeptPair stored_scores<__half>(std::uint32_t first, std::uint32_t second, float scale) {
-  constexpr std::uint32_t kLargest = 0x7BFF7BFFu;
   const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&first));
   const float2 s = __half22float2(*reinterpret_cast<const __half2*>(&second));
-  return {ptx::min_half2_nan(ptx::pack_half2(f.x * scale, s.x * scale), kLargest),
-          ptx::min_half2_nan(ptx::pack_half2(f.y * scale, s.y * scale), kLargest)};
+  return {ptx::pack_half2(stored_score_f16(f.x, scale), stored_score_f16(s.x, scale)),
+          ptx::pack_half2(stored_score_f16(f.y, scale), stored_score_f16(s.y, scale))};
 }
 
 }  // namespace dspattn::cuda::sm80

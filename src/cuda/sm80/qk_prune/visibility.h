@@ -1,4 +1,4 @@
-// Masks and biases of a score tile, for the tiles that need them: one lane's places of its four rows.
+// Masks and biases of a score tile, for the tiles that need them: one lane's places of two rows.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace dspattn::cuda::sm80 {
 
-// The part of a warp's tile that one lane holds: rows row0 + {0, 8, 16, 24}, and `count` places from `place` of the key
+// The part of a warp's tile that one lane holds: rows row0 and row0 + 8, and `count` places from `place` of the key
 // block that starts at key `block_key`.
 struct LaneTile {
   int batch;
@@ -40,23 +40,28 @@ __device__ __forceinline__ float bias_at(const ElementMask& mask, const LaneTile
   }
 }
 
-// Whether some place of a warp's 32 rows from row0 may be masked, given the keys the tile spans. Uniform over the warp.
-__device__ __forceinline__ bool needs_mask(const QkPruneParams& p, int row0, int first_key, int end_key,
-                                           int key_length) {
-  if (p.mask.allowed != nullptr || p.mask.bias != nullptr || row0 + kRowUnit > p.walk.n_q) return true;
+// The keys that all of a warp's 32 rows see: a tile within them needs no mask. Empty where single elements decide, or
+// where rows are padding. Uniform over the warp.
+struct CommonKeys {
+  int begin = 0;
+  int end = 0;
+};
+
+__device__ __forceinline__ CommonKeys common_keys(const QkPruneParams& p, int row32, int key_length) {
+  if (p.mask.allowed != nullptr || p.mask.bias != nullptr || row32 + kRowUnit > p.walk.n_q) return {};
   // Begin and end of the visible range grow with the row.
-  const core::KeyRange first = p.walk.band.row(row0, p.walk.n_q, p.walk.n_k, key_length);
-  const core::KeyRange last = p.walk.band.row(row0 + kRowUnit - 1, p.walk.n_q, p.walk.n_k, key_length);
-  return end_key > first.end || first_key < last.begin;
+  const core::KeyRange first = p.walk.band.row(row32, p.walk.n_q, p.walk.n_k, key_length);
+  const core::KeyRange last = p.walk.band.row(row32 + kRowUnit - 1, p.walk.n_q, p.walk.n_k, key_length);
+  return {static_cast<int>(min(last.begin, p.walk.n_k)), static_cast<int>(min(first.end, p.walk.n_k))};
 }
 
-// Bit kPlaces * i + o: place `tile.place + o` of row i of the four is visible. Rows past n_q see nothing. Rolled loops:
+// Bit kPlaces * i + o: place `tile.place + o` of row i of the two is visible. Rows past n_q see nothing. Rolled loops:
 // few tiles come here, and the registers are taken by the scores.
 template <int kPlaces>
-__device__ __forceinline__ std::uint64_t visible_places(const QkPruneParams& p, const LaneTile& tile, int key_length) {
-  std::uint64_t bits = 0;
+__device__ __forceinline__ std::uint32_t visible_places(const QkPruneParams& p, const LaneTile& tile, int key_length) {
+  std::uint32_t bits = 0;
 #pragma unroll 1
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 2; ++i) {
     const int row = tile.row(i);
     if (row >= p.walk.n_q) break;
     const core::KeyRange range = p.walk.band.row(row, p.walk.n_q, p.walk.n_k, key_length);
@@ -68,25 +73,32 @@ __device__ __forceinline__ std::uint64_t visible_places(const QkPruneParams& p, 
         visible = p.mask.allowed[mask_offset(p.mask.allowed_stride, tile, row, key)] != 0;
       }
       if (visible && p.mask.bias != nullptr) visible = bias_at(p.mask, tile, row, key) != -INFINITY;
-      bits |= static_cast<std::uint64_t>(visible) << (kPlaces * i + o);
+      bits |= static_cast<std::uint32_t>(visible) << (kPlaces * i + o);
     }
   }
   return bits;
 }
 
-// Adds bias * factor to the scores. scores[h][b][2r + i] is row 2h + r of the four, place offset 2b + i.
+// bias * factor; a finite bias stays finite, so that the lowest number, as models write masks, does not become -inf.
+__device__ __forceinline__ float scaled_bias(float bias, float factor) {
+  constexpr float kLargest = 3.40282347e38f;
+  const float scaled = bias * factor;
+  return isinf(scaled) && !isinf(bias) ? copysignf(kLargest, scaled) : scaled;
+}
+
+// Adds bias * factor to the scores. scores[b][2r + i] is row r of the two, place offset 2b + i.
 template <int kBlocks>
 __device__ __forceinline__ void add_bias(const QkPruneParams& p, const LaneTile& tile, float factor,
-                                         float (&scores)[2][kBlocks][4]) {
+                                         float (&scores)[kBlocks][4]) {
 #pragma unroll
-  for (int i = 0; i < 2 * kBlocks * 4; ++i) {
-    const int offset = i / 4, h = i / 2 % 2, r = i % 2;
-    const int row = tile.row(2 * h + r);
-    const int key = tile.key(p, offset);
+  for (int i = 0; i < kBlocks * 4; ++i) {
+    const int offset = i / 2, r = i % 2;
+    // One load at a time, and nothing kept from one to the next: this path has no registers to spare.
+    const int row = ptx::opaque(tile.row0) + 8 * r;
+    const int key = tile.block_key + key_in_block(ptx::opaque(tile.place) + offset, p.group_log2, p.interleaved);
     if (row < p.walk.n_q && key < p.walk.n_k) {
-      scores[h][offset / 2][2 * r + offset % 2] += bias_at(p.mask, tile, row, key) * factor;
+      scores[offset / 2][2 * r + offset % 2] += scaled_bias(bias_at(p.mask, tile, row, key), factor);
     }
-    ptx::keep_order();  // one load at a time: this path has no registers to spare
   }
 }
 

@@ -96,7 +96,8 @@ struct Vector<__half> {
   __device__ static constexpr std::uint32_t masked() { return 0xFC00FC00u; }
 };
 
-// The reference that exponents are taken against: the row's maximum, or 0 in a row that sees nothing.
+// The reference that exponents are taken against: the row's maximum, or 0 in a row that sees nothing. It is
+// subtracted before the change of base: a fused multiply-add would be off by the rounding of a huge reference.
 __device__ __forceinline__ float reference_of(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
 
 __device__ __forceinline__ void store_lse(const SoftmaxParams& p, const RowSegment& segment, float maximum, float sum) {
@@ -137,13 +138,13 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
   for (int offset = lanes / 2; offset > 0; offset /= 2) {
     maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, offset));
   }
-  const float shift = -reference_of(maximum) * kLog2E;
+  const float reference = reference_of(maximum);
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
     for (float& value : x[i]) {
-      value = ptx::exp2_approx(fmaf(value, kLog2E, shift));
+      value = ptx::exp2_approx((value - reference) * kLog2E);
       sum += value;
     }
   }
@@ -192,17 +193,17 @@ __global__ void __launch_bounds__(kSoftmaxRowThreads)
     for (const float value : x) maximum = fmaxf(maximum, value);
   }
   maximum = reduce_cta(maximum, scratch, [](float a, float b) { return fmaxf(a, b); });
-  const float shift = -reference_of(maximum) * kLog2E;
+  const float reference = reference_of(maximum);
   float sum = 0.0f;
   for (int i = static_cast<int>(threadIdx.x); i < segment.count; i += kSoftmaxRowThreads) {
     V::unpack(source[i], x);
-    for (const float value : x) sum += ptx::exp2_approx(fmaf(value, kLog2E, shift));
+    for (const float value : x) sum += ptx::exp2_approx((value - reference) * kLog2E);
   }
   sum = reduce_cta(sum, scratch, [](float a, float b) { return a + b; });
   const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
   for (int i = static_cast<int>(threadIdx.x); i < segment.count; i += kSoftmaxRowThreads) {
     V::unpack(source[i], x);
-    for (float& value : x) value = ptx::exp2_approx(fmaf(value, kLog2E, shift)) * inverse;
+    for (float& value : x) value = ptx::exp2_approx((value - reference) * kLog2E) * inverse;
     segment.vectors[i] = V::pack(x);
   }
   if (threadIdx.x == 0) store_lse(p, segment, maximum, sum);

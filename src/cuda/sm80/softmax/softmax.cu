@@ -29,13 +29,14 @@ void launch_rows(const SoftmaxParams& params, cudaStream_t stream) {
     if (vectors <= 16 * lanes) return launch_registers<Element, 16>(params, lanes, stream);
   }
   constexpr int kReserved = 1024;  // static shared memory of the kernel, rounded up
-  const std::int64_t fits = (limits_of_current_device().shared_bytes - kReserved) / kChunkBytes;
-  const int cached = static_cast<int>(std::min(vectors, fits));
-  const int shared_bytes = vectors <= fits ? cached * kChunkBytes : 0;
-  require(cudaFuncSetAttribute(softmax_shared<Element>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-          "reserving shared memory for softmax");
+  LaunchLimits limits = limits_of_current_device();
+  limits.shared_bytes -= kReserved;
+  const std::int64_t fits = limits.shared_bytes / kChunkBytes;
+  const int cached = vectors <= fits ? static_cast<int>(vectors) : 0;
+  const int shared_bytes = cached * kChunkBytes;
+  allow_shared_memory(softmax_shared<Element>, limits);
   softmax_shared<Element><<<grid_of(params.matrices * params.matrix.rows), kSoftmaxRowThreads,
-                            static_cast<std::size_t>(shared_bytes), stream>>>(params, vectors <= fits ? cached : 0);
+                            static_cast<std::size_t>(shared_bytes), stream>>>(params, cached);
 }
 
 }  // namespace
