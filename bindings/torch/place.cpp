@@ -60,6 +60,25 @@ Tensor empty_like_strided(const Tensor& like, std::int32_t scalar_type, std::ini
   return Tensor(handle);
 }
 
+namespace {
+
+// PyTorch's own threads: they still spin after its last parallel region, on the cores a second pool would need.
+void run_on_torch_threads(void*, int seats, void (*work)(void* loop), void* loop) {
+  struct Call {
+    void (*work)(void* loop);
+    void* loop;
+  } call{work, loop};
+  TORCH_ERROR_CODE_CHECK(torch_parallel_for(
+      0, seats, 1,
+      [](std::int64_t begin, std::int64_t end, void* pointer) {
+        const Call& mine = *static_cast<Call*>(pointer);
+        for (std::int64_t seat = begin; seat < end; ++seat) mine.work(mine.loop);
+      },
+      &call));
+}
+
+}  // namespace
+
 Execution execution_on(Device device) {
   Execution run;
   if (device.type == DeviceType::cuda) {
@@ -68,6 +87,7 @@ Execution execution_on(Device device) {
     std::uint32_t threads = 0;
     TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&threads));
     run.threads = static_cast<int>(threads);
+    run.team.run = run_on_torch_threads;
   }
   return run;
 }

@@ -32,7 +32,7 @@ class DeviceScope {
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;
 };
 
-// PyTorch's current stream of the device and its number of CPU threads.
+// PyTorch's current stream of the device; its CPU threads and how many it may use.
 Execution execution_on(Device device);
 
 // Memory of at least `bytes`, aligned as Execution::workspace asks, owned by the object.

@@ -62,11 +62,20 @@ struct Problem {
   Fp32Products fp32_products = Fp32Products::tf32_allowed;
 };
 
+// Threads of the caller's own, for CPU kernels inside a program that has a pool already: two pools on the same cores
+// get in each other's way. `run` calls work(loop) `seats` times, on as many threads at once as it has to give (one
+// after another is right too, only slower), and returns when every call has returned. work does not throw.
+struct ThreadTeam {
+  void (*run)(void* self, int seats, void (*work)(void* loop), void* loop) = nullptr;
+  void* self = nullptr;
+};
+
 // How it is to be run.
 struct Execution {
   std::string kernel;               // force a row of the kernel table by name; empty: the first that fits
   void* stream = nullptr;           // cudaStream_t of a GPU kernel; must be null for a CPU kernel
   int threads = 0;                  // CPU threads; 0: all cores the process may use
+  ThreadTeam team;                  // whose threads; by default a pool of the library's own
   void* workspace = nullptr;        // at least *_workspace_bytes() bytes, 256-byte aligned, on the device;
   std::size_t workspace_bytes = 0;  // may be null when that is 0
 };

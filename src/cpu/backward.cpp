@@ -358,7 +358,6 @@ HWY_EXPORT(write_block);
 
 void fast_backward(const BackwardArgs& args) {
   const BackwardJob run(args);
-  const int threads = args.run.threads > 0 ? args.run.threads : available_cores();
   std::vector<BackwardTask> tasks;
   for (std::int64_t b = 0; b < run.job.g.batch; ++b) {
     for (std::int64_t head = 0; head < run.job.g.kv_heads; ++head) {
@@ -372,7 +371,7 @@ void fast_backward(const BackwardArgs& args) {
     if (!shares) throw std::bad_alloc();
   }
   const auto task = HWY_DYNAMIC_DISPATCH(backward_task);
-  parallel_for(static_cast<std::int64_t>(tasks.size()), threads, [&](std::int64_t i) {
+  parallel_for(static_cast<std::int64_t>(tasks.size()), args.run, [&](std::int64_t i) {
     const std::size_t index = static_cast<std::size_t>(i);
     task(run, tasks[index], shares ? shares.get() + index * share_elems : nullptr);
   });
@@ -380,7 +379,7 @@ void fast_backward(const BackwardArgs& args) {
   const auto write = HWY_DYNAMIC_DISPATCH(write_block);
   const std::int64_t blocks = run.blocks_of(run.job.g.n_k);
   const std::int64_t owners = run.job.g.batch * run.job.g.kv_heads;
-  parallel_for(owners * blocks, threads, [&](std::int64_t i) {
+  parallel_for(owners * blocks, args.run, [&](std::int64_t i) {
     const BackwardTask& owner = tasks[static_cast<std::size_t>(i / blocks * run.parts)];
     const SequenceSpan sequence = run.job.sequence(owner.sequence);
     if (i % blocks >= run.blocks_of(sequence.n_k)) return;

@@ -192,7 +192,7 @@ void fast_forward(const ForwardArgs& args) {
     tasks = run.job.tasks(rows);
   }
   const auto task = HWY_DYNAMIC_DISPATCH(forward_task);
-  parallel_for(static_cast<std::int64_t>(tasks.size()), threads,
+  parallel_for(static_cast<std::int64_t>(tasks.size()), args.run,
                [&](std::int64_t i) { task(run, tasks[static_cast<std::size_t>(i)]); });
 }
 

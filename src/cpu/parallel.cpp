@@ -109,6 +109,28 @@ std::atomic<Pool*>& pool_pointer() {
   return pointer;
 }
 
+// A loop on the caller's threads. The first error is kept: a team's work must not throw.
+struct TeamLoop {
+  Loop& loop;
+  std::mutex mutex;
+  std::exception_ptr error;  // guarded by the mutex
+};
+
+void run_on_team(const ThreadTeam& team, Loop& loop, int seats) {
+  TeamLoop shared{loop, {}, nullptr};
+  team.run(
+      team.self, seats,
+      [](void* pointer) {
+        auto& mine = *static_cast<TeamLoop*>(pointer);
+        const std::exception_ptr error = mine.loop.work();
+        if (!error) return;
+        const std::lock_guard lock(mine.mutex);
+        if (!mine.error) mine.error = error;
+      },
+      &shared);
+  if (shared.error) std::rethrow_exception(shared.error);
+}
+
 struct Free {
   void operator()(unsigned char* memory) const { std::free(memory); }
 };
@@ -122,17 +144,21 @@ int available_cores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-void parallel_for(std::int64_t count, int threads, const std::function<void(std::int64_t)>& body) {
-  const std::int64_t wanted = threads > 0 ? threads : available_cores();
-  const int helpers = static_cast<int>(std::min(wanted, count)) - 1;
-  if (helpers <= 0) {
+void parallel_for(std::int64_t count, const Execution& run, const std::function<void(std::int64_t)>& body) {
+  const std::int64_t wanted = run.threads > 0 ? run.threads : available_cores();
+  const int seats = static_cast<int>(std::min(wanted, count));
+  if (seats <= 1) {
     for (std::int64_t i = 0; i < count; ++i) body(i);
     return;
   }
   Loop loop;
   loop.count = count;
   loop.body = &body;
-  pool_pointer().load()->run(loop, helpers);
+  if (run.team.run != nullptr) {
+    run_on_team(run.team, loop, seats);
+  } else {
+    pool_pointer().load()->run(loop, seats - 1);
+  }
 }
 
 unsigned char* thread_scratch(std::size_t bytes) {

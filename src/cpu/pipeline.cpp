@@ -270,12 +270,12 @@ void qk_prune(const QkPruneArgs& args) {
   call.scale = static_cast<float>(scale);
   call.rounds_keys = args.q.dtype != DType::f32;
   call.key_scale = static_cast<float>(core::selection_scale(scale));
-  parallel_for(stored.tasks(), args.run.threads, [&](std::int64_t index) { prune_block_row(call, index); });
+  parallel_for(stored.tasks(), args.run, [&](std::int64_t index) { prune_block_row(call, index); });
 }
 
 void nonzero_softmax(const SoftmaxArgs& args) {
   const Stored stored(args.matrices, args.blocks);
-  parallel_for(stored.tasks(), args.run.threads, [&](std::int64_t index) {
+  parallel_for(stored.tasks(), args.run, [&](std::int64_t index) {
     const Task task = task_of(stored, index);
     const std::int64_t count =
         std::min(stored.slots(task.row_block) * stored.block() / 2, stored.shape().nonzeros_per_row());
@@ -364,7 +364,7 @@ void multiply_block_row(const PvSparseArgs& args, const Stored& stored, std::int
 
 void pv_sparse(const PvSparseArgs& args) {
   const Stored stored(args.weights, args.blocks);
-  parallel_for(stored.tasks(), args.run.threads, [&](std::int64_t index) { multiply_block_row(args, stored, index); });
+  parallel_for(stored.tasks(), args.run, [&](std::int64_t index) { multiply_block_row(args, stored, index); });
 }
 
 }  // namespace dspattn::cpu

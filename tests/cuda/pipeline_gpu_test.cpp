@@ -141,7 +141,7 @@ TEST_F(PipelineGpu, PassesRandomProblems) {
     std::mutex mutex;
     std::int64_t served = 0;
     double worst = 0;
-    cpu::parallel_for(kDraws, 0, [&](std::int64_t index) {
+    cpu::parallel_for(kDraws, Execution{}, [&](std::int64_t index) {
       {
         const std::lock_guard lock(mutex);
         if (served >= kWanted) return;
