@@ -1,4 +1,5 @@
-// Every row of the fused forward on a GPU: random problems of the whole contract against the oracle. Skipped without one.
+// Every row of the fused forward on a GPU: random problems of the whole contract against the oracle. Skipped without
+// one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
