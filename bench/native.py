@@ -12,15 +12,22 @@ DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3,
 
 
 class View(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("shape", ctypes.c_int64 * 4), ("stride", ctypes.c_int64 * 4),
-                ("rank", ctypes.c_int32), ("dtype", ctypes.c_int32)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("shape", ctypes.c_int64 * 4),
+        ("stride", ctypes.c_int64 * 4),
+        ("rank", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+    ]
 
 
 class Call(ctypes.Structure):
-    _fields_ = ([(name, View) for name in ("q", "k", "v", "out", "lse", "key_lengths", "allowed", "bias", "cu_q", "cu_k")]
-                + [(name, ctypes.c_int64) for name in ("max_q", "max_k", "window_left", "window_right")]
-                + [("scale", ctypes.c_double), ("stream", ctypes.c_void_p)]
-                + [(name, ctypes.c_int32) for name in ("keep", "group", "consecutive", "causal", "top_left")])
+    _fields_ = (
+        [(name, View) for name in ("q", "k", "v", "out", "lse", "key_lengths", "allowed", "bias", "cu_q", "cu_k")]
+        + [(name, ctypes.c_int64) for name in ("max_q", "max_k", "window_left", "window_right")]
+        + [("scale", ctypes.c_double), ("stream", ctypes.c_void_p)]
+        + [(name, ctypes.c_int32) for name in ("keep", "group", "consecutive", "causal", "top_left")]
+    )
 
 
 def view(tensor):
@@ -42,16 +49,44 @@ def library():
     return _library
 
 
-def prepare(q, k, v, *, pattern=(2, 4), grouping="interleaved", causal=False, top_left=False, window=(-1, -1),
-            key_lengths=None, allowed=None, bias=None, cu_q=None, cu_k=None, max_q=0, max_k=0, scale=0.0,
-            out=None, lse=True):
+def prepare(
+    q,
+    k,
+    v,
+    *,
+    pattern=(2, 4),
+    grouping="interleaved",
+    causal=False,
+    top_left=False,
+    window=(-1, -1),
+    key_lengths=None,
+    allowed=None,
+    bias=None,
+    cu_q=None,
+    cu_k=None,
+    max_q=0,
+    max_k=0,
+    scale=0.0,
+    out=None,
+    lse=True,
+):
     """Returns (run, out, lse): `run()` enqueues the forward on the current stream and allocates nothing."""
     shape = q.shape[:3] + v.shape[3:]
     out = torch.empty(shape, dtype=q.dtype, device=q.device) if out is None else out
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if lse else None
     call = Call()
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("key_lengths", key_lengths),
-                         ("allowed", allowed), ("bias", bias), ("cu_q", cu_q), ("cu_k", cu_k)):
+    for name, tensor in (
+        ("q", q),
+        ("k", k),
+        ("v", v),
+        ("out", out),
+        ("lse", lse),
+        ("key_lengths", key_lengths),
+        ("allowed", allowed),
+        ("bias", bias),
+        ("cu_q", cu_q),
+        ("cu_k", cu_k),
+    ):
         setattr(call, name, view(tensor))
     call.max_q, call.max_k, call.window_left, call.window_right = max_q, max_k, *window
     call.scale, call.keep, call.group = scale, *pattern

@@ -16,9 +16,8 @@ import statistics
 import subprocess
 import sys
 
-import torch
-
 import pipeline_lib
+import torch
 
 HEADS, HEAD_DIM = 4, 64
 LENGTHS = (256, 384, 512, 1024, 2048, 4096)
@@ -133,7 +132,7 @@ def cell_rows(library, dtype, pattern, n, repeats, limits):
             "grouping": "consecutive", "dtype": NAMES[dtype], "batch": batch, "heads": HEADS, "kv_heads": HEADS,
             "n_q": n, "n_k": n, "d": HEAD_DIM, "mask": "full", "pass": "forward",
             "median_us": round(median, 2), "spread_us": round(spread, 2), "tflops": round(flops / median / 1e6, 1),
-            "tb_per_s": round(moved / median / 1e6, 3), "of_copy": round(moved / median / 1e6 / limits["copy_tb_per_s"], 3),
+            "tb_per_s": round(moved / median / 1e6, 3), "of_copy": round(moved / median / 1e6 / limits["copy_tb_per_s"], 3),  # noqa: E501
             "of_roofline": round(floor / median, 3),
             "peers": {"unfused": {"median_us": round(peer, 2), "tflops": round(flops / peer / 1e6, 1)}},
             "ratio": {"unfused": round(peer / median, 3)},
@@ -254,7 +253,7 @@ def main():
             "device": {"name": properties.name, "sm_clock_mhz": int(clock) if clock.isdigit() else None,
                        "driver": driver, "cores": properties.multi_processor_count},
             "versions": {"cuda": torch.version.cuda, "torch": torch.__version__,
-                         "cudnn": str(torch.backends.cudnn.version()), "compiler": shell("nvcc", "--version").split("\n")[-1]},
+                         "cudnn": str(torch.backends.cudnn.version()), "compiler": shell("nvcc", "--version").split("\n")[-1]},  # noqa: E501
             "ceilings": {name: round(value, 3) for name, value in limits.items()},
             "rows": rows,
         }  # fmt: skip

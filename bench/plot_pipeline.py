@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws the pipeline's pictures from bench/results/pipeline_h200.json.
 
-    python3 bench/plot_pipeline.py [--results bench/results/pipeline_h200.json] [--out docs/images]
+python3 bench/plot_pipeline.py [--results bench/results/pipeline_h200.json] [--out docs/images]
 """
 
 import argparse
@@ -35,7 +35,7 @@ def select(rows, dtype, pattern, stage):
 def draw_speedup(rows, path, device):
     """Speed over the unfused dense pipeline, per stage and together."""
     figure, axes = plt.subplots(1, len(CASES), figsize=(9, 3.6), sharey=True)
-    for axis, (dtype, pattern) in zip(axes, CASES):
+    for axis, (dtype, pattern) in zip(axes, CASES, strict=False):
         for stage in (*STAGES, "chain"):
             series = select(rows, dtype, pattern, stage)
             label = "together" if stage == "chain" else stage
@@ -58,7 +58,7 @@ def draw_speedup(rows, path, device):
 def draw_breakdown(rows, path, device):
     """Time of each stage, dense beside sparse, the dense total of a length being 1."""
     figure, axes = plt.subplots(1, len(CASES), figsize=(9, 3.6), sharey=True)
-    for axis, (dtype, pattern) in zip(axes, CASES):
+    for axis, (dtype, pattern) in zip(axes, CASES, strict=False):
         series = {stage: select(rows, dtype, pattern, stage) for stage in STAGES}
         lengths = [row["n_k"] for row in series["softmax"]]
         for i in range(len(lengths)):

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ruff: noqa: B023, E501  (every lambda is called before its loop moves on; a line of PTX stays one line)
 """Writes src/cuda/ptx/wgmma_shapes.h: one function per wgmma shape the fused kernel issues.
 
 The instructions name every accumulator register, so their text is mechanical; this script is its source.
@@ -23,47 +24,77 @@ def function(signature, text, count, inputs, mode="+"):
     lines = [signature + " {"]
     for index, (dtype, ptx) in enumerate(TYPES):
         head = f"  if constexpr (kType == {dtype}) {{" if index == 0 else "  } else {"
-        lines += [head, f'    asm volatile("{text(ptx)}"', f"                 : {accumulators(count, mode)}",
-                  f"                 : {inputs});"]
-    return "\n".join(lines + ["  }", "}", ""])
+        lines += [
+            head,
+            f'    asm volatile("{text(ptx)}"',
+            f"                 : {accumulators(count, mode)}",
+            f"                 : {inputs});",
+        ]
+    return "\n".join([*lines, "  }", "}", ""])
 
 
 def main():
-    print("// Written by tools/make_wgmma.py: wgmma, one function per shape. Accumulator block j of a lane holds columns")
+    print(
+        "// Written by tools/make_wgmma.py: wgmma, one function per shape. Accumulator block j of a lane holds columns"
+    )
     print("// 8j + 2t + {0,1} of rows g (d[4j], d[4j+1]) and g + 8 (d[4j+2], d[4j+3]); g = lane / 4, t = lane % 4.")
     print("// `accumulate` 0 overwrites d. Descriptors: see wgmma.h.")
-    print("#pragma once\n\n#include <cstdint>\n\n#include \"dspattn/dtype.h\"\n")
+    print('#pragma once\n\n#include <cstdint>\n\n#include "dspattn/dtype.h"\n')
     print("namespace dspattn::cuda::ptx {\n\n// clang-format off")
     for n in SCORE_WIDTHS:
         c = n // 2
         # The first step overwrites d: as pure outputs its registers are free until then.
         for mode, name, flag in (("=", "wgmma_dense_first", "0"), ("+", "wgmma_dense", "1")):
-            print(f"// scores: d[64 x {n}] {mode.strip()}= A[64 x 16] B[16 x {n}], A in registers, B K-major in shared memory")
+            print(
+                f"// scores: d[64 x {n}] {mode.strip()}= A[64 x 16] B[16 x {n}], A in registers, B K-major in shared memory"
+            )
             print("template <DType kType>")
-            print(function(
-                f"__device__ __forceinline__ void {name}(float (&d)[{c}], const std::uint32_t (&a)[4], std::uint64_t b)",
-                lambda t: f"{{.reg .pred p; setp.ne.b32 p, {flag}, 0; "
-                          f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} "
-                          f"{{{registers(c)}}}, {{%{c}, %{c + 1}, %{c + 2}, %{c + 3}}}, %{c + 4}, p, 1, 1, 0;}}",
-                c, '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)', mode))
+            print(
+                function(
+                    f"__device__ __forceinline__ void {name}(float (&d)[{c}], const std::uint32_t (&a)[4], std::uint64_t b)",
+                    lambda t: (
+                        f"{{.reg .pred p; setp.ne.b32 p, {flag}, 0; "
+                        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} "
+                        f"{{{registers(c)}}}, {{%{c}, %{c + 1}, %{c + 2}, %{c + 3}}}, %{c + 4}, p, 1, 1, 0;}}"
+                    ),
+                    c,
+                    '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)',
+                    mode,
+                )
+            )
             print("// the same with A in shared memory")
             print("template <DType kType>")
-            print(function(
-                f"__device__ __forceinline__ void {name}(float (&d)[{c}], std::uint64_t a, std::uint64_t b)",
-                lambda t: f"{{.reg .pred p; setp.ne.b32 p, {flag}, 0; "
-                          f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} "
-                          f"{{{registers(c)}}}, %{c}, %{c + 1}, p, 1, 1, 0, 0;}}",
-                c, '"l"(a), "l"(b)', mode))
+            print(
+                function(
+                    f"__device__ __forceinline__ void {name}(float (&d)[{c}], std::uint64_t a, std::uint64_t b)",
+                    lambda t: (
+                        f"{{.reg .pred p; setp.ne.b32 p, {flag}, 0; "
+                        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} "
+                        f"{{{registers(c)}}}, %{c}, %{c + 1}, p, 1, 1, 0, 0;}}"
+                    ),
+                    c,
+                    '"l"(a), "l"(b)',
+                    mode,
+                )
+            )
     for n in VALUE_WIDTHS:
         c = n // 2
-        print(f"// values: d[64 x {n}] (+)= sparse A[64 x 32] B[32 x {n}], A's kept values in registers, B row-major (MN-major)")
+        print(
+            f"// values: d[64 x {n}] (+)= sparse A[64 x 32] B[32 x {n}], A's kept values in registers, B row-major (MN-major)"
+        )
         print("template <DType kType, int kMetadataPair>")
-        print(function(
-            f"__device__ __forceinline__ void wgmma_sparse(float (&d)[{c}], std::uint32_t a0, std::uint32_t a1, "
-            f"std::uint32_t a2, std::uint32_t a3, std::uint64_t b, std::uint32_t metadata, int accumulate)",
-            lambda t: f"{{.reg .pred p; setp.ne.b32 p, %{c + 6}, 0; wgmma.mma_async.sp.sync.aligned.m64n{n}k32.f32.{t}.{t} "
-                      f"{{{registers(c)}}}, {{%{c}, %{c + 1}, %{c + 2}, %{c + 3}}}, %{c + 4}, %{c + 5}, %{c + 7}, p, 1, 1, 1;}}",
-            c, '"r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(metadata), "r"(accumulate), "n"(kMetadataPair)'))
+        print(
+            function(
+                f"__device__ __forceinline__ void wgmma_sparse(float (&d)[{c}], std::uint32_t a0, std::uint32_t a1, "
+                f"std::uint32_t a2, std::uint32_t a3, std::uint64_t b, std::uint32_t metadata, int accumulate)",
+                lambda t: (
+                    f"{{.reg .pred p; setp.ne.b32 p, %{c + 6}, 0; wgmma.mma_async.sp.sync.aligned.m64n{n}k32.f32.{t}.{t} "
+                    f"{{{registers(c)}}}, {{%{c}, %{c + 1}, %{c + 2}, %{c + 3}}}, %{c + 4}, %{c + 5}, %{c + 7}, p, 1, 1, 1;}}"
+                ),
+                c,
+                '"r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(metadata), "r"(accumulate), "n"(kMetadataPair)',
+            )
+        )
     print("// clang-format on\n\n}  // namespace dspattn::cuda::ptx")
 
 

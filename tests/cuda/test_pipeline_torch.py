@@ -63,7 +63,7 @@ def test_torch_reads_our_encoding(library, dtype, pattern):
 @pytest.mark.parametrize("dtype,pattern", [(torch.bfloat16, (2, 4)), (torch.float16, (2, 4)), (torch.float32, (1, 2))])
 def test_metadata_is_bit_equal_with_torchs_conversion(library, dtype, pattern):
     """Where exactly half of each group is nonzero, PyTorch's conversion has no freedom: the bytes must agree."""
-    pipeline, q, k, _ = make(library, dtype, pattern)
+    pipeline, _q, _k, _ = make(library, dtype, pattern)
     pipeline.qk_prune()
     pipeline.softmax()
     weights, metadata = pipeline.nonzeros[0, 1].clone(), pipeline.metadata[0, 1].clone()
