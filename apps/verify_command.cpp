@@ -25,6 +25,7 @@ struct Options {
   std::string pass, dtype, pattern, grouping;
   std::optional<std::int64_t> head_dim;
   std::int64_t max_n = check::DrawLimits{}.max_n;
+  std::int64_t max_work = check::DrawLimits{}.max_work;
   int jobs = 0;
 };
 
@@ -48,6 +49,8 @@ check::CheckOptions check_options(const Options& options) {
   chosen.limits.head_dim = options.head_dim;
   if (options.max_n < 1) throw Error("max-n: expected at least 1, got " + std::to_string(options.max_n));
   chosen.limits.max_n = options.max_n;
+  if (options.max_work < 1) throw Error("max-work: expected at least 1, got " + std::to_string(options.max_work));
+  chosen.limits.max_work = options.max_work;
   return chosen;
 }
 
@@ -61,7 +64,6 @@ void verify_as_asked(const Options& options, Outcome& outcome) {
   plan.count = options.count;
   plan.only = options.only;
   plan.jobs = options.jobs > 0 ? options.jobs : cpu_threads();
-  if (chosen.device.type == DeviceType::cuda) plan.jobs = 1;  // the workers would share its default stream
   const CheckCase check = [&](std::int64_t index) {
     return check::check_case(plan.seed, index, options.kernel, chosen);
   };
@@ -91,6 +93,9 @@ void register_verify(CLI::App& app, Outcome& outcome) {
   command->add_option("--grouping", options->grouping, "only interleaved or consecutive")->type_name("NAME");
   command->add_option("--head-dim", options->head_dim, "only this head dimension")->type_name("COUNT");
   command->add_option("--max-n", options->max_n, "longest sequence")->type_name("COUNT")->capture_default_str();
+  command->add_option("--max-work", options->max_work, "largest batch * heads * n_q * n_k * (d + d_v)")
+      ->type_name("COUNT")
+      ->capture_default_str();
   command->add_option("--jobs", options->jobs, "problems checked side by side; 0: one per CPU thread")
       ->type_name("COUNT")
       ->capture_default_str();

@@ -1,219 +1,340 @@
 #!/usr/bin/env python3
 """Times the fused forward beside PyTorch's attention kernels, in one process on the same tensors.
 
-    DSPATTN_BENCH_LIBRARY=... python3 bench/fused_forward.py --out bench/results/forward_h200.json
+    DSPATTN_BENCH_LIBRARY=... python3 bench/fused_forward.py --out bench/results/forward_h200.json --check
+    python3 bench/fused_forward.py --library old=a.so --library new=b.so --parts table --only n=4096 --peers cudnn
 
-Every kernel runs from a CUDA graph (no launch overhead inside). burst: 0.5 s idle, 5 warm-ups, median of 30; sustained:
-1 s of launches without a pause, median of the second half (a card under its power cap clocks down). Inputs rotate among
-enough copies to exceed the L2 cache. tflops is dense-equivalent: 4 batch heads n^2 d, halved when causal.
+bench/timing.py says how. tflops is dense-equivalent: 4 batch heads n_q n_k d, halved when causal. Parts:
+    table     every length, full and causal, 2:4 and 1:2, d 64 and 128, burst; n >= 1024 sustained, too
+    grouping  consecutive groups beside interleaved        fp16     beside bf16
+    d256      head dim 256                                 gqa      32 heads sharing 8 key heads beside 32
+    varlen    random lengths 128 ... 4096 in one packed batch beside a dense batch of the same tokens and length
+    mask      a boolean mask and a bias, beside SDPA's kernels with the same one
+    memory    what a call takes beyond its inputs and outputs
+--only keeps the cells that have one of the given values: n=256,4096 d=64 mask=causal pattern=2:4.
 """
 
 import argparse
 import datetime
 import json
-import os
-import statistics
-import subprocess
 import sys
-import time
 
+import forward_bars
 import native
+import timing
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+TOKENS, HIDDEN = 16384, 2048
+PARTS = ("table", "grouping", "fp16", "d256", "gqa", "varlen", "mask", "memory")
 PEERS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash2": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "unfused": None,
 }
-L2_BYTES = 60 << 20
+PATTERNS = {"2:4": (2, 4), "1:2": (1, 2)}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def graph_of(run):
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
-
-
-def timed(replays, count):
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
-    for i, (start, end) in enumerate(events):
-        start.record()
-        replays[i % len(replays)]()
-        end.record()
-    torch.cuda.synchronize()
-    return [1e3 * start.elapsed_time(end) for start, end in events]
-
-
-def burst(replays, idle):
-    torch.cuda.synchronize()
-    time.sleep(idle)
-    timed(replays, 5)
-    return timed(replays, 30)
-
-
-def sustained(replays, expected_us):
-    count = max(60, int(1e6 / expected_us))
-    return timed(replays, count)[count // 2 :]
-
-
-def summary(times, flop):
-    ordered = sorted(times)
-    median = statistics.median(ordered)
-    return {
-        "median_us": round(median, 2),
-        "spread_us": round(ordered[int(0.9 * len(ordered))] - ordered[int(0.1 * len(ordered))], 2),
-        "tflops": round(flop / median / 1e6, 1),
-    }
+def tensors(shapes, dtype):
+    """Copies of q, k, v that together exceed the L2 cache."""
+    torch.manual_seed(0)
+    copies = timing.rotation(sum(2 * torch.Size(shape).numel() for shape in shapes))
+    return [[torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes] for _ in range(copies)]
 
 
 def unfused(q, k, v):
     return torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, dim=-1) @ v
 
 
-def measure(cell, idle, with_sustained, peers):
-    n, d, causal, dtype = cell["n"], cell["d"], cell["causal"], cell["dtype"]
-    batch, heads = max(1, 16384 // n), 2048 // d
-    kv_heads = cell.get("kv_heads", heads)
-    flop = 4 * batch * heads * n * n * d * (0.5 if causal else 1)
-    bytes_each = 2 * batch * n * d * (heads + 2 * kv_heads)
-    copies = max(1, -(-L2_BYTES // bytes_each))
-    torch.manual_seed(0)
-    sets = [
-        [torch.randn(batch, h, n, d, device="cuda", dtype=dtype) for h in (heads, kv_heads, kv_heads)]
-        for _ in range(copies)
-    ]
-    results, skipped = {}, {}
-    for peer in peers:
-        try:
-            if peer == "unfused":
-                if causal or n > 4096 or kv_heads != heads:
-                    raise RuntimeError("full attention up to n = 4096 only")
-                replays = [graph_of(lambda s=s: unfused(*s)) for s in sets]
-            else:
-                with sdpa_kernel(PEERS[peer]):
-                    replays = [
-                        graph_of(
-                            lambda s=s: F.scaled_dot_product_attention(
-                                *s, is_causal=causal, enable_gqa=kv_heads != heads
-                            )
-                        )
-                        for s in sets
-                    ]
-            results[peer] = {"burst": summary(burst(replays, idle), flop)}
-            if with_sustained and peer == "cudnn":
-                results[peer]["sustained"] = summary(sustained(replays, results[peer]["burst"]["median_us"]), flop)
-        except RuntimeError as error:
-            results[peer], skipped[peer] = None, str(error).splitlines()[0][:120]
-    rows = []
-    for pattern in ((2, 4), (1, 2)):
-        for grouping in cell.get("groupings", ("interleaved",)):
-            runs = [native.prepare(*s, pattern=pattern, grouping=grouping, causal=causal) for s in sets]
-            replays = [graph_of(run) for run, _, _ in runs]
-            modes = {"burst": summary(burst(replays, idle), flop)}
-            if with_sustained:
-                modes["sustained"] = summary(sustained(replays, modes["burst"]["median_us"]), flop)
-            for mode, figures in modes.items():
-                beside = {peer: (r or {}).get(mode) for peer, r in results.items()}
-                rows.append(
-                    {
-                        "kernel": f"sm90_fused_{pattern[0]}_{pattern[1]}_{'bf16' if dtype == torch.bfloat16 else 'fp16'}_d{d}",  # noqa: E501
-                        "pattern": f"{pattern[0]}:{pattern[1]}",
-                        "grouping": grouping,
-                        "dtype": "bf16" if dtype == torch.bfloat16 else "fp16",
-                        "batch": batch,
-                        "heads": heads,
-                        "kv_heads": kv_heads,
-                        "n_q": n,
-                        "n_k": n,
-                        "d": d,
-                        "mask": "causal" if causal else "full",
-                        "pass": "forward",
-                        "mode": mode,
-                        **figures,
-                        "peers": beside,
-                        "ratio": {p: round(b["median_us"] / figures["median_us"], 3) for p, b in beside.items() if b},
-                        "skipped": skipped,
-                    }
+class Cell:
+    """One problem: what it is, its tensors, and how each contender is called on them."""
+
+    def __init__(
+        self, n, d, *, mask="full", dtype="bf16", heads=None, kv_heads=None, batch=None, allowed=None, bias=None
+    ):
+        self.n, self.d, self.mask, self.dtype = n, d, mask, dtype
+        self.heads = heads or HIDDEN // d
+        self.kv_heads = kv_heads or self.heads
+        self.batch = batch or max(1, TOKENS // n)
+        self.causal = mask == "causal"
+        self.allowed, self.bias = allowed, bias
+        self.flop = 4 * self.batch * self.heads * n * n * d * (0.5 if self.causal else 1)
+        self.sets = tensors([(self.batch, h, n, d) for h in (self.heads, self.kv_heads, self.kv_heads)], DTYPES[dtype])
+
+    def ours(self, path, pattern, grouping="interleaved"):
+        options = {"pattern": PATTERNS[pattern], "grouping": grouping, "path": path}
+        options |= {"causal": self.causal, "allowed": self.allowed, "bias": self.bias}
+        return [native.prepare(*qkv, **options)[0] for qkv in self.sets]
+
+    def peer(self, name, attn_mask=None):
+        if name == "unfused":
+            if self.causal or self.n > 4096 or self.kv_heads != self.heads or attn_mask is not None:
+                raise RuntimeError("full attention up to n = 4096 only")
+            return [lambda qkv=qkv: unfused(*qkv) for qkv in self.sets]
+        options = {"is_causal": self.causal, "enable_gqa": self.kv_heads != self.heads, "attn_mask": attn_mask}
+        return [lambda qkv=qkv: F.scaled_dot_product_attention(*qkv, **options) for qkv in self.sets]
+
+    def facts(self):
+        return {
+            "dtype": self.dtype, "batch": self.batch, "heads": self.heads, "kv_heads": self.kv_heads,
+            "n_q": self.n, "n_k": self.n, "d": self.d, "mask": self.mask,
+        }  # fmt: skip
+
+
+class Packed:
+    """Random lengths 128 ... 4096 end to end, as [tokens, heads, d]."""
+
+    def __init__(self, d):
+        generator = torch.Generator().manual_seed(1)
+        lengths = []
+        while sum(lengths) < TOKENS:
+            lengths.append(min(TOKENS - sum(lengths), int(torch.randint(128, 4097, (), generator=generator))))
+        self.lengths, self.d, self.heads = lengths, d, HIDDEN // d
+        self.flop = sum(4 * self.heads * n * n * d for n in lengths)
+        sets = tensors([(TOKENS, self.heads, d)] * 3, torch.bfloat16)
+        self.sets = [[x.transpose(0, 1).unsqueeze(0) for x in qkv] for qkv in sets]
+        self.cumulative = torch.tensor([0, *lengths]).cumsum(0).to("cuda", torch.int32)
+        # The dense batch with as many tokens and operations: its length is the mean one, weighted by tokens.
+        self.dense_n = round(sum(n * n for n in lengths) / TOKENS / 128) * 128
+
+    def ours(self, path, pattern):
+        options = {"cu_q": self.cumulative, "cu_k": self.cumulative}
+        options |= {"max_q": max(self.lengths), "max_k": max(self.lengths), "path": path}
+        return [native.prepare(*qkv, pattern=PATTERNS[pattern], **options)[0] for qkv in self.sets]
+
+    def facts(self):
+        return {
+            "dtype": "bf16", "batch": len(self.lengths), "heads": self.heads, "kv_heads": self.heads,
+            "n_q": max(self.lengths), "n_k": max(self.lengths), "d": self.d, "mask": "varlen", "lengths": self.lengths,
+        }  # fmt: skip
+
+
+class Bench:
+    def __init__(self, arguments):
+        self.libraries = dict(entry.split("=", 1) for entry in arguments.library) or {"": None}
+        self.idle = arguments.idle
+        self.peers = arguments.peers
+        self.only = dict(entry.split("=", 1) for entry in arguments.only)
+        self.sustained = arguments.sustained
+        self.rows = []
+
+    def wanted(self, **facts):
+        return all(str(facts[key]) in self.only[key].split(",") for key in facts if key in self.only)
+
+    def patterns(self):
+        return [pattern for pattern in PATTERNS if self.wanted(pattern=pattern)]
+
+    def time(self, calls, flop, sustained=False):
+        """{mode: figures} of some calls that do the same on copies of their inputs."""
+        graphed = timing.Graphed(calls)
+        modes = {"burst": timing.burst(graphed, self.idle)}
+        if sustained:
+            modes["sustained"] = timing.sustained(graphed, modes["burst"]["median_us"])
+        for figures in modes.values():
+            figures["tflops"] = round(flop / figures["median_us"] / 1e6, 1)
+        return modes
+
+    def time_peers(self, cell, peers, sustained=(), **options):
+        results, skipped = {}, {}
+        for name in peers:
+            try:
+                backend = PEERS[name]
+                with sdpa_kernel(backend if backend is not None else SDPBackend.MATH):
+                    results[name] = self.time(cell.peer(name, **options), cell.flop, name in sustained)
+            except RuntimeError as error:
+                results[name], skipped[name] = None, str(error).splitlines()[0][:120]
+        return results, skipped
+
+    def add(self, part, cell, pattern, label, modes, beside, skipped=None, by="median_us", grouping="interleaved"):
+        """A row a mode. Ratios are of times, or of tflops where the two did not do the same work."""
+        for mode, figures in modes.items():
+            peers = {name: (found or {}).get(mode) for name, found in beside.items()}
+            ratio = {}
+            for name, found in peers.items():
+                if found and by == "median_us":
+                    ratio[name] = round(found["median_us"] / figures["median_us"], 3)
+                elif found:
+                    ratio[name] = round(figures["tflops"] / found["tflops"], 3)
+            facts = cell.facts()
+            row = {
+                "part": part,
+                "kernel": f"sm90_fused_{pattern.replace(':', '_')}_{facts['dtype']}_d{facts['d']}",
+                **({"library": label} if label else {}),
+                "pattern": pattern, "grouping": grouping, **facts, "pass": "forward", "mode": mode, **figures,
+                "peers": peers, "ratio": ratio, "skipped": skipped or {},
+            }  # fmt: skip
+            self.rows.append(row)
+            print(line_of(row), flush=True)
+
+    def table(self):
+        for d in (64, 128):
+            for mask in forward_bars.MASKS:
+                for n in forward_bars.LENGTHS:
+                    if not self.wanted(n=n, d=d, mask=mask):
+                        continue
+                    cell = Cell(n, d, mask=mask)
+                    sustained = self.sustained and n >= 1024
+                    beside, skipped = self.time_peers(cell, self.peers, ("cudnn",) if sustained else ())
+                    for pattern in self.patterns():
+                        for label, path in self.libraries.items():
+                            modes = self.time(cell.ours(path, pattern), cell.flop, sustained)
+                            self.add("table", cell, pattern, label, modes, beside, skipped)
+
+    def against_another(self, part, first, second, beside_name, second_grouping="interleaved"):
+        """Our `second` cell beside our own `first`; patterns and libraries in turn."""
+        for pattern in self.patterns():
+            for label, path in self.libraries.items():
+                beside = {beside_name: self.time(first.ours(path, pattern), first.flop)}
+                calls = (
+                    second.ours(path, pattern, second_grouping) if part == "grouping" else second.ours(path, pattern)
                 )
-    return rows
+                modes = self.time(calls, second.flop)
+                same = first.flop == second.flop
+                self.add(
+                    part, second, pattern, label, modes, beside, by="median_us" if same else "tflops",
+                    grouping=second_grouping,
+                )  # fmt: skip
+
+    def grouping(self):
+        for d in (64, 128):
+            if self.wanted(n=4096, d=d):
+                cell = Cell(4096, d)
+                self.against_another("grouping", cell, cell, "interleaved", "consecutive")
+
+    def fp16(self):
+        for d in (64, 128):
+            if self.wanted(n=4096, d=d):
+                self.against_another("fp16", Cell(4096, d), Cell(4096, d, dtype="fp16"), "bf16")
+
+    def d256(self):
+        for mask in forward_bars.MASKS:
+            if self.wanted(n=4096, d=256, mask=mask):
+                cell = Cell(4096, 256, mask=mask)
+                beside, skipped = self.time_peers(cell, self.peers)
+                for pattern in self.patterns():
+                    for label, path in self.libraries.items():
+                        modes = self.time(cell.ours(path, pattern), cell.flop)
+                        self.add("d256", cell, pattern, label, modes, beside, skipped)
+
+    def gqa(self):
+        for d in (64, 128):
+            if self.wanted(n=4096, d=d):
+                shared = Cell(4096, d, heads=32, kv_heads=8)
+                self.against_another("gqa", Cell(4096, d, heads=32), shared, "dense batch")
+
+    def varlen(self):
+        for d in (64, 128):
+            if self.wanted(d=d):
+                packed = Packed(d)
+                dense = Cell(packed.dense_n, d, batch=round(TOKENS / packed.dense_n))
+                self.against_another("varlen", dense, packed, "dense batch")
+
+    def mask(self):
+        for d in (64, 128):
+            for n in (1024, 4096):
+                heads = HIDDEN // d
+                for name, shape in (("bool", (1, 1, n, n)), ("bias", (1, heads, n, n))):
+                    if not self.wanted(n=n, d=d, mask=name):
+                        continue
+                    torch.manual_seed(2)
+                    if name == "bool":
+                        given = torch.rand(shape, device="cuda") < 0.7
+                        cell = Cell(n, d, mask=name, allowed=given)
+                        # SDPA turns a boolean mask into an additive one in every call: it may also be given that.
+                        additive = torch.zeros(shape, device="cuda", dtype=torch.bfloat16)
+                        masks = {"": given, " additive": additive.masked_fill_(~given, -torch.inf)}
+                    else:
+                        given = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+                        cell = Cell(n, d, mask=name, bias=given)
+                        masks = {"": given}
+                    beside, skipped = {}, {}
+                    for suffix, mask in masks.items():
+                        peers = [peer for peer in self.peers if peer in ("cudnn", "efficient")]
+                        found, refused = self.time_peers(cell, peers, attn_mask=mask.expand(cell.batch, heads, n, n))
+                        beside |= {peer + suffix: modes for peer, modes in found.items()}
+                        skipped |= {peer + suffix: reason for peer, reason in refused.items()}
+                    for pattern in self.patterns():
+                        for label, path in self.libraries.items():
+                            modes = self.time(cell.ours(path, pattern), cell.flop)
+                            self.add("mask", cell, pattern, label, modes, beside, skipped)
+
+    def memory(self):
+        """Bytes a call takes beyond q, k, v and the output: what the device has less of, and the log-sum-exp."""
+        for n in (1024, 16384):
+            for label, path in self.libraries.items():
+                if not self.wanted(n=n, d=64):
+                    continue
+                cell = Cell(n, 64)
+                run, _, lse = native.prepare(*cell.sets[0], path=path)
+                run()  # loads the kernel's code
+                torch.cuda.synchronize()
+                before, _ = torch.cuda.mem_get_info()
+                for _ in range(3):
+                    run()
+                torch.cuda.synchronize()
+                taken = before - torch.cuda.mem_get_info()[0]
+                row = {
+                    "part": "memory", "kernel": "sm90_fused_2_4_bf16_d64", **({"library": label} if label else {}),
+                    "pattern": "2:4", "grouping": "interleaved", **cell.facts(), "pass": "forward", "mode": "memory",
+                    "device_bytes_taken": taken, "lse_bytes": lse.numel() * 4,
+                    "lse_bytes_per_row": lse.numel() * 4 / (cell.batch * cell.heads * n),
+                    "peers": {}, "ratio": {}, "skipped": {},
+                }  # fmt: skip
+                self.rows.append(row)
+                print(f"memory n {n:5}: {taken} bytes of the device taken, LSE {row['lse_bytes']} bytes", flush=True)
+
+
+def line_of(row):
+    beside = "  ".join(
+        f"{name} {row['peers'][name]['tflops']:.0f} ({ratio:.3f}x)" for name, ratio in row["ratio"].items()
+    )
+    clock = f" {row['sm_clock_mhz']} MHz" if row.get("sm_clock_mhz") else ""
+    return (
+        f"{row['part']:8} d {row['d']:3} n {row['n_q']:5} {row['mask']:6} {row['dtype']} {row['pattern']} "
+        f"{row['mode']:9} {row.get('library', ''):8} {row['median_us']:8.1f} us {row['tflops']:6.0f} TFLOP/s{clock}  "
+        f"{beside}  {forward_bars.verdict(row)}"
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--idle", type=float, default=0.5)
-    parser.add_argument(
-        "--quick", action="store_true", help="peers other than cuDNN, and sustained runs, at n = 4096 only"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="JSON file to write")
+    parser.add_argument("--library", action="append", default=[], metavar="LABEL=PATH", help="a build; may be repeated")
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS))
+    parser.add_argument("--only", nargs="*", default=[], metavar="KEY=VALUES")
+    parser.add_argument("--peers", type=lambda text: text.split(","), default=list(PEERS))
+    parser.add_argument("--idle", type=float, default=0.5, help="seconds of pause before a burst")
+    parser.add_argument("--no-sustained", dest="sustained", action="store_false")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a floor does not hold")
     arguments = parser.parse_args()
-    cells = [
-        {"n": n, "d": d, "causal": causal, "dtype": torch.bfloat16}
-        for d in (64, 128)
-        for causal in (False, True)
-        for n in (256, 512, 1024, 4096, 16384)
-    ]
-    cells += [{"n": 4096, "d": d, "causal": False, "dtype": torch.float16} for d in (64, 128)]
-    cells += [
-        {"n": 4096, "d": 256, "causal": False, "dtype": torch.bfloat16},
-        {"n": 4096, "d": 64, "causal": False, "dtype": torch.bfloat16, "kv_heads": 8},
-        {"n": 4096, "d": 128, "causal": False, "dtype": torch.bfloat16, "groupings": ("consecutive",)},
-    ]
-    rows = []
-    for cell in cells:
-        plain = cell["dtype"] == torch.bfloat16 and "kv_heads" not in cell and "groupings" not in cell
-        heavy = plain and (cell["n"] == 4096 if arguments.quick else cell["n"] >= 1024)
-        peers = ("cudnn", "flash2", "efficient", "unfused") if heavy or not arguments.quick else ("cudnn",)
-        new = measure(cell, arguments.idle, heavy, peers)
-        rows += new
-        for row in new:
-            print(
-                f"d {row['d']:3} n {row['n_q']:5} {row['mask']:6} {row['dtype']} {row['pattern']} {row['mode']:9} "
-                f"{row['tflops']:6.0f} TFLOP/s  "
-                + "  ".join(f"{p} {row['peers'][p]['tflops']:.0f} ({r:.2f}x)" for p, r in row["ratio"].items()),
-                flush=True,
-            )
-    query = (
-        subprocess.run(
-            ["nvidia-smi", "--query-gpu=clocks.sm,driver_version", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        .stdout.strip()
-        .split(", ")
-    )
-    nvcc = (
-        subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout.strip().splitlines()
-    )
-    result = {
-        "command": "python3 bench/fused_forward.py " + " ".join(sys.argv[1:]),
-        "commit": os.environ.get("DSPATTN_COMMIT", "unknown"),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device": {
-            "name": torch.cuda.get_device_name(),
-            "sm_clock_mhz": int(query[0]) if query[0].isdigit() else None,
-            "driver": query[-1],
-            "cores": os.cpu_count(),
-        },
-        "versions": {
-            "cuda": torch.version.cuda,
-            "torch": torch.__version__,
-            "cudnn": str(torch.backends.cudnn.version()),
-            "compiler": nvcc[-1] if nvcc else "unknown",
-        },
-        "rows": rows,
-    }
-    with open(arguments.out, "w", encoding="utf-8") as file:
-        json.dump(result, file, indent=1)
-        file.write("\n")
+    for given, known, what in ((arguments.parts, PARTS, "parts"), (arguments.peers, PEERS, "peers")):
+        if unknown := [name for name in given if name not in known]:
+            parser.error(f"{what}: expected some of {', '.join(known)}, got {', '.join(unknown)}")
+    if unknown := [entry for entry in arguments.only if entry.split("=")[0] not in ("n", "d", "mask", "pattern")]:
+        parser.error(f"only: expected n=, d=, mask= or pattern=, got {' '.join(unknown)}")
+
+    bench = Bench(arguments)
+    for part in arguments.parts:
+        getattr(bench, part)()
+        torch.cuda.empty_cache()
+    if arguments.out:
+        result = {
+            "command": "python3 bench/fused_forward.py " + " ".join(sys.argv[1:]),
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            **timing.environment(),
+            "rows": bench.rows,
+        }
+        with open(arguments.out, "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=1)
+            file.write("\n")
+    verdicts = [forward_bars.verdict(row) for row in bench.rows]
+    counts = {name: verdicts.count(name) for name in ("goal", "floor", "BELOW")}
+    print(f"{counts['goal']} at the goal, {counts['floor']} between floor and goal, {counts['BELOW']} below the floor")
+    return 1 if arguments.check and counts["BELOW"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

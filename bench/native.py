@@ -1,9 +1,11 @@
 """The library's forward on torch tensors, through ctypes: what the benchmarks of this folder time.
 
-DSPATTN_BENCH_LIBRARY names the shared object built from bench/fused_shim.cpp (CMake target dspattn_bench_shim).
+The shared object is the one built from bench/fused_shim.cpp (CMake target dspattn_bench_shim); DSPATTN_BENCH_LIBRARY
+names it where the caller gives none. Several builds can be loaded at once.
 """
 
 import ctypes
+import functools
 import os
 
 import torch
@@ -39,14 +41,10 @@ def view(tensor):
     return result
 
 
-_library = None
-
-
-def library():
-    global _library
-    if _library is None:
-        _library = ctypes.CDLL(os.environ["DSPATTN_BENCH_LIBRARY"])
-    return _library
+@functools.cache
+def library(path=None):
+    path = path or os.environ["DSPATTN_BENCH_LIBRARY"]
+    return ctypes.CDLL(os.path.abspath(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
 
 
 def prepare(
@@ -69,8 +67,12 @@ def prepare(
     scale=0.0,
     out=None,
     lse=True,
+    path=None,
 ):
-    """Returns (run, out, lse): `run()` enqueues the forward on the current stream and allocates nothing."""
+    """Returns (run, out, lse): `run()` enqueues the forward on the current stream and allocates nothing.
+
+    `path` names the build to call.
+    """
     shape = q.shape[:3] + v.shape[3:]
     out = torch.empty(shape, dtype=q.dtype, device=q.device) if out is None else out
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if lse else None
@@ -92,7 +94,7 @@ def prepare(
     call.scale, call.keep, call.group = scale, *pattern
     call.consecutive, call.causal, call.top_left = grouping == "consecutive", causal, top_left
     message = ctypes.create_string_buffer(4096)
-    function, reference = library().dspattn_bench_forward, ctypes.byref(call)
+    function, reference = library(path).dspattn_bench_forward, ctypes.byref(call)
     keep_alive = (q, k, v, out, lse, key_lengths, allowed, bias, cu_q, cu_k)
 
     def run(_keep_alive=keep_alive):

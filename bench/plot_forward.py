@@ -19,7 +19,8 @@ def main(source, target):
     rows = [
         r
         for r in result["rows"]
-        if r["mode"] == "burst"
+        if r.get("part", "table") == "table"
+        and r["mode"] == "burst"
         and r["dtype"] == "bf16"
         and r["kv_heads"] == r["heads"]
         and r["grouping"] == "interleaved"

@@ -1,18 +1,50 @@
 #!/usr/bin/env bash
-# Everything that needs a Hopper GPU: build, tests on every row of the fused kernel, compute-sanitizer, benchmark.
+# Everything that needs a Hopper GPU: build, tests of every GPU kernel, compute-sanitizer, benchmark with its bars.
 #   tools/gpu_check.sh [output folder] [build folder]
-# DSPATTN_FUSED_CASES sets the random problems per row (300 for the full check).
-set -euo pipefail
+# All parts run, whatever fails; the last lines say what did. Needs nvcc, ninja, compute-sanitizer and, for the benchmark,
+# a Python with a CUDA build of torch ($PYTHON, default python3). About ten minutes.
+#   DSPATTN_FUSED_CASES   random problems per row of the fused kernel (default here 300)
+set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "${1:-out/gpu}")
 build=${2:-build-gpu}
+python=${PYTHON:-python3}
 mkdir -p "$out"
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release
-cmake --build "$build" --target cuda_fused_gpu_tests cuda_fused_tile_tests dspattn_bench_shim
-DSPATTN_FUSED_CASES=${DSPATTN_FUSED_CASES:-300} "$build/tests/cuda/cuda_fused_gpu_tests" | tee "$out/tests.txt"
-for tool in memcheck racecheck synccheck initcheck; do
-  DSPATTN_FUSED_CASES=2 compute-sanitizer --tool $tool --error-exitcode 1 \
-    "$build/tests/cuda/cuda_fused_gpu_tests" --gtest_filter='*2_4_bf16_d64:*1_2_fp16_d128' | tee "$out/$tool.txt"
+summary=()
+failed=0
+
+part() { # name, command...: its output goes to <name>.txt, and the end of it to the terminal
+  local name=$1 started=$SECONDS
+  shift
+  if "$@" > "$out/$name.txt" 2>&1; then verdict=passed; else verdict=FAILED; failed=$((failed + 1)); fi
+  printf '=== %s\n' "$name"
+  tail -n 12 "$out/$name.txt"
+  summary+=("$(printf '%-14s %-7s %4d s' "$name" $verdict $((SECONDS - started)))")
+}
+
+configure_and_build() {
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release && cmake --build "$build"
+}
+part build configure_and_build
+
+# Every test program of tests/cuda; those that need no GPU run as well.
+for program in "$build"/tests/cuda/cuda_*_tests; do
+  name=$(basename "$program")
+  part "$name" env DSPATTN_FUSED_CASES="${DSPATTN_FUSED_CASES:-300}" "$program"
 done
+
+# A few short problems each of two rows, a fast one and a large one, and of the pipeline.
+fused='*RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128:*RandomProblems/*tf32*'
+for tool in memcheck racecheck synccheck initcheck; do
+  for program in "$build"/tests/cuda/cuda_*gpu_tests; do
+    part "$tool-$(basename "$program")" env DSPATTN_FUSED_CASES=4 \
+      compute-sanitizer --tool $tool --error-exitcode 9 "$program" --gtest_filter="$fused"
+  done
+done
+
 export DSPATTN_BENCH_LIBRARY=$build/bench/libdspattn_bench_shim.so
-DSPATTN_COMMIT=${DSPATTN_COMMIT:-$(git describe --always --dirty)} python3 bench/fused_forward.py --out "$out/forward.json"
+part forward "$python" bench/fused_forward.py --out "$out/forward.json" --check
+
+printf '\n=== summary (outputs in %s)\n' "$out"
+printf '%s\n' "${summary[@]}"
+[ "$failed" -eq 0 ] || { echo "$failed parts FAILED"; exit 1; }

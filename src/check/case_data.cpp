@@ -20,8 +20,6 @@ double draw_value(Random& random, bool integers) {
   return integers ? static_cast<double>(random.between(-2, 2)) : random.bell();
 }
 
-std::int64_t offset_of(Layout layout) { return layout == Layout::padded ? 3 : 0; }
-
 double lowest(DType dtype) {
   switch (dtype) {
     case DType::f16:
@@ -45,6 +43,8 @@ ConstTensorView mask_view(DType dtype, const Broadcast& broadcast, std::array<st
 }
 
 }  // namespace
+
+std::int64_t offset_of(Layout layout) { return layout == Layout::padded ? 3 : 0; }
 
 CaseData::CaseData(const Case& drawn, Device device, core::DeviceMemory& memory)
     : drawn_(drawn), device_(device), memory_(memory) {

@@ -6,6 +6,9 @@
 
 namespace dspattn::check {
 
+// Elements by which a tensor of a layout starts off alignment.
+std::int64_t offset_of(Layout layout);
+
 class CaseData {
  public:
   CaseData(const Case& drawn, Device device, core::DeviceMemory& memory);

@@ -8,6 +8,7 @@
 #include "check/case_data.h"
 #include "check/selection.h"
 #include "check/tolerance.h"
+#include "core/half.h"
 #include "cpu/reference.h"
 #include "dspattn/error.h"
 #include "dspattn/kernels.h"
@@ -162,9 +163,11 @@ cpu::Selection kernel_selection(const CaseData& data, const Runner& runner) {
 }
 
 void check_repeats(const CaseData& data, const Runner& runner, const ForwardResult& forward,
-                   const BackwardResult* backward, Judge& judge) {
+                   const BackwardResult* backward, int reruns, Judge& judge) {
   const bool on_cpu = data.device_problem().device.type == DeviceType::cpu;
-  for (const int threads : on_cpu ? std::vector<int>{1, 2, 5} : std::vector<int>{0}) {
+  std::vector<int> runs(static_cast<std::size_t>(reruns), 0);
+  if (on_cpu && reruns > 0) runs = {1, 2, 5};
+  for (const int threads : runs) {
     const std::string how = on_cpu ? "running with " + std::to_string(threads) + " threads" : "running again";
     if (backward == nullptr) {
       const ForwardResult again = run_forward(data, runner, threads);
@@ -175,6 +178,46 @@ void check_repeats(const CaseData& data, const Runner& runner, const ForwardResu
       judge.same_bits("d_q", backward->d_q, again.d_q, how);
       judge.same_bits("d_k", backward->d_k, again.d_k, how);
       judge.same_bits("d_v", backward->d_v, again.d_v, how);
+    }
+  }
+}
+
+// The library's CPU kernel on the same problem. Where both select the same keys, the two results may differ by what the
+// kernel may from the oracle, and the CPU's own rounding of its result.
+void compare_with_cpu(const CaseData& data, const ForwardResult& forward, const cpu::Selection& selection,
+                      const ForwardTolerance& tolerance, CaseReport& report) {
+  const Case& drawn = data.drawn();
+  const CaseData on_cpu(drawn, {}, core::host_memory());
+  Runner runner = library_runner(core::host_memory(), {}, {});
+  runner.forward = [call = runner.forward](const ForwardArgs& given) {
+    ForwardArgs args = given;
+    args.run.threads = 1;  // many cases are checked side by side
+    call(args);
+  };
+  const ForwardResult expected = run_forward(on_cpu, runner, 1);
+  const cpu::Selection selected = kernel_selection(on_cpu, runner);
+  const std::int64_t heads = forward.out.host_view().extent(1);
+  const std::int64_t rows = forward.out.host_view().extent(2);
+  for (const cpu::Sequence& seq : cpu::sequences_of(data.host_problem())) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      for (std::int64_t i = seq.q_begin; i < seq.q_begin + seq.n_q; ++i) {
+        const std::int64_t row = (seq.batch * heads + h) * rows + i;
+        bool alike = true;
+        for (std::int64_t j = 0; j < seq.n_k && alike; ++j) alike = selection.at(row, j) == selected.at(row, j);
+        if (!alike) continue;
+        ++report.rows_beside_cpu;
+        for (std::int64_t c = 0; c < drawn.d_v; ++c) {
+          const double ours = forward.out.at(seq.batch, h, i, c);
+          const double theirs = expected.out.at(seq.batch, h, i, c);
+          const double allowed = tolerance.out[static_cast<std::size_t>(row * drawn.d_v + c)] +
+                                 core::epsilon_of(drawn.dtype) * std::abs(theirs);
+          if (std::isnan(ours) ? std::isnan(theirs) : std::abs(ours - theirs) <= allowed) continue;
+          report.failures.push_back("out beside the CPU's, row " + std::to_string(row) + " column " +
+                                    std::to_string(c) + ": " + number(ours) + " and " + number(theirs) + ", allowed " +
+                                    number(allowed));
+          return;
+        }
+      }
     }
   }
 }
@@ -195,7 +238,8 @@ void check_data(const CaseData& data, const Runner& runner, const CheckOptions& 
   judge.compare("out", forward.out, Side::queries, drawn.d_v, given.out, tolerance.out);
   if (drawn.want_lse) judge.compare("lse", forward.lse, Side::queries, 1, given.lse, tolerance.lse);
   if (drawn.pass == Pass::forward) {
-    if (options.reruns) check_repeats(data, runner, forward, nullptr, judge);
+    if (options.beside_cpu) compare_with_cpu(data, forward, selection.selection, tolerance, report);
+    check_repeats(data, runner, forward, nullptr, options.reruns, judge);
     return;
   }
 
@@ -205,7 +249,7 @@ void check_data(const CaseData& data, const Runner& runner, const CheckOptions& 
   judge.compare("d_q", backward.d_q, Side::queries, drawn.d, gradients.d_q, allowed.d_q);
   judge.compare("d_k", backward.d_k, Side::keys, drawn.d, gradients.d_k, allowed.d_k);
   judge.compare("d_v", backward.d_v, Side::keys, drawn.d_v, gradients.d_v, allowed.d_v);
-  if (options.reruns) check_repeats(data, runner, forward, &backward, judge);
+  check_repeats(data, runner, forward, &backward, options.reruns, judge);
 }
 
 bool has_kernel(Pass pass, const std::string& name) {
@@ -289,6 +333,7 @@ std::string command_line(std::uint64_t seed, std::int64_t index, const std::stri
   if (limits.head_dim) text += " --head-dim " + std::to_string(*limits.head_dim);
   const DrawLimits defaults;
   if (limits.max_n != defaults.max_n) text += " --max-n " + std::to_string(limits.max_n);
+  if (limits.max_work != defaults.max_work) text += " --max-work " + std::to_string(limits.max_work);
   return text;
 }
 

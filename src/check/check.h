@@ -20,7 +20,8 @@ namespace dspattn::check {
 struct CheckOptions {
   Device device;
   DrawLimits limits;
-  bool reruns = true;  // also check that reruns and thread counts give the same bits
+  int reruns = 1;           // runs that must give the same bits again, on the CPU with 1, 2 and 5 threads; 0: none
+  bool beside_cpu = false;  // also compare with the library's CPU kernel, where both select alike (forward)
 };
 
 struct CaseReport {
@@ -31,6 +32,7 @@ struct CaseReport {
   std::vector<std::string> reasons;   // why not, when not served
   std::vector<std::string> failures;  // empty: passed
   std::int64_t near_ties = 0;         // groups decided otherwise than by the oracle, within rounding
+  std::int64_t rows_beside_cpu = 0;   // rows compared with the CPU kernel's
   double worst = 0;                   // largest error as a fraction of what is allowed
 
   bool passed() const { return failures.empty(); }

@@ -156,16 +156,21 @@ cpu::Selection probe_selection(const CaseData& data, const Runner& runner, std::
 
   ConstTensorView v_view =
       laid_out(host.v.dtype, {host.v.extent(0), host.v.extent(1), host.v.extent(2), width}, data.drawn().v_layout);
-  for (std::int64_t base = 0; base < key_columns; base += width) {
-    Tensor v(data.memory(), v_view);
-    v.fill([](std::int64_t, std::int64_t, std::int64_t, std::int64_t) { return 0.0; });
+  // Where the tensor itself lies: a kernel may serve one place in memory by another path.
+  Tensor v(data.memory(), v_view, offset_of(data.drawn().v_layout));
+  v.fill([](std::int64_t, std::int64_t, std::int64_t, std::int64_t) { return 0.0; });
+  Tensor out = data.output_like_q(width);
+  const auto set_units = [&](std::int64_t base, double value) {
     for (const cpu::Sequence& seq : sequences) {
       for (std::int64_t j = base; j < std::min(seq.n_k, base + width); ++j) {
-        for (std::int64_t h = 0; h < host.v.extent(1); ++h) v.set(unit, seq.batch, h, seq.k_begin + j, j - base);
+        for (std::int64_t h = 0; h < host.v.extent(1); ++h) v.set(value, seq.batch, h, seq.k_begin + j, j - base);
       }
     }
+  };
+  for (std::int64_t base = 0; base < key_columns; base += width) {
+    if (base > 0) set_units(base - width, 0.0);
+    set_units(base, unit);
     v.upload();
-    Tensor out = data.output_like_q(width);
     ForwardArgs args;
     args.problem = data.device_problem();
     args.problem.v = v.device_view();
