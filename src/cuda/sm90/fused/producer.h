@@ -201,7 +201,9 @@ __device__ __forceinline__ void load_tile(std::uint32_t tile, std::uint32_t full
 
 template <typename C>
 __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& shared) {
-  if (threadIdx.x >= 32 && params.partial_blocks == 0) return;  // the copy engine does it all
+  // The copy engine does it all: one thread is enough. Its warp's other lanes would not idle but run through the whole
+  // walk first, while it waits.
+  if (threadIdx.x != 0 && params.partial_blocks == 0) return;
   Ring<C::kStages> ring;
   const std::uint32_t k_full = ptx::shared_address(shared.k_full);
   const std::uint32_t k_empty = ptx::shared_address(shared.k_empty);
@@ -238,6 +240,7 @@ __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& sh
       load_tile<C, 1>(ptx::shared_address(shared.v[ring.stage]), v_full + at, v_empty + at, ring.parity, engine_v,
                       params.v_map, params.v, row, part * params.keys.part_step, 0, kv_head, batch, params.d_v,
                       params.vector_v, [&](int r) { return visible(tile::slot_of_v_row(r)); });
+      if (params.partial_blocks != 0) __syncwarp();  // the driving thread's warp stays together: its other lanes must not run ahead of it
       ring.advance();
       if (++part == C::kTilesPerBlock) {
         part = 0;
