@@ -1,5 +1,4 @@
 // dspattn bench: times the library on shapes of the user's choice, as a table and as JSON.
-#include <CLI/App.hpp>
 #include <fstream>
 #include <iomanip>
 #include <iostream>
@@ -12,6 +11,7 @@
 #include "apps/bench_cell.h"
 #include "apps/commands.h"
 #include "apps/machine.h"
+#include "apps/parser.h"
 #include "apps/problem_options.h"
 #include "apps/progress.h"
 
@@ -172,12 +172,12 @@ void bench(const Options& options, const std::string& command) {
 
 }  // namespace
 
-void register_bench(CLI::App& app, Outcome& outcome) {
-  CLI::App* command =
-      app.add_subcommand("bench", "Time the library on shapes of your choice, each pattern beside dense attention");
+void register_bench(Parser& parser, Outcome& outcome) {
+  Command command =
+      parser.add_subcommand("bench", "Time the library on shapes of your choice, each pattern beside dense attention");
   auto options = std::make_shared<Options>();
   const auto list = [&](const char* name, auto& values, const char* text, const char* type) {
-    command->add_option(name, values, text)->delimiter(',')->type_name(type)->capture_default_str();
+    command.add_option(name, values, text).delimiter(',').type_name(type).capture_default_str();
   };
   list("--n", options->n, "keys (and queries) per sequence", "LIST");
   list("--d", options->d, "head dimensions", "LIST");
@@ -186,28 +186,26 @@ void register_bench(CLI::App& app, Outcome& outcome) {
   list("--dtype", options->dtypes, "fp32, fp16, bf16", "LIST");
   list("--mask", options->masks, "full, causal", "LIST");
   list("--pass", options->passes, "forward, backward", "LIST");
-  command->add_option("--batch", options->batch, "sequences")->type_name("COUNT")->capture_default_str();
-  command->add_option("--heads", options->heads, "query heads")->type_name("COUNT")->capture_default_str();
-  command->add_option("--kv-heads", options->kv_heads, "key and value heads (default: heads)")->type_name("COUNT");
-  command->add_option("--n-q", options->n_q, "queries per sequence, where different from --n")->type_name("COUNT");
-  command->add_option("--device", options->device, "cpu, cuda or cuda:<index>")
-      ->type_name("NAME")
-      ->capture_default_str();
-  command->add_option("--kernel", options->cell.kernel, "force a kernel of the table by name")->type_name("NAME");
-  command->add_option("--threads", options->cell.threads, "CPU threads; 0: all")
-      ->type_name("COUNT")
-      ->capture_default_str();
-  command->add_option("--seconds", options->cell.seconds, "time spent on each row and on its dense partner")
-      ->type_name("SECONDS")
-      ->capture_default_str();
-  command->add_option("--json", options->json, "also write the rows to this file")->type_name("FILE");
-  command->footer(R"(
+  command.add_option("--batch", options->batch, "sequences").type_name("COUNT").capture_default_str();
+  command.add_option("--heads", options->heads, "query heads").type_name("COUNT").capture_default_str();
+  command.add_option("--kv-heads", options->kv_heads, "key and value heads (default: heads)").type_name("COUNT");
+  command.add_option("--n-q", options->n_q, "queries per sequence, where different from --n").type_name("COUNT");
+  command.add_option("--device", options->device, "cpu, cuda or cuda:<index>").type_name("NAME").capture_default_str();
+  command.add_option("--kernel", options->cell.kernel, "force a kernel of the table by name").type_name("NAME");
+  command.add_option("--threads", options->cell.threads, "CPU threads; 0: all")
+      .type_name("COUNT")
+      .capture_default_str();
+  command.add_option("--seconds", options->cell.seconds, "time spent on each row and on its dense partner")
+      .type_name("SECONDS")
+      .capture_default_str();
+  command.add_option("--json", options->json, "also write the rows to this file").type_name("FILE");
+  command.footer(R"(
 Lists have commas between their items; every combination is timed. Each pattern alternates with the library's own dense
 attention on the same data; "vs dense" above 1 means the pattern is faster. TFLOP/s counts the dense work.
 Examples:
   dspattn bench --n 512,1024,2048 --pattern 2:4,1:2
   dspattn bench --dtype fp32,bf16 --mask full,causal --pass forward,backward --json times.json)");
-  command->callback([options, &outcome] { bench(*options, outcome.command_line); });
+  command.callback([options, &outcome] { bench(*options, outcome.command_line); });
 }
 
 }  // namespace dspattn::apps

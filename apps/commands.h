@@ -4,11 +4,9 @@
 
 #include <string>
 
-namespace CLI {
-class App;
-}
-
 namespace dspattn::apps {
+
+class Parser;
 
 // Exit codes of the program.
 enum class Exit : int {
@@ -23,11 +21,11 @@ struct Outcome {
   std::string command_line;  // as the user gave it, for results that say how they were made
 };
 
-void register_bench(CLI::App& app, Outcome& outcome);
-void register_info(CLI::App& app, Outcome& outcome);
-void register_kernels(CLI::App& app, Outcome& outcome);
-void register_run(CLI::App& app, Outcome& outcome);
-void register_theory(CLI::App& app, Outcome& outcome);
-void register_verify(CLI::App& app, Outcome& outcome);
+void register_bench(Parser& parser, Outcome& outcome);
+void register_info(Parser& parser, Outcome& outcome);
+void register_kernels(Parser& parser, Outcome& outcome);
+void register_run(Parser& parser, Outcome& outcome);
+void register_theory(Parser& parser, Outcome& outcome);
+void register_verify(Parser& parser, Outcome& outcome);
 
 }  // namespace dspattn::apps

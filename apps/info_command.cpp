@@ -1,5 +1,4 @@
 // dspattn info: what this build and this machine offer.
-#include <CLI/App.hpp>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -9,6 +8,7 @@
 #include "api/device_memory.h"
 #include "apps/commands.h"
 #include "apps/machine.h"
+#include "apps/parser.h"
 #include "dspattn/kernels.h"
 
 namespace dspattn::apps {
@@ -47,11 +47,12 @@ void print_text(const BuildFacts& build) {
 
 }  // namespace
 
-void register_info(CLI::App& app, Outcome&) {
-  CLI::App* command = app.add_subcommand("info", "What this build and this machine offer: CPU features, GPUs, kernels");
+void register_info(Parser& parser, Outcome&) {
+  Command command =
+      parser.add_subcommand("info", "What this build and this machine offer: CPU features, GPUs, kernels");
   auto json = std::make_shared<bool>(false);
-  command->add_flag("--json", *json, "print JSON instead of text");
-  command->callback([json] { *json ? print_json(build_facts()) : print_text(build_facts()); });
+  command.add_flag("--json", *json, "print JSON instead of text");
+  command.callback([json] { *json ? print_json(build_facts()) : print_text(build_facts()); });
 }
 
 }  // namespace dspattn::apps

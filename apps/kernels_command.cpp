@@ -1,5 +1,4 @@
 // dspattn kernels: the kernel table; with a shape, which kernel would serve and every reason why others would not.
-#include <CLI/App.hpp>
 #include <algorithm>
 #include <iomanip>
 #include <iostream>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "apps/commands.h"
+#include "apps/parser.h"
 #include "apps/problem_options.h"
 #include "dspattn/kernels.h"
 
@@ -81,30 +81,29 @@ void judge_shape(const Options& options, Outcome& outcome) {
 
 }  // namespace
 
-void register_kernels(CLI::App& app, Outcome& outcome) {
-  CLI::App* command = app.add_subcommand(
+void register_kernels(Parser& parser, Outcome& outcome) {
+  Command command = parser.add_subcommand(
       "kernels", "The table of kernels; with a shape, which one would serve and why the others would not");
   auto options = std::make_shared<Options>();
-  std::vector<CLI::Option*> asked = options->shape.add_to(*command);
-  options->rule.add_to(*command);
-  asked.push_back(command->add_option("--dtype", options->dtype, "fp32, fp16 or bf16")->capture_default_str());
-  asked.push_back(command->add_option("--device", options->device, "cpu, cuda or cuda:<index>")->capture_default_str());
-  asked.push_back(command->add_flag("--backward", options->backward, "ask about the gradients instead of the forward"));
-  asked.push_back(command->add_flag("--key-lengths", options->with_lengths, "with a length per sequence"));
-  asked.push_back(command->add_flag("--mask", options->with_allowed, "with a boolean mask tensor"));
-  asked.push_back(command->add_flag("--bias", options->with_bias, "with an additive bias tensor"));
+  std::vector<Option> asked = options->shape.add_to(command);
+  options->rule.add_to(command);
+  asked.push_back(command.add_option("--dtype", options->dtype, "fp32, fp16 or bf16").capture_default_str());
+  asked.push_back(command.add_option("--device", options->device, "cpu, cuda or cuda:<index>").capture_default_str());
+  asked.push_back(command.add_flag("--backward", options->backward, "ask about the gradients instead of the forward"));
+  asked.push_back(command.add_flag("--key-lengths", options->with_lengths, "with a length per sequence"));
+  asked.push_back(command.add_flag("--mask", options->with_allowed, "with a boolean mask tensor"));
+  asked.push_back(command.add_flag("--bias", options->with_bias, "with an additive bias tensor"));
   for (const char* name :
        {"--pattern", "--grouping", "--causal", "--top-left", "--window-left", "--window-right", "--scale"}) {
-    asked.push_back(command->get_option(name));
+    asked.push_back(command.get_option(name));
   }
-  command->footer(R"(
+  command.footer(R"(
 Examples:
   dspattn kernels                                    the whole table
   dspattn kernels --n 4096 --d 64 --dtype bf16       who serves this shape, and why not the others
 Exit code 1 when no kernel serves the problem.)");
-  command->callback([options, asked, &outcome] {
-    const bool any =
-        std::any_of(asked.begin(), asked.end(), [](const CLI::Option* option) { return option->count() > 0; });
+  command.callback([options, asked, &outcome] {
+    const bool any = std::any_of(asked.begin(), asked.end(), [](const Option& option) { return option.given(); });
     if (any) {
       judge_shape(*options, outcome);
     } else {

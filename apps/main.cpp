@@ -1,18 +1,17 @@
 // dspattn: the command line of the library.
-#include <CLI/App.hpp>
-#include <CLI/Config.hpp>
-#include <CLI/Formatter.hpp>
 #include <exception>
 #include <iostream>
 #include <new>
 #include <string>
 
 #include "apps/commands.h"
+#include "apps/parser.h"
 #include "dspattn/error.h"
 
 namespace {
 
 using dspattn::apps::Exit;
+using dspattn::apps::Parser;
 
 constexpr const char* kFooter = R"(
 Start here:
@@ -27,42 +26,34 @@ Exit codes: 0 all is well; 1 a check found a wrong result; 2 bad usage or input;
 int code(Exit exit) { return static_cast<int>(exit); }
 
 // The parser alone would say only that a command is missing.
-void refuse_unknown_command(CLI::App& app, int argc, char** argv) {
+void refuse_unknown_command(const Parser& parser, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
   std::string names;
-  for (const CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
-    if (command->get_name() == argv[1]) return;
-    names += (names.empty() ? "" : ", ") + command->get_name();
+  for (const std::string& name : parser.commands()) {
+    if (name == argv[1]) return;
+    names += (names.empty() ? "" : ", ") + name;
   }
   throw dspattn::Error("command: expected one of " + names + ", got \"" + argv[1] + "\"");
 }
 
 int run(int argc, char** argv) {
-  CLI::App app(
+  Parser parser(
+      "dspattn",
       "Attention whose scores are pruned on the fly to N:M structured sparsity: of every M keys a query sees,\n"
-      "only the N with the largest scores take part.");
-  app.name("dspattn");
-  app.footer(kFooter);
-  app.require_subcommand(1);
-  app.get_formatter()->column_width(34);
-
+      "only the N with the largest scores take part.",
+      kFooter);
   dspattn::apps::Outcome outcome;
   outcome.command_line = "dspattn";
   for (int i = 1; i < argc; ++i) outcome.command_line += std::string(" ") + argv[i];
-  dspattn::apps::register_info(app, outcome);
-  dspattn::apps::register_kernels(app, outcome);
-  dspattn::apps::register_verify(app, outcome);
-  dspattn::apps::register_bench(app, outcome);
-  dspattn::apps::register_run(app, outcome);
-  dspattn::apps::register_theory(app, outcome);
+  dspattn::apps::register_info(parser, outcome);
+  dspattn::apps::register_kernels(parser, outcome);
+  dspattn::apps::register_verify(parser, outcome);
+  dspattn::apps::register_bench(parser, outcome);
+  dspattn::apps::register_run(parser, outcome);
+  dspattn::apps::register_theory(parser, outcome);
 
-  refuse_unknown_command(app, argc, argv);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? code(Exit::ok) : code(Exit::bad_input);
-  }
-  return code(outcome.exit);
+  refuse_unknown_command(parser, argc, argv);
+  return code(parser.parse(argc, argv) ? outcome.exit : Exit::bad_input);
 }
 
 }  // namespace

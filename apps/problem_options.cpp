@@ -1,6 +1,5 @@
 #include "apps/problem_options.h"
 
-#include <CLI/App.hpp>
 #include <charconv>
 
 namespace dspattn::apps {
@@ -29,22 +28,23 @@ std::string to_string(Device device) {
   return device.type == DeviceType::cpu ? "cpu" : "cuda:" + std::to_string(device.index);
 }
 
-void RuleOptions::add_to(CLI::App& app) {
-  app.add_option("--pattern", pattern, "keep N of every M scores, as N:M (1 <= N <= M <= 32), or dense")
-      ->type_name("N:M")
-      ->capture_default_str();
-  app.add_option("--grouping", grouping,
-                 "which M keys compete: interleaved (a stride apart within 128 keys) or consecutive (neighbours)")
-      ->type_name("NAME")
-      ->capture_default_str();
-  app.add_flag("--causal", causal, "a query sees only keys up to its own position");
-  app.add_flag("--top-left", top_left,
-               "with n_q != n_k, put the diagonal of --causal and windows at the first key instead of the last");
-  app.add_option("--window-left", window_left, "a query sees at most this many keys before its position")
-      ->type_name("KEYS");
-  app.add_option("--window-right", window_right, "a query sees at most this many keys after its position")
-      ->type_name("KEYS");
-  app.add_option("--scale", scale, "factor of q.k before softmax (default 1/sqrt(d))")->type_name("FACTOR");
+void RuleOptions::add_to(Command& command) {
+  command.add_option("--pattern", pattern, "keep N of every M scores, as N:M (1 <= N <= M <= 32), or dense")
+      .type_name("N:M")
+      .capture_default_str();
+  command
+      .add_option("--grouping", grouping,
+                  "which M keys compete: interleaved (a stride apart within 128 keys) or consecutive (neighbours)")
+      .type_name("NAME")
+      .capture_default_str();
+  command.add_flag("--causal", causal, "a query sees only keys up to its own position");
+  command.add_flag("--top-left", top_left,
+                   "with n_q != n_k, put the diagonal of --causal and windows at the first key instead of the last");
+  command.add_option("--window-left", window_left, "a query sees at most this many keys before its position")
+      .type_name("KEYS");
+  command.add_option("--window-right", window_right, "a query sees at most this many keys after its position")
+      .type_name("KEYS");
+  command.add_option("--scale", scale, "factor of q.k before softmax (default 1/sqrt(d))").type_name("FACTOR");
 }
 
 void RuleOptions::apply(Problem& problem) const {
@@ -57,17 +57,17 @@ void RuleOptions::apply(Problem& problem) const {
   problem.mask.window_right = window_right;
 }
 
-std::vector<CLI::Option*> ShapeOptions::add_to(CLI::App& app) {
-  std::vector<CLI::Option*> options;
-  options.push_back(app.add_option("--batch", batch, "sequences")->capture_default_str());
-  options.push_back(app.add_option("--heads", heads, "query heads")->capture_default_str());
-  options.push_back(app.add_option("--kv-heads", kv_heads, "key and value heads; divides heads (default: heads)"));
-  options.push_back(app.add_option("--n", n, "queries and keys per sequence (default: 1024)"));
-  options.push_back(app.add_option("--n-q", n_q, "queries per sequence, where different from --n"));
-  options.push_back(app.add_option("--n-k", n_k, "keys per sequence, where different from --n"));
-  options.push_back(app.add_option("--d", d, "head dimension, up to 256")->capture_default_str());
-  options.push_back(app.add_option("--d-v", d_v, "head dimension of the values (default: d)"));
-  for (CLI::Option* option : options) option->type_name("COUNT");
+std::vector<Option> ShapeOptions::add_to(Command& command) {
+  std::vector<Option> options;
+  options.push_back(command.add_option("--batch", batch, "sequences").capture_default_str());
+  options.push_back(command.add_option("--heads", heads, "query heads").capture_default_str());
+  options.push_back(command.add_option("--kv-heads", kv_heads, "key and value heads; divides heads (default: heads)"));
+  options.push_back(command.add_option("--n", n, "queries and keys per sequence (default: 1024)"));
+  options.push_back(command.add_option("--n-q", n_q, "queries per sequence, where different from --n"));
+  options.push_back(command.add_option("--n-k", n_k, "keys per sequence, where different from --n"));
+  options.push_back(command.add_option("--d", d, "head dimension, up to 256").capture_default_str());
+  options.push_back(command.add_option("--d-v", d_v, "head dimension of the values (default: d)"));
+  for (Option& option : options) option.type_name("COUNT");
   return options;
 }
 

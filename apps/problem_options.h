@@ -6,12 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "apps/parser.h"
 #include "dspattn/attention.h"
-
-namespace CLI {
-class App;
-class Option;
-}  // namespace CLI
 
 namespace dspattn::apps {
 
@@ -31,7 +27,7 @@ struct RuleOptions {
   std::optional<std::int64_t> window_right;
   std::optional<double> scale;
 
-  void add_to(CLI::App& app);
+  void add_to(Command& command);
   // Sets pattern, grouping, scale and the diagonal part of the mask. Throws Error.
   void apply(Problem& problem) const;
 };
@@ -48,7 +44,7 @@ struct ShapeOptions {
   std::optional<std::int64_t> d_v;
 
   // The options added, so that a caller can see whether any was given.
-  std::vector<CLI::Option*> add_to(CLI::App& app);
+  std::vector<Option> add_to(Command& command);
   std::int64_t queries() const { return n_q.value_or(n.value_or(1024)); }
   std::int64_t keys() const { return n_k.value_or(n.value_or(1024)); }
   std::int64_t key_heads() const { return kv_heads.value_or(heads); }

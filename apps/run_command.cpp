@@ -1,5 +1,4 @@
 // dspattn run: attention of arrays in .npy files.
-#include <CLI/App.hpp>
 #include <charconv>
 #include <iostream>
 #include <memory>
@@ -10,6 +9,7 @@
 #include "apps/commands.h"
 #include "apps/device_tensor.h"
 #include "apps/npy.h"
+#include "apps/parser.h"
 #include "apps/problem_options.h"
 #include "dspattn/attention.h"
 #include "dspattn/kernels.h"
@@ -210,46 +210,44 @@ class Call {
 
 }  // namespace
 
-void register_run(CLI::App& app, Outcome&) {
-  CLI::App* command =
-      app.add_subcommand("run", "Attention of your own arrays: q, k, v from .npy files, the result to one");
+void register_run(Parser& parser, Outcome&) {
+  Command command =
+      parser.add_subcommand("run", "Attention of your own arrays: q, k, v from .npy files, the result to one");
   auto options = std::make_shared<Options>();
-  command->add_option("q", options->q, "queries [batch, heads, n_q, d]; leading dimensions may be left out")
-      ->required()
-      ->type_name("FILE");
-  command->add_option("k", options->k, "keys [batch, kv_heads, n_k, d]")->required()->type_name("FILE");
-  command->add_option("v", options->v, "values [batch, kv_heads, n_k, d_v]")->required()->type_name("FILE");
-  command->add_option("--out", options->out, "where the result goes")->required()->type_name("FILE");
-  command->add_option("--lse", options->lse, "where the log-sum-exp of each row's kept scores goes")->type_name("FILE");
-  options->rule.add_to(*command);
-  command->add_option("--mask", options->allowed, "bool array, False hides a key; extents of 1 broadcast")
-      ->type_name("FILE");
-  command->add_option("--bias", options->bias, "array added to the scaled scores; extents of 1 broadcast")
-      ->type_name("FILE");
-  command->add_option("--key-lengths", options->key_lengths, "keys that count in each sequence: 7,5,9 or a .npy file")
-      ->type_name("LIST");
-  command->add_option("--cu-q", options->cu_q, "packed batch: where each sequence starts, and the end: 0,7,12")
-      ->type_name("LIST");
-  command->add_option("--cu-k", options->cu_k, "the same for the keys (default: as --cu-q)")->type_name("LIST");
-  command->add_option("--layout", options->layout, "order of dimensions in the files: bhnd or bnhd")
-      ->type_name("NAME")
-      ->capture_default_str();
+  command.add_option("q", options->q, "queries [batch, heads, n_q, d]; leading dimensions may be left out")
+      .required()
+      .type_name("FILE");
+  command.add_option("k", options->k, "keys [batch, kv_heads, n_k, d]").required().type_name("FILE");
+  command.add_option("v", options->v, "values [batch, kv_heads, n_k, d_v]").required().type_name("FILE");
+  command.add_option("--out", options->out, "where the result goes").required().type_name("FILE");
+  command.add_option("--lse", options->lse, "where the log-sum-exp of each row's kept scores goes").type_name("FILE");
+  options->rule.add_to(command);
+  command.add_option("--mask", options->allowed, "bool array, False hides a key; extents of 1 broadcast")
+      .type_name("FILE");
+  command.add_option("--bias", options->bias, "array added to the scaled scores; extents of 1 broadcast")
+      .type_name("FILE");
+  command.add_option("--key-lengths", options->key_lengths, "keys that count in each sequence: 7,5,9 or a .npy file")
+      .type_name("LIST");
+  command.add_option("--cu-q", options->cu_q, "packed batch: where each sequence starts, and the end: 0,7,12")
+      .type_name("LIST");
+  command.add_option("--cu-k", options->cu_k, "the same for the keys (default: as --cu-q)").type_name("LIST");
+  command.add_option("--layout", options->layout, "order of dimensions in the files: bhnd or bnhd")
+      .type_name("NAME")
+      .capture_default_str();
   command
-      ->add_option("--dtype", options->dtype,
-                   "insist on fp32, fp16 or bf16; bf16 also takes 16-bit unsigned integers as bfloat16 bits")
-      ->type_name("TYPE");
-  command->add_option("--device", options->device, "cpu, cuda or cuda:<index>")
-      ->type_name("NAME")
-      ->capture_default_str();
-  command->add_option("--kernel", options->kernel, "force a kernel of the table by name")->type_name("NAME");
-  command->add_option("--threads", options->threads, "CPU threads; 0: all")->type_name("COUNT")->capture_default_str();
-  command->footer(R"(
+      .add_option("--dtype", options->dtype,
+                  "insist on fp32, fp16 or bf16; bf16 also takes 16-bit unsigned integers as bfloat16 bits")
+      .type_name("TYPE");
+  command.add_option("--device", options->device, "cpu, cuda or cuda:<index>").type_name("NAME").capture_default_str();
+  command.add_option("--kernel", options->kernel, "force a kernel of the table by name").type_name("NAME");
+  command.add_option("--threads", options->threads, "CPU threads; 0: all").type_name("COUNT").capture_default_str();
+  command.footer(R"(
 Types: float32, float16, and bfloat16 as ml_dtypes saves it ("<V2"); float64 is refused.
 Examples:
   dspattn run q.npy k.npy v.npy --out o.npy --pattern 2:4 --causal
   dspattn run q.npy k.npy v.npy --out o.npy --lse lse.npy --key-lengths 100,37
   dspattn run q.npy k.npy v.npy --out o.npy --pattern 1:2 --grouping consecutive --mask visible.npy)");
-  command->callback([options] { Call(*options).run(); });
+  command.callback([options] { Call(*options).run(); });
 }
 
 }  // namespace dspattn::apps

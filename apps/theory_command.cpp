@@ -1,7 +1,4 @@
 // dspattn theory: what a pattern keeps and saves, by the paper's formulas, as tables or JSON.
-#include <CLI/App.hpp>
-#include <CLI/Config.hpp>
-#include <CLI/Formatter.hpp>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -12,6 +9,7 @@
 #include <vector>
 
 #include "apps/commands.h"
+#include "apps/parser.h"
 #include "apps/theory_tables.h"
 #include "dspattn/error.h"
 
@@ -151,46 +149,46 @@ void run(const Options& options) {
 
 }  // namespace
 
-void register_theory(CLI::App& app, Outcome&) {
-  CLI::App* command =
-      app.add_subcommand("theory", "What a pattern keeps of attention and what it saves, by the paper's formulas");
+void register_theory(Parser& parser, Outcome&) {
+  Command command =
+      parser.add_subcommand("theory", "What a pattern keeps of attention and what it saves, by the paper's formulas");
   auto options = std::make_shared<Options>();
   TheoryOptions& o = options->theory;
   command
-      ->add_option("--section", options->sections,
-                   "paper, quality, grouping, speed, performer, combined; all by default")
-      ->delimiter(',');
-  command->add_option("--p", o.p, "powers p of Q^p, > 0")->delimiter(',')->capture_default_str();
-  command->add_option("--sigma", o.sigma, "deviations of the scores, > 0")->delimiter(',')->capture_default_str();
-  command->add_option("--density", o.density, "densities of top-k and fixed, in (0, 1]")
-      ->delimiter(',')
-      ->capture_default_str();
-  command->add_option("--pattern", o.patterns, "N:M patterns")->delimiter(',')->capture_default_str();
-  command->add_option("--keys", o.keys, "sequence length n")->capture_default_str();
-  command->add_option("--head-dim", o.head_dim, "d")->capture_default_str();
-  command->add_option("--tile", o.tile, "tile size T")->capture_default_str();
-  command->add_option("--features", o.features, "Performer's features m; 0: d ln d")->capture_default_str();
-  command->add_option("--landmarks", o.landmarks, "Nystromformer's landmarks m")->capture_default_str();
-  command->add_option("--projected", o.projected, "Linformer's projected length k")->capture_default_str();
-  command->add_option("--block-density", o.block_density, "share of blocks that block sparsity keeps")
-      ->capture_default_str();
-  command->add_option("--element-bits", o.element_bits, "bits of a stored weight")->capture_default_str();
-  command->add_option("--correlation", o.correlation, "weight:decay,... so that rho(lag) = sum of weight decay^lag")
-      ->capture_default_str();
-  command->add_flag("--monte-carlo", o.monte_carlo, "simulate the qualities too, with standard errors");
-  command->add_option("--rows", o.rows, "rows per simulation")->capture_default_str();
-  command->add_option("--seed", o.seed, "seed of the simulations")->capture_default_str();
-  command->add_option("--json", options->json,
-                      "also write JSON to this file; - for standard output, without the tables");
-  command->add_option("--predict", options->predict,
-                      "predict the kept weight of measured heads (a file of maps), as JSON");
-  command->footer(R"(
+      .add_option("--section", options->sections,
+                  "paper, quality, grouping, speed, performer, combined; all by default")
+      .delimiter(',');
+  command.add_option("--p", o.p, "powers p of Q^p, > 0").delimiter(',').capture_default_str();
+  command.add_option("--sigma", o.sigma, "deviations of the scores, > 0").delimiter(',').capture_default_str();
+  command.add_option("--density", o.density, "densities of top-k and fixed, in (0, 1]")
+      .delimiter(',')
+      .capture_default_str();
+  command.add_option("--pattern", o.patterns, "N:M patterns").delimiter(',').capture_default_str();
+  command.add_option("--keys", o.keys, "sequence length n").capture_default_str();
+  command.add_option("--head-dim", o.head_dim, "d").capture_default_str();
+  command.add_option("--tile", o.tile, "tile size T").capture_default_str();
+  command.add_option("--features", o.features, "Performer's features m; 0: d ln d").capture_default_str();
+  command.add_option("--landmarks", o.landmarks, "Nystromformer's landmarks m").capture_default_str();
+  command.add_option("--projected", o.projected, "Linformer's projected length k").capture_default_str();
+  command.add_option("--block-density", o.block_density, "share of blocks that block sparsity keeps")
+      .capture_default_str();
+  command.add_option("--element-bits", o.element_bits, "bits of a stored weight").capture_default_str();
+  command.add_option("--correlation", o.correlation, "weight:decay,... so that rho(lag) = sum of weight decay^lag")
+      .capture_default_str();
+  command.add_flag("--monte-carlo", o.monte_carlo, "simulate the qualities too, with standard errors");
+  command.add_option("--rows", o.rows, "rows per simulation").capture_default_str();
+  command.add_option("--seed", o.seed, "seed of the simulations").capture_default_str();
+  command.add_option("--json", options->json,
+                     "also write JSON to this file; - for standard output, without the tables");
+  command.add_option("--predict", options->predict,
+                     "predict the kept weight of measured heads (a file of maps), as JSON");
+  command.footer(R"(
 Examples:
   dspattn theory                                     every table at the paper's settings
   dspattn theory --section quality --p 1 --sigma 1.5,2 --pattern 2:4,4:8
   dspattn theory --section speed --head-dim 128 --density 0.01,0.05
   dspattn theory --section quality --monte-carlo     formulas beside simulations)");
-  command->callback([options] { run(*options); });
+  command.callback([options] { run(*options); });
 }
 
 }  // namespace dspattn::apps

@@ -1,5 +1,4 @@
 // dspattn verify: random problems over the whole contract, each kernel's result held against the fp64 oracle.
-#include <CLI/App.hpp>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -8,6 +7,7 @@
 
 #include "apps/commands.h"
 #include "apps/machine.h"
+#include "apps/parser.h"
 #include "apps/problem_options.h"
 #include "apps/verify.h"
 #include "check/check.h"
@@ -74,32 +74,30 @@ void verify_as_asked(const Options& options, Outcome& outcome) {
 
 }  // namespace
 
-void register_verify(CLI::App& app, Outcome& outcome) {
-  CLI::App* command =
-      app.add_subcommand("verify", "Check kernels on random problems of every kind against a plain fp64 computation");
+void register_verify(Parser& parser, Outcome& outcome) {
+  Command command = parser.add_subcommand(
+      "verify", "Check kernels on random problems of every kind against a plain fp64 computation");
   auto options = std::make_shared<Options>();
-  command->add_option("--count", options->count, "how many problems")->type_name("COUNT")->capture_default_str();
-  command->add_option("--seed", options->seed, "what the problems are drawn from (default: a new one, printed)")
-      ->type_name("NUMBER");
-  command->add_option("--case", options->only, "this one problem of the seed alone")->type_name("INDEX");
-  command->add_option("--kernel", options->kernel, "a kernel by name (default: whichever the library chooses)")
-      ->type_name("NAME");
-  command->add_option("--device", options->device, "cpu, cuda or cuda:<index>")
-      ->type_name("NAME")
-      ->capture_default_str();
-  command->add_option("--pass", options->pass, "only forward or only backward")->type_name("NAME");
-  command->add_option("--dtype", options->dtype, "only fp32, fp16 or bf16")->type_name("TYPE");
-  command->add_option("--pattern", options->pattern, "only this pattern")->type_name("N:M");
-  command->add_option("--grouping", options->grouping, "only interleaved or consecutive")->type_name("NAME");
-  command->add_option("--head-dim", options->head_dim, "only this head dimension")->type_name("COUNT");
-  command->add_option("--max-n", options->max_n, "longest sequence")->type_name("COUNT")->capture_default_str();
-  command->add_option("--max-work", options->max_work, "largest batch * heads * n_q * n_k * (d + d_v)")
-      ->type_name("COUNT")
-      ->capture_default_str();
-  command->add_option("--jobs", options->jobs, "problems checked side by side; 0: one per CPU thread")
-      ->type_name("COUNT")
-      ->capture_default_str();
-  command->footer(R"(
+  command.add_option("--count", options->count, "how many problems").type_name("COUNT").capture_default_str();
+  command.add_option("--seed", options->seed, "what the problems are drawn from (default: a new one, printed)")
+      .type_name("NUMBER");
+  command.add_option("--case", options->only, "this one problem of the seed alone").type_name("INDEX");
+  command.add_option("--kernel", options->kernel, "a kernel by name (default: whichever the library chooses)")
+      .type_name("NAME");
+  command.add_option("--device", options->device, "cpu, cuda or cuda:<index>").type_name("NAME").capture_default_str();
+  command.add_option("--pass", options->pass, "only forward or only backward").type_name("NAME");
+  command.add_option("--dtype", options->dtype, "only fp32, fp16 or bf16").type_name("TYPE");
+  command.add_option("--pattern", options->pattern, "only this pattern").type_name("N:M");
+  command.add_option("--grouping", options->grouping, "only interleaved or consecutive").type_name("NAME");
+  command.add_option("--head-dim", options->head_dim, "only this head dimension").type_name("COUNT");
+  command.add_option("--max-n", options->max_n, "longest sequence").type_name("COUNT").capture_default_str();
+  command.add_option("--max-work", options->max_work, "largest batch * heads * n_q * n_k * (d + d_v)")
+      .type_name("COUNT")
+      .capture_default_str();
+  command.add_option("--jobs", options->jobs, "problems checked side by side; 0: one per CPU thread")
+      .type_name("COUNT")
+      .capture_default_str();
+  command.footer(R"(
 Patterns, groupings, masks, types, strides, lengths from 0 on, packed batches and shared key heads are all drawn. A result
 passes when its selection is right up to near-ties, its numbers are within tolerance, nothing else was written, and
 reruns give the same bits. A failing problem is printed as the command that repeats it alone.
@@ -108,7 +106,7 @@ Examples:
   dspattn verify --kernel cpu_reference --dtype fp16 --count 500
   dspattn verify --seed 7 --case 42
 Exit code 1 when a problem failed, or when none was checked.)");
-  command->callback([options, &outcome] { verify_as_asked(*options, outcome); });
+  command.callback([options, &outcome] { verify_as_asked(*options, outcome); });
 }
 
 }  // namespace dspattn::apps

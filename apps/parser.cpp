@@ -1,0 +1,91 @@
+#include "apps/parser.h"
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+namespace dspattn::apps {
+
+Option& Option::type_name(const std::string& text) {
+  option_->type_name(text);
+  return *this;
+}
+
+Option& Option::required() {
+  option_->required();
+  return *this;
+}
+
+Option& Option::delimiter(char between) {
+  option_->delimiter(between);
+  return *this;
+}
+
+Option& Option::capture_default_str() {
+  option_->capture_default_str();
+  return *this;
+}
+
+bool Option::given() const { return option_->count() > 0; }
+
+template <class T>
+Option Command::add_option(const std::string& name, T& target, const std::string& text) {
+  return Option(app_->add_option(name, target, text));
+}
+
+template Option Command::add_option(const std::string&, std::string&, const std::string&);
+template Option Command::add_option(const std::string&, int&, const std::string&);
+template Option Command::add_option(const std::string&, std::int64_t&, const std::string&);
+template Option Command::add_option(const std::string&, std::uint64_t&, const std::string&);
+template Option Command::add_option(const std::string&, double&, const std::string&);
+template Option Command::add_option(const std::string&, std::optional<std::int64_t>&, const std::string&);
+template Option Command::add_option(const std::string&, std::optional<std::uint64_t>&, const std::string&);
+template Option Command::add_option(const std::string&, std::optional<double>&, const std::string&);
+template Option Command::add_option(const std::string&, std::vector<std::string>&, const std::string&);
+template Option Command::add_option(const std::string&, std::vector<std::int64_t>&, const std::string&);
+template Option Command::add_option(const std::string&, std::vector<double>&, const std::string&);
+
+Option Command::add_flag(const std::string& name, bool& target, const std::string& text) {
+  return Option(app_->add_flag(name, target, text));
+}
+
+Option Command::get_option(const std::string& name) const { return Option(app_->get_option(name)); }
+
+void Command::footer(const std::string& text) { app_->footer(text); }
+
+void Command::callback(std::function<void()> action) { app_->callback(std::move(action)); }
+
+Parser::Parser(const std::string& name, const std::string& text, const std::string& footer)
+    : app_(std::make_unique<CLI::App>(text, name)) {
+  app_->footer(footer);
+  app_->require_subcommand(1);
+  app_->get_formatter()->column_width(34);
+}
+
+Parser::~Parser() = default;
+
+Command Parser::add_subcommand(const std::string& name, const std::string& text) {
+  return Command(app_->add_subcommand(name, text));
+}
+
+std::vector<std::string> Parser::commands() const {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app_->get_subcommands([](CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+bool Parser::parse(int argc, char** argv) {
+  try {
+    app_->parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app_->exit(error) == 0;
+  }
+  return true;
+}
+
+}  // namespace dspattn::apps
