@@ -190,6 +190,12 @@ Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits)
   }
   drawn.want_lse = drawn.pass == Pass::backward || random.chance(75);
   drawn.nan_in_k = drawn.pass == Pass::forward && random.chance(4);
+  drawn.nan_in_q = drawn.pass == Pass::forward && random.chance(4);
+  if (drawn.pass == Pass::forward && random.chance(15)) {
+    drawn.magnitude = random.one_of({0.0, 64.0, 64.0, 64.0, 4096.0, 4096.0});
+    // Larger integers would not be exact in fp16.
+    if (drawn.integers && drawn.magnitude > 1) drawn.magnitude = 1;
+  }
   return drawn;
 }
 
@@ -232,6 +238,8 @@ std::string describe(const Case& drawn) {
   }
   if (drawn.integers) add("integers");
   if (drawn.nan_in_k) add("nan_in_k");
+  if (drawn.nan_in_q) add("nan_in_q");
+  if (drawn.magnitude != 1) add("magnitude=" + std::to_string(static_cast<int>(drawn.magnitude)));
   return text;
 }
 

@@ -58,7 +58,12 @@ struct Case {
   bool want_lse = true;
   bool integers = false;  // small integers: every sum is exact, so the selection must be, too
   bool nan_in_k = false;  // one NaN somewhere in k (forward only)
+  bool nan_in_q = false;  // one NaN somewhere in q (forward only)
+  // Of the elements of q, a power of two or 0: scores in the hundreds or ten thousands, or all equal (forward only).
+  double magnitude = 1;
 
+  // Whether the selection must be the oracle's to the last key: every sum is exact.
+  bool exact() const { return integers || (magnitude == 0 && !bias); }
   std::int64_t length_q(std::int64_t sequence) const;
   std::int64_t length_k(std::int64_t sequence) const;
 };

@@ -9,7 +9,7 @@ namespace dspattn::check {
 namespace {
 
 // One stream of numbers per tensor, so that a change of one does not change the others.
-enum class Stream : std::uint64_t { q = 1, k, v, d_out, allowed, bias, nan };
+enum class Stream : std::uint64_t { q = 1, k, v, d_out, allowed, bias, nan, nan_in_q };
 
 Random stream_of(const Case& drawn, Stream stream) {
   return {drawn.seed ^ (static_cast<std::uint64_t>(stream) << 56), static_cast<std::uint64_t>(drawn.index)};
@@ -62,31 +62,35 @@ CaseData::CaseData(const Case& drawn, Device device, core::DeviceMemory& memory)
 
 void CaseData::make_values() {
   const auto make = [&](Tensor& tensor, Stream stream, std::array<std::int64_t, 4> shape, Layout layout,
-                        std::int64_t end, bool integers) {
+                        std::int64_t end, bool integers, double magnitude) {
     tensor = Tensor(memory_, laid_out(drawn_.dtype, shape, layout), offset_of(layout));
     Random random = stream_of(drawn_, stream);
     tensor.fill([&](std::int64_t, std::int64_t, std::int64_t row, std::int64_t) {
-      const double value = draw_value(random, integers);
+      const double value = magnitude * draw_value(random, integers);
       // Rows past the last sequence belong to nobody: NaN shows whether they leak into a result.
       return row < end ? value : std::numeric_limits<double>::quiet_NaN();
     });
   };
   const std::int64_t end_q = drawn_.packed ? drawn_.cu_q.back() : rows_q_;
   const std::int64_t end_k = drawn_.packed ? drawn_.cu_k.back() : rows_k_;
-  make(q_, Stream::q, {lead_, drawn_.heads, rows_q_, drawn_.d}, drawn_.q_layout, end_q, drawn_.integers);
-  make(k_, Stream::k, {lead_, drawn_.kv_heads, rows_k_, drawn_.d}, drawn_.k_layout, end_k, drawn_.integers);
-  make(v_, Stream::v, {lead_, drawn_.kv_heads, rows_k_, drawn_.d_v}, drawn_.v_layout, end_k, false);
+  make(q_, Stream::q, {lead_, drawn_.heads, rows_q_, drawn_.d}, drawn_.q_layout, end_q, drawn_.integers,
+       drawn_.magnitude);
+  make(k_, Stream::k, {lead_, drawn_.kv_heads, rows_k_, drawn_.d}, drawn_.k_layout, end_k, drawn_.integers, 1);
+  make(v_, Stream::v, {lead_, drawn_.kv_heads, rows_k_, drawn_.d_v}, drawn_.v_layout, end_k, false, 1);
   if (drawn_.pass == Pass::backward) {
-    make(d_out_, Stream::d_out, {lead_, drawn_.heads, rows_q_, drawn_.d_v}, drawn_.out_layout, end_q, false);
+    make(d_out_, Stream::d_out, {lead_, drawn_.heads, rows_q_, drawn_.d_v}, drawn_.out_layout, end_q, false, 1);
   }
-  if (drawn_.nan_in_k && lead_ > 0 && end_k > 0) {
-    Random random = stream_of(drawn_, Stream::nan);
+  const auto put_nan = [&](Tensor& tensor, Stream stream, std::int64_t heads, std::int64_t rows) {
+    if (lead_ == 0 || rows == 0) return;
+    Random random = stream_of(drawn_, stream);
     // One statement each: the order in which arguments are evaluated differs between compilers.
     const std::int64_t b = random.below(lead_);
-    const std::int64_t h = random.below(drawn_.kv_heads);
-    const std::int64_t row = random.below(end_k);
-    k_.set(std::numeric_limits<double>::quiet_NaN(), b, h, row, random.below(drawn_.d));
-  }
+    const std::int64_t h = random.below(heads);
+    const std::int64_t row = random.below(rows);
+    tensor.set(std::numeric_limits<double>::quiet_NaN(), b, h, row, random.below(drawn_.d));
+  };
+  if (drawn_.nan_in_k) put_nan(k_, Stream::nan, drawn_.kv_heads, end_k);
+  if (drawn_.nan_in_q) put_nan(q_, Stream::nan_in_q, drawn_.heads, end_q);
 }
 
 void CaseData::make_masks() {

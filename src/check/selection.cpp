@@ -74,7 +74,7 @@ class RowJudge {
 
   // How far rounding may move the selection key of (row, j).
   double key_error(std::int64_t row, std::int64_t j) const {
-    if (data_.drawn().integers) return 0.0;
+    if (data_.drawn().exact()) return 0.0;
     const double arithmetic = dot_error_ * oracle_.magnitudes.at(row, j) * to_key_units_;
     if (data_.drawn().dtype == DType::f32) return arithmetic;
     // Rounding to fp16 turns the smallest arithmetic error into a whole step.
@@ -111,7 +111,7 @@ class RowJudge {
       const double rival_error = oracle_keeps ? largest_dropped_error : smallest_kept_error;
       const double gap = std::abs(oracle_.keys.at(row, j) - rival);
       const double allowed = key_error(row, j) + rival_error;
-      if (data_.drawn().integers || gap > allowed) {
+      if (data_.drawn().exact() || gap > allowed) {
         fail(row, j,
              std::string("is ") + (kernel_keeps ? "kept" : "dropped") + " by the kernel and not by the oracle; gap " +
                  number(gap) + ", rounding explains " + number(allowed));

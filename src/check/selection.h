@@ -21,7 +21,7 @@ struct SelectionJudgement {
   std::vector<std::string> failures;  // differences that are no near-ties, and keys that the mask forbids
 };
 
-// `oracle` is the contract's own selection. With integer inputs every difference is a failure.
+// `oracle` is the contract's own selection. With exact sums every difference is a failure.
 SelectionJudgement judge_selection(const CaseData& data, const cpu::Reference& oracle, const cpu::Selection& probed);
 
 }  // namespace dspattn::check

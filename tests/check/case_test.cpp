@@ -95,7 +95,10 @@ TEST(Case, TheWholeContractIsDrawn) {
       {"padded", [](const Case& c) { return c.q_layout == Layout::padded; }},
       {"bnhd out", [](const Case& c) { return c.out_layout == Layout::bnhd; }},
       {"integers", [](const Case& c) { return c.integers; }},
-      {"NaN", [](const Case& c) { return c.nan_in_k; }},
+      {"NaN in k", [](const Case& c) { return c.nan_in_k; }},
+      {"NaN in q", [](const Case& c) { return c.nan_in_q; }},
+      {"equal scores", [](const Case& c) { return c.magnitude == 0; }},
+      {"scores of thousands", [](const Case& c) { return c.magnitude > 1000; }},
       {"no LSE", [](const Case& c) { return !c.want_lse; }},
   };
   std::map<std::string, int> counts;

@@ -144,7 +144,7 @@ TEST_P(FusedRow, GivesTheSameBitsOverAHundredReruns) {
     options.limits.pattern = row.pattern;
     options.limits.head_dim = row.dim;
     options.limits.max_n = 1025;
-    options.limits.max_work = 24'000'000;
+    options.limits.max_work = 300'000'000;
     options.reruns = 100;
     const check::Case drawn = check::draw_case(11, index, options.limits);
     if (drawn.batch * drawn.heads * drawn.n_q < 500 || drawn.n_k < 300) continue;
