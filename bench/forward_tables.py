@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/fused_kernel.md from bench/results/forward_h200.json, between their markers.
+
+python3 bench/forward_tables.py            # rewrite
+python3 bench/forward_tables.py --check    # exit 1 when the tables are not what the results say
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import forward_bars
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results" / "forward_h200.json"
+PAGE = ROOT / "docs" / "fused_kernel.md"
+BEGIN = "<!-- forward tables, written by bench/forward_tables.py -->"
+END = "<!-- end of forward tables -->"
+SIGN = {"goal": " ✓", "floor": "", "BELOW": " ✗", "": ""}
+TITLES = {
+    "grouping": "consecutive groups",
+    "fp16": "fp16",
+    "d256": "head dim 256",
+    "gqa": "32 heads sharing 8",
+    "varlen": "packed, random lengths 128…4096",
+    "mask": "mask",
+}
+
+
+def cell(row, peer="cudnn"):
+    if row is None or peer not in row["ratio"]:
+        return "-"
+    return f"{row['tflops']:.0f} · {row['ratio'][peer]:.2f}x{SIGN[forward_bars.verdict(row)]}"
+
+
+def length_table(rows, mode):
+    """A line per length and mask, a column per pattern and head dim."""
+    found = {(r["n_q"], r["mask"], r["pattern"], r["d"]): r for r in rows if r["part"] == "table" and r["mode"] == mode}
+    lengths = [n for n in forward_bars.LENGTHS if any(key[0] == n for key in found)]
+    lines = ["| n | " + " | ".join(f"{pattern}, d = {d}" for pattern, d in forward_bars.CELLS) + " |"]
+    lines.append("|---" * (len(forward_bars.CELLS) + 1) + "|")
+    for n in lengths:
+        for mask in forward_bars.MASKS:
+            cells = [cell(found.get((n, mask, pattern, d))) for pattern, d in forward_bars.CELLS]
+            lines.append(f"| {n} {mask} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def other_table(rows):
+    lines = ["| what | n | d | pattern | TFLOP/s | beside | ratio | at least |", "|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        if row["part"] not in TITLES or row["mode"] != "burst" or not row["ratio"]:
+            continue
+        bar = forward_bars.bar_of(row)
+        beside = bar[0] if bar else next(iter(row["ratio"]))
+        if beside == "best":
+            beside = min(row["ratio"], key=row["ratio"].get)
+        if beside not in row["ratio"]:
+            continue
+        what = TITLES[row["part"]] if row["part"] != "mask" else {"bool": "boolean mask", "bias": "bias"}[row["mask"]]
+        what += ", causal" if row["mask"] == "causal" else ""
+        lines.append(
+            f"| {what} | {row['n_q']} | {row['d']} | {row['pattern']} | {row['tflops']:.0f} | {beside} "
+            f"{row['peers'][beside]['tflops']:.0f} | {row['ratio'][beside]:.2f}{SIGN[forward_bars.verdict(row)]} "
+            f"| {bar[1] if bar else ''} |"
+        )
+    return lines if len(lines) > 2 else []
+
+
+def tables(result):
+    rows = [row for row in result["rows"] if not row.get("library")]
+    for row in rows:  # files from before there were parts
+        plain = row["dtype"] == "bf16" and row["grouping"] == "interleaved" and row["kv_heads"] == row["heads"]
+        row.setdefault("part", "table" if plain else "")
+    verdicts = [forward_bars.verdict(row) for row in rows]
+    commit = result["commit"][:10]
+    lines = [
+        f"Burst ({result['device']['name']}, torch {result['versions']['torch']}, cuDNN {result['versions']['cudnn']}, "
+        f"commit {commit}): TFLOP/s and times faster than cuDNN in the same run; ✓ at or above the goal, ✗ below the "
+        f"floor. Of all bars, {verdicts.count('goal')} are at the goal, {verdicts.count('floor')} between floor and "
+        f"goal, {verdicts.count('BELOW')} below the floor.",
+        "",
+        *length_table(rows, "burst"),
+        "",
+        "Sustained, a second and more without a pause (✗: below 1.15 for 2:4, 1.25 for 1:2):",
+        "",
+        *length_table(rows, "sustained"),
+    ]
+    if others := other_table(rows):
+        lines += ["", "The rest, bursts:", "", *others]
+    memory = [row for row in rows if row["part"] == "memory"]
+    if memory:
+        lines += ["", "Memory beyond inputs and output: " + "; ".join(
+            f"n = {row['n_q']}: {row['device_bytes_taken']} bytes of the device, and the log-sum-exp, "
+            f"{row['lse_bytes_per_row']:.0f} bytes a query row" for row in memory) + "."]  # fmt: skip
+    return "\n".join(lines)
+
+
+def replaced(text, table):
+    """The page with its table replaced; None when it has no markers."""
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    if not pattern.search(text):
+        return None
+    return pattern.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text)
+
+
+def main(arguments):
+    text = PAGE.read_text(encoding="utf-8")
+    new = replaced(text, tables(json.loads(RESULTS.read_text(encoding="utf-8"))))
+    if new is None:
+        print(f"{PAGE.name}: expected the markers {BEGIN} and {END}", file=sys.stderr)
+        return 1
+    if "--check" in arguments:
+        if new != text:
+            print(
+                f"{PAGE.name}: its tables are not those of {RESULTS.name}; run {Path(__file__).name}", file=sys.stderr
+            )
+        return int(new != text)
+    PAGE.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""The fused forward's committed results: the docs say what they say, and the bars tell right from wrong."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.fixture(autouse=True)
+def bench_on_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    yield
+    for name in ("forward_bars", "forward_tables"):
+        sys.modules.pop(name, None)
+
+
+def row(ratio, **changes):
+    facts = {"part": "table", "mode": "burst", "pattern": "2:4", "d": 64, "n_q": 4096, "mask": "full"}
+    return facts | {"ratio": ratio} | changes
+
+
+@pytest.mark.parametrize(
+    "measured, verdict",
+    [
+        (row({"cudnn": 1.26}), "BELOW"),
+        (row({"cudnn": 1.27}), "floor"),
+        (row({"cudnn": 1.48}), "goal"),
+        (row({"cudnn": 1.3}, pattern="1:2", mask="causal", n_q=1024), "floor"),
+        (row({}), ""),
+        (row({"cudnn": 1.1}, mode="sustained"), "BELOW"),
+        (row({"cudnn": 1.16}, mode="sustained"), "goal"),
+        (row({"cudnn": 0.9}, mode="sustained", n_q=512), ""),
+        (row({"interleaved": 0.97}, part="grouping"), "BELOW"),
+        (row({"bf16": 0.95}, part="fp16"), "goal"),
+        (row({"cudnn": 1.19}, part="d256", d=256), "BELOW"),
+        (row({"dense batch": 0.96}, part="varlen"), "goal"),
+        (row({"cudnn": 3.0, "efficient": 0.9}, part="mask"), "BELOW"),
+        (row({"cudnn": 3.0, "efficient": 1.1}, part="mask"), "goal"),
+    ],
+)
+def test_verdicts(measured, verdict):
+    assert importlib.import_module("forward_bars").verdict(measured) == verdict
+
+
+def test_the_tables_of_the_docs_say_what_the_results_say(capsys):
+    assert importlib.import_module("forward_tables").main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_another_result_gives_another_table():
+    tables = importlib.import_module("forward_tables")
+    result = json.loads(tables.RESULTS.read_text(encoding="utf-8"))
+    before = tables.tables(result)
+    result["rows"][0]["tflops"] += 100
+    assert tables.tables(result) != before
+    assert tables.replaced("no markers", before) is None
