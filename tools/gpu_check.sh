@@ -7,7 +7,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "${1:-out/gpu}")
-build=${2:-build-gpu}
+build=$(realpath -m "${2:-build-gpu}")
 python=${PYTHON:-python3}
 mkdir -p "$out"
 summary=()
@@ -19,7 +19,7 @@ part() { # name, command...: its output goes to <name>.txt, and the end of it to
   if "$@" > "$out/$name.txt" 2>&1; then verdict=passed; else verdict=FAILED; failed=$((failed + 1)); fi
   printf '=== %s\n' "$name"
   tail -n 12 "$out/$name.txt"
-  summary+=("$(printf '%-14s %-7s %4d s' "$name" $verdict $((SECONDS - started)))")
+  summary+=("$(printf '%-36s %-7s %4d s' "$name" $verdict $((SECONDS - started)))")
 }
 
 configure_and_build() {
@@ -33,17 +33,24 @@ for program in "$build"/tests/cuda/cuda_*_tests; do
   part "$name" env DSPATTN_FUSED_CASES="${DSPATTN_FUSED_CASES:-300}" "$program"
 done
 
-# A few short problems each of two rows, a fast one and a large one, and of the pipeline.
-fused='*RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128:*RandomProblems/*tf32*'
-for tool in memcheck racecheck synccheck initcheck; do
-  for program in "$build"/tests/cuda/cuda_*gpu_tests; do
-    part "$tool-$(basename "$program")" env DSPATTN_FUSED_CASES=4 \
-      compute-sanitizer --tool $tool --error-exitcode 9 "$program" --gtest_filter="$fused"
+# Reduced sets: short problems of two rows of the fused kernel, of the tf32 rows, and of the pipeline.
+declare -A reduced=(
+  [cuda_fused_gpu_tests]='*RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128'
+  [cuda_fused_tf32_gpu_tests]='*RandomProblems/*'
+  [cuda_pipeline_tests]='*WritesTheBytesOfTheCpu:*ANanScore*:*EmptyProblems*'
+)
+for program in "${!reduced[@]}"; do
+  [ -x "$build/tests/cuda/$program" ] || continue
+  for tool in memcheck racecheck synccheck initcheck; do
+    part "$tool-$program" env DSPATTN_FUSED_CASES=8 timeout 300 \
+      compute-sanitizer --tool $tool --error-exitcode 9 "$build/tests/cuda/$program" --gtest_filter="${reduced[$program]}"
   done
 done
 
 export DSPATTN_BENCH_LIBRARY=$build/bench/libdspattn_bench_shim.so
 part forward "$python" bench/fused_forward.py --out "$out/forward.json" --check
+export DSPATTN_BUILD=$build
+part pipeline_torch "$python" -m pytest -q tests/cuda
 
 printf '\n=== summary (outputs in %s)\n' "$out"
 printf '%s\n' "${summary[@]}"
