@@ -69,18 +69,18 @@ PYTHON_NAMES = {
     "mask.window_left": "window[0]",
     "mask.window_right": "window[1]",
     "mask.key_lengths": "key_lengths",
+    "cu_q": "cu_seqlens_q",
     "packed.cu_q": "cu_seqlens_q",
     "packed.cu_k": "cu_seqlens_k",
     "packed.max_q": "max_seqlen_q",
     "packed.max_k": "max_seqlen_k",
 }
-_ARGUMENT = re.compile(r"(?:mask\.|packed\.)?\w+")  # at the start of a reason
+# Where a reason names an argument: at its start, and where it compares with another one ("q's type").
+_ARGUMENT = re.compile(r"^(?:mask\.|packed\.)?\w+|\b\w+(?='s )")
 
 
 def _in_python_names(reason: str) -> str:
-    match = _ARGUMENT.match(reason)
-    name = match.group() if match else ""
-    return PYTHON_NAMES[name] + reason[len(name) :] if name in PYTHON_NAMES else reason
+    return _ARGUMENT.sub(lambda match: PYTHON_NAMES.get(match.group(), match.group()), reason)
 
 
 def _heads(like: Tensor, n_from: Tensor, d: Any) -> Tensor:

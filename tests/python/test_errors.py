@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -26,7 +27,7 @@ CASES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "scale": (lambda: dspattn.attention(Q, K, V, scale=float("nan")), ("scale", "nan")),
     "zero scale": (lambda: dspattn.attention(Q, K, V, scale=0.0), ("scale", "positive", "0")),
     "float64": (lambda: dspattn.attention(Q.double(), K.double(), V.double()), ("query", "float64")),
-    "mixed types": (lambda: dspattn.attention(Q, K.half(), V), ("key", "fp16")),
+    "mixed types": (lambda: dspattn.attention(Q, K.half(), V), ("key.dtype", "query's type fp32", "fp16")),
     "head dim": (lambda: dspattn.attention(*[torch.randn(1, 1, 2, 257)] * 3), ("query", "256", "257")),
     "d of key": (lambda: dspattn.attention(Q, K[..., :8], V), ("key", "16", "8")),
     "n of value": (lambda: dspattn.attention(Q, K, V[:, :, :7]), ("value", "10", "7")),
@@ -54,6 +55,10 @@ CASES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         ("cu_seqlens_q[2]", "5", "3"),
     ),
     "packed dims": (lambda: dspattn.varlen_attention(Q, K, V, CU, CU), ("query", "3 dimensions")),
+    "packed extents": (
+        lambda: dspattn.varlen_attention(PACKED, PACKED, PACKED, CU, CU[:2]),
+        ("cu_seqlens_k", "cu_seqlens_q's extent 3", "2"),
+    ),
     "packed longest": (
         lambda: dspattn.varlen_attention(PACKED, PACKED, PACKED, CU, CU, 2, 3),
         ("max_seqlen_q", "3", "2"),
@@ -68,6 +73,8 @@ def test_wrong_call_names_argument_expectation_and_value(name: str) -> None:
         call()
     for part in parts:
         assert part in str(caught.value)
+    # The names of the C++ library's arguments do not show.
+    assert not re.search(r"\b(q|k|v|cu_q|cu_k)('s |[.:\[])|\b(mask|packed)\.", str(caught.value))
     assert isinstance(caught.value, ValueError) and isinstance(caught.value, RuntimeError)
 
 
