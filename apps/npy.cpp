@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <limits>
 #include <stdexcept>
@@ -200,7 +201,9 @@ NpyArray read_npy(const std::filesystem::path& path, Uint16 uint16) {
   return read_npy(stream, file_bytes, name, uint16);
 }
 
-void write_npy(const std::filesystem::path& path, const NpyArray& array) {
+namespace {
+
+void write_array(const std::filesystem::path& path, const std::string& name, const NpyArray& array) {
   static_assert(std::endian::native == std::endian::little, "the writer declares its bytes to be little endian");
   constexpr std::array<std::string_view, 5> kDescr = {"<f4", "<f2", "<V2", "<i4", "|b1"};  // in the order of DType
   constexpr std::size_t kAlignment = 64;                                                   // NumPy aligns the data so
@@ -213,12 +216,59 @@ void write_npy(const std::filesystem::path& path, const NpyArray& array) {
   header += '\n';
 
   std::ofstream stream(path, std::ios::binary | std::ios::trunc);
-  if (!stream) throw std::runtime_error(path.string() + ": cannot be opened for writing");
+  if (!stream) throw std::runtime_error(name + ": cannot be opened for writing");
   stream << kMagic << '\x01' << '\0' << static_cast<char>(header.size() & 0xff) << static_cast<char>(header.size() >> 8)
          << header;
   stream.write(reinterpret_cast<const char*>(array.bytes.data()), static_cast<std::streamsize>(array.bytes.size()));
   stream.close();
-  if (!stream) throw std::runtime_error(path.string() + ": could not be written in full; is the disk full?");
+  if (!stream) throw std::runtime_error(name + ": could not be written in full; is the disk full?");
+}
+
+// A file on its way: written beside its place, removed again unless it took that place.
+class Pending {
+ public:
+  explicit Pending(const std::filesystem::path& path) : name_(path.string()), place_(place_of(path)) {
+    // A device or a pipe takes its bytes as they come; what stands there must not be replaced.
+    const std::filesystem::file_status status = std::filesystem::status(place_);
+    if (!std::filesystem::exists(status) || std::filesystem::is_regular_file(status)) {
+      beside_ = place_.string() + ".partial";
+    }
+  }
+  ~Pending() {
+    std::error_code ignored;
+    if (!beside_.empty()) std::filesystem::remove(beside_, ignored);
+  }
+  Pending(const Pending&) = delete;
+  Pending& operator=(const Pending&) = delete;
+
+  void write(const NpyArray& array) const { write_array(beside_.empty() ? place_ : beside_, name_, array); }
+
+  void take_place() {
+    if (beside_.empty()) return;
+    std::error_code problem;
+    std::filesystem::rename(beside_, place_, problem);
+    if (problem) throw std::runtime_error(name_ + ": cannot be replaced: " + problem.message());
+  }
+
+ private:
+  // Behind symbolic links.
+  static std::filesystem::path place_of(const std::filesystem::path& path) {
+    std::error_code problem;
+    const std::filesystem::path place = std::filesystem::weakly_canonical(path, problem);
+    return problem ? path : place;
+  }
+
+  std::string name_;
+  std::filesystem::path place_;
+  std::filesystem::path beside_;  // empty when the bytes went straight to their place
+};
+
+}  // namespace
+
+void write_npy(const std::vector<NpyFile>& files) {
+  std::deque<Pending> pending;
+  for (const NpyFile& file : files) pending.emplace_back(file.path).write(file.array);
+  for (Pending& file : pending) file.take_place();
 }
 
 }  // namespace dspattn::apps

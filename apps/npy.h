@@ -32,7 +32,13 @@ NpyArray read_npy(const std::filesystem::path& path, Uint16 uint16 = Uint16::ref
 NpyArray read_npy(std::istream& stream, std::uint64_t file_bytes, const std::string& name,
                   Uint16 uint16 = Uint16::refused);
 
-// Format version 1, C order, little endian. Throws std::runtime_error when the file cannot be written.
-void write_npy(const std::filesystem::path& path, const NpyArray& array);
+struct NpyFile {
+  std::filesystem::path path;
+  NpyArray array;
+};
+
+// Format version 1, C order, little endian. All files or none: each is written in full beside its place before the
+// first takes it. Throws std::runtime_error when one cannot be written.
+void write_npy(const std::vector<NpyFile>& files);
 
 }  // namespace dspattn::apps

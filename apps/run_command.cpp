@@ -1,5 +1,6 @@
 // dspattn run: attention of arrays in .npy files.
 #include <charconv>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -91,12 +92,19 @@ std::int32_t longest(const NpyArray& cumulative) {
   return most;
 }
 
+bool same_place(const std::string& first, const std::string& second) {
+  return std::filesystem::absolute(first).lexically_normal() == std::filesystem::absolute(second).lexically_normal();
+}
+
 // All arrays of one call on the device, and the call.
 class Call {
  public:
   explicit Call(const Options& options) : options_(options), device_(parse_device(options.device)) {
     if (options.layout != "bhnd" && options.layout != "bnhd") {
       throw Error("layout: expected bhnd or bnhd, got \"" + options.layout + "\"");
+    }
+    if (!options.lse.empty() && same_place(options.lse, options.out)) {
+      throw Error("lse: expected another file than --out, got \"" + options.lse + "\"");
     }
     if (!options.dtype.empty()) wanted_ = parse_dtype(options.dtype);
     options.rule.apply(args_.problem);
@@ -137,12 +145,13 @@ class Call {
     args_.run.workspace_bytes = workspace_bytes;
     forward(args_);
 
-    save(options_.out, out_, args_.out.dtype, out_shape);
+    std::vector<NpyFile> files{{options_.out, downloaded(out_, args_.out.dtype, out_shape)}};
     if (!options_.lse.empty()) {
       // As many leading dimensions as q had.
       lse_shape.erase(lse_shape.begin(), lse_shape.begin() + (4 - std::ssize(q_shape_)));
-      save(options_.lse, lse_, DType::f32, lse_shape);
+      files.push_back({options_.lse, downloaded(lse_, DType::f32, lse_shape)});
     }
+    write_npy(files);
     const KernelInfo kernel = choose(args_.problem, Pass::forward, options_.kernel);
     std::cout << options_.out << ": " << shape_text(out_shape) << " " << name(args_.out.dtype) << ", pattern "
               << to_string(args_.problem.pattern) << ", " << to_string(args_.problem.grouping) << ", kernel "
@@ -194,10 +203,10 @@ class Call {
     args_.problem.packed = packed;
   }
 
-  void save(const std::string& file, const DeviceTensor& tensor, DType dtype, const std::vector<std::int64_t>& shape) {
+  static NpyArray downloaded(const DeviceTensor& tensor, DType dtype, const std::vector<std::int64_t>& shape) {
     NpyArray array{dtype, shape, std::vector<std::byte>(tensor.bytes())};
     tensor.download(array.bytes.data());
-    write_npy(file, array);
+    return array;
   }
 
   const Options& options_;

@@ -82,7 +82,7 @@ TEST(Npy, WrittenFilesReadBack) {
       std::size_t size = size_bytes(dtype);
       for (const std::int64_t extent : shape) size *= static_cast<std::size_t>(extent);
       for (std::size_t i = 0; i < size; ++i) array.bytes.push_back(static_cast<std::byte>(i));
-      write_npy(path, array);
+      write_npy({{path, array}});
       const NpyArray back = read_npy(path);
       EXPECT_EQ(back.dtype, dtype);
       EXPECT_EQ(back.shape, shape);

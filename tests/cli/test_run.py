@@ -1,6 +1,7 @@
 """dspattn run: results against plain NumPy, file types and layouts, and every kind of file it must refuse."""
 
 import io
+import os
 
 import numpy as np
 import pytest
@@ -185,6 +186,30 @@ def test_results_do_not_depend_on_the_number_of_threads(dspattn, qkv, tmp_path):
         run_ok(dspattn, "--threads", threads)
         stored.append((tmp_path / "o.npy").read_bytes())
     assert stored[0] == stored[1] == stored[2]
+
+
+def test_a_result_that_cannot_be_written_leaves_no_other(dspattn, qkv, save, tmp_path):
+    """--out is as it was when --lse fails, and nothing half-written stays behind."""
+    save("o.npy", np.arange(3))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    (tmp_path / "folder").mkdir()
+    for lse in "absent/lse.npy", "folder":
+        result = dspattn("run", *FILES, "--lse", lse)
+        assert result.returncode == 3
+        assert result.stderr.startswith(f"dspattn: {lse}: cannot be opened for writing")
+    assert dspattn("run", *FILES, "--lse", "./o.npy").returncode == 2
+    (tmp_path / "folder").rmdir()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_results_replace_files_and_follow_links_and_devices_stay(dspattn, qkv, save, tmp_path):
+    save("target.npy", np.arange(3))
+    (tmp_path / "o.npy").symlink_to("target.npy")
+    run_ok(dspattn, "--lse", "/dev/null")
+    np.testing.assert_allclose(np.load(tmp_path / "target.npy"), attention(*qkv)[0], atol=2e-5)
+    assert (tmp_path / "o.npy").is_symlink()
+    assert os.path.exists("/dev/null") and not os.path.isfile("/dev/null")
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def npy_bytes(array):
