@@ -148,12 +148,15 @@ inline void transpose_tile(const float* const* rows, int columns, float* HWY_RES
 #endif
 }
 
-// `keys` rows of a tensor into panels; zeros for the other keys up to kTileK and for the zero row. `row` is a buffer
-// of shape.padded floats.
+// `keys` rows of a tensor into panels; zeros for the zero row and for the keys that complete the last kKeysTogether, as
+// products take that many at a time. Rows beyond are left alone: no slot points there. `row` is a buffer of
+// shape.padded floats.
 inline void fill_panels(const unsigned char* source, DType dtype, std::int64_t stride_bytes, int keys,
                         const PanelShape& shape, float* HWY_RESTRICT row, float* HWY_RESTRICT panels) {
   const std::size_t width = static_cast<std::size_t>(shape.width);
+  const int zeros_end = static_cast<int>(round_up(keys, kKeysTogether));
   for (int key = 0; key <= kTileK; ++key) {
+    if (key == zeros_end) key = kTileK;
     if (key < keys) {
       widen_row(source + key * stride_bytes, dtype, shape.columns,
                 shape.panels == 1 ? panels + key * shape.width : row);

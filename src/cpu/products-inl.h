@@ -34,7 +34,7 @@ inline constexpr int kKeptAccumulators = 8;
 inline constexpr int kKeysAtOnce = 4, kVecsAtOnce = 4;
 inline constexpr int kKeptAccumulators = 16;
 #endif
-static_assert(kTileK % kKeysAtOnce == 0 && kVecsQ % kVecsAtOnce == 0);
+static_assert(kTileK % kKeysTogether == 0 && kKeysTogether % kKeysAtOnce == 0 && kVecsQ % kVecsAtOnce == 0);
 
 // Rows of keys (of K or V) in fp32 as tile_product reads them: `columns` numbers of a key in runs of `width`.
 struct KeyRows {

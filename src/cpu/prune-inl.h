@@ -144,6 +144,35 @@ inline KeySpan visible_keys(const Job& job, const TileRows& tile, std::int64_t b
   return span;
 }
 
+// The groups that have a key in `span`: all others are masked. A dense pattern has keys instead of groups.
+inline void set_groups(const KeySpan& span, bool dense, SelectArgs& args) {
+  if (dense) {
+    args.begin = span.first;
+    args.end = span.last;
+  } else if (args.group_step > 1) {
+    args.begin = span.first / args.group;
+    args.end = (span.last + args.group - 1) / args.group;
+  } else if (span.last <= args.element_step) {
+    args.begin = span.first;
+    args.end = span.last;
+  } else {
+    args.end = args.element_step;
+  }
+}
+
+// Masks the keys of these groups that lie outside of `span`: no score was computed for them.
+inline void mask_rest(const KeySpan& span, bool dense, const SelectArgs& args, ScoreTile& scores) {
+  if (dense || (span.first == 0 && span.last == args.group * (args.group_step > 1 ? args.end : args.element_step)))
+    return;
+  for (int g = args.begin; g < args.end; ++g) {
+    for (int e = 0; e < args.group; ++e) {
+      const int key = g * args.group_step + e * args.element_step;
+      if (key >= span.first && key < span.last) continue;
+      for (int v = 0; v < kVecsQ; ++v) hn::Store(minus_infinity(), kF32, &scores.value[key][v * kLanes]);
+    }
+  }
+}
+
 // Fills `slots` with what the rows of `tile` keep of the keys [block, block + job.block_keys). False when they see none
 // of them. `packed` is q transposed; `width` is that of the panels the slots will index. With
 // `kept`, the selection is noted there by key, too.
@@ -164,20 +193,17 @@ inline bool prune_tile(const Job& job, const SequenceSpan& sequence, const TileR
       scratch.limits.end[r] = static_cast<std::int32_t>(std::clamp<std::int64_t>(tile.end[r] - block, 0, keys));
     }
     mask_scores(scratch.limits, with_bias ? &scratch.bias : nullptr, span.first, span.last, scratch.scores);
-    for (int key = 0; key < static_cast<int>(keys); ++key) {
-      if (key >= span.first && key < span.last) continue;
-      for (int v = 0; v < kVecsQ; ++v) hn::Store(minus_infinity(), kF32, &scratch.scores.value[key][v * kLanes]);
-    }
   }
 
   SelectArgs args;
   args.scores = &scratch.scores;
-  args.keys = static_cast<int>(keys);
   args.keep = job.pattern.keep;
   args.group = job.pattern.group;
   const bool interleaved = job.grouping == Grouping::interleaved;
   args.group_step = interleaved ? 1 : args.group;
   args.element_step = interleaved ? kTileK / args.group : 1;
+  set_groups(span, job.pattern.is_dense(), args);
+  mask_rest(span, job.pattern.is_dense(), args, scratch.scores);
   args.width = width;
   args.masked = with_bias || cut;
   args.half_factor = job.half_factor;

@@ -26,7 +26,8 @@ namespace dspattn::cpu::HWY_NAMESPACE {
 // Which keys of a block form a group: element e of group g is key g * group_step + e * element_step.
 struct SelectArgs {
   const ScoreTile* scores = nullptr;
-  int keys = 0;  // of the block, a multiple of the group
+  int begin = 0;  // groups [begin, end) of the block are looked at (keys, when nothing is pruned); others are masked
+  int end = 0;
   int keep = 0;
   int group = 0;
   int group_step = 0;
@@ -144,7 +145,7 @@ void select_1_2(const SelectArgs& args, Slots& slots) {
   const Keys keys(args);
   RowFacts facts;
   int slot = 0;
-  for (int g = 0; g < args.keys / 2; ++g) {
+  for (int g = args.begin; g < args.end; ++g) {
     const int first = g * args.group_step;
     const VecI base = hn::Set(kI32, first * args.width);
     bool any = false;
@@ -170,7 +171,7 @@ void select_2_4(const SelectArgs& args, Slots& slots) {
   const Keys keys(args);
   RowFacts facts;
   int slot = 0;
-  for (int g = 0; g < args.keys / 4; ++g) {
+  for (int g = args.begin; g < args.end; ++g) {
     const int first = g * args.group_step;
     const VecI base = hn::Set(kI32, first * args.width);
     bool any_best = false, any_second = false;
@@ -205,7 +206,7 @@ void select_2_4(const SelectArgs& args, Slots& slots) {
 inline void select_dense(const SelectArgs& args, Slots& slots) {
   RowFacts facts;
   int slot = 0;
-  for (int key = 0; key < args.keys; ++key) {
+  for (int key = args.begin; key < args.end; ++key) {
     const VecI offset = hn::Set(kI32, key * args.width);
     bool any = false;
     for (int v = 0; v < kVecsQ; ++v) {
@@ -230,7 +231,7 @@ void select_any(const SelectArgs& args, Slots& slots) {
   SelectArgs as_masked = args;
   as_masked.masked = true;  // a row that runs out of candidates (masked or NaN) must point to the zero row
   int slot = 0;
-  for (int g = 0; g < args.keys / args.group; ++g) {
+  for (int g = args.begin; g < args.end; ++g) {
     const int first = g * args.group_step;
     const VecI base = hn::Set(kI32, first * args.width);
     bool any[kMaxGroup] = {};

@@ -10,10 +10,11 @@
 
 namespace dspattn::cpu {
 
-inline constexpr int kTileQ = 32;   // rows: two AVX-512 vectors, which with 8 keys fill 16 accumulators
-inline constexpr int kTileK = 128;  // keys: one block of the interleaved grouping; a V panel of 32 KiB stays in L1
-inline constexpr int kPanel = 64;   // columns of K or V held together; 64 floats x 128 keys = 32 KiB
-inline constexpr int kPad = 16;     // columns are filled with zeros to a multiple of the widest vector
+inline constexpr int kTileQ = 32;        // rows: two AVX-512 vectors, which with 8 keys fill 16 accumulators
+inline constexpr int kTileK = 128;       // keys: one block of the interleaved grouping; a V panel of 32 KiB stays in L1
+inline constexpr int kPanel = 64;        // columns of K or V held together; 64 floats x 128 keys = 32 KiB
+inline constexpr int kPad = 16;          // columns are filled with zeros to a multiple of the widest vector
+inline constexpr int kKeysTogether = 8;  // keys a product takes at a time at most, on any target
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
