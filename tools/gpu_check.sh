@@ -35,7 +35,7 @@ done
 
 # Reduced sets: short problems of two rows of the fused kernel, of the tf32 rows, and of the pipeline.
 declare -A reduced=(
-  [cuda_fused_gpu_tests]='*RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128'
+  [cuda_fused_gpu_tests]='*RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128:*FromAGraph*'
   [cuda_fused_tf32_gpu_tests]='*RandomProblems/*'
   [cuda_pipeline_tests]='*WritesTheBytesOfTheCpu:*ANanScore*:*EmptyProblems*'
 )
@@ -49,6 +49,7 @@ done
 
 export DSPATTN_BENCH_LIBRARY=$build/bench/libdspattn_bench_shim.so
 part forward "$python" bench/fused_forward.py --out "$out/forward.json" --check
+[ ! -f bench/fused_fp32.py ] || part forward_fp32 "$python" bench/fused_fp32.py --out "$out/forward_fp32.json"
 export DSPATTN_BUILD=$build
 part pipeline_torch "$python" -m pytest -q tests/cuda
 

@@ -49,6 +49,8 @@ class RowJudge {
       if (oracle_.selection.at(row, j)) largest = std::max(largest, oracle_.scores.at(row, j));
     }
     visible_score_ = largest + std::log(smallest_visible_weight(problem.q.dtype));
+    // A 16-bit kernel may take exponentials of scores in fp16: each of the two off by half a unit in the last place.
+    if (problem.q.dtype != DType::f32) visible_score_ += 2 * 0x1p-11 * std::abs(largest);
     std::map<std::int64_t, std::vector<std::int64_t>> groups;
     for (std::int64_t j = 0; j < keys; ++j) {
       const bool kernel_keeps = probed_.at(row, j) != 0;

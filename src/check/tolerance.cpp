@@ -158,7 +158,9 @@ struct PlainRow {
       double dot = 0;
       for (std::int64_t c = 0; c < walk.d; ++c) dot += context.q[c] * key.k[c];
       const double bias = key.score - walk.scale * dot;
-      scores.push_back(round(round(walk.scale * round(dot)) + bias));
+      // Where the product overflows the type, an implementation that scales its inputs first.
+      const double product = round(std::isfinite(round(dot)) ? walk.scale * round(dot) : walk.scale * dot);
+      scores.push_back(round(product + bias));
       largest = std::max(largest, scores.back());
     }
     if (!std::isfinite(largest)) {  // lowest biases that the type cannot hold: only the precise scores make sense
@@ -187,6 +189,7 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
   const double unit = product_unit(data.device_problem());
   ForwardTolerance tolerance{std::vector<double>(given.out.size(), 0.0), std::vector<double>(given.lse.size(), 0.0)};
   std::vector<double> plain_out = given.out, plain_lse = given.lse;
+  std::vector<double> by_scores(given.out.size(), 0.0);  // standard deviation of a result, from its scores' rounding
   double largest_score = 0, variance = 0;
   walk.each_row([&](const RowContext& context) {
     const auto row = static_cast<std::size_t>(context.row);
@@ -215,14 +218,23 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
     const PlainRow plain(context, walk, dtype);
     plain_lse[row] = plain.lse;
     for (std::int64_t c = 0; c < walk.d_v; ++c) {
-      double squares = 0;
-      for (const auto& key : context.kept) squares += key.weight * key.weight * key.v[c] * key.v[c];
+      const std::size_t at = row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c);
+      double squares = 0, scores = 0;
+      for (const auto& key : context.kept) {
+        squares += key.weight * key.weight * key.v[c] * key.v[c];
+        // A score is rounded twice, as a product and scaled; a weight cannot err by more than itself.
+        const double part = key.weight * (key.v[c] - given.out[at]);
+        const double score = key.score > kOutOfReach ? key.score : 0;
+        scores += part * part * std::min(1.0, 2 * score * score * rounding_variance(dtype));
+      }
       variance = std::max(variance, squares * rounding_variance(dtype));
+      by_scores[at] = std::sqrt(scores);
     }
     std::copy(plain.out.begin(), plain.out.end(), plain_out.begin() + context.row * walk.d_v);
   });
   if (dtype != DType::f32) {
     tolerance.out = twice_plain(plain_out, given.out, dtype, variance);
+    for (std::size_t i = 0; i < by_scores.size(); ++i) tolerance.out[i] += 2 * 2 * by_scores[i];
     // A kernel may take exponentials of scores in fp16, as the selection compares them.
     const double allowed = 2 * largest_difference(plain_lse, given.lse) + 0x1p-11 * largest_score;
     for (double& value : tolerance.lse) value += allowed;

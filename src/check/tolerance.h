@@ -2,7 +2,8 @@
 //
 // 16-bit types: twice the error of the plain computation in that type (scores, weights, dP and dS each rounded to it,
 // as an unfused implementation stores them), plus one unit in the last place of the largest result. The plain error is
-// the largest of all elements, or twice its expected size where that is more: in a small problem it can be lucky.
+// the largest of all elements, or twice its expected size where that is more: in a small problem it can be lucky. What
+// the rounding of large scores is expected to do is counted for each element by itself.
 // Backward is handed an output rounded to the type; what that alone may do to a gradient is allowed besides.
 // fp32: a bound for each element, from the lengths of its sums and the magnitudes of their terms (check/rounding.h).
 #pragma once

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "core/device_memory.h"
+#include "core/geometry.h"
 #include "core/half.h"
+#include "cpu/reference.h"
 #include "dspattn/kernels.h"
 
 namespace dspattn::check {
@@ -326,6 +328,61 @@ std::vector<Fault> faults() {
           "writes before dK", [](const Case& c) { return plain(c) && c.pass == Pass::backward; },
           [](const BackwardArgs& a) { core::store_element(a.d_k.data, a.d_k.dtype, -1, 1.0); }),
   };
+}
+
+// What the contract allows a 16-bit kernel: exponentials of the scores in fp16 that are compared, weights in the
+// inputs' type, a sum of unrounded weights.
+void forward_with_fp16_scores(const ForwardArgs& args) {
+  const cpu::Reference oracle = cpu::reference_forward(args.problem);
+  const DType dtype = args.problem.q.dtype;
+  const core::Geometry geometry = core::geometry_of(args.problem);
+  const double to_scores = geometry.scale / core::selection_scale(geometry.scale);
+  const std::int64_t heads = args.out.extent(1), d_v = args.out.extent(3);
+  for (const cpu::Sequence& seq : cpu::sequences_of(args.problem)) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      for (std::int64_t i = seq.q_begin; i < seq.q_begin + seq.n_q; ++i) {
+        const std::int64_t row = (seq.batch * heads + h) * args.out.extent(2) + i;
+        const std::int64_t kv_head = h / (heads / args.problem.v.extent(1));
+        double lse = oracle.lse[static_cast<std::size_t>(row)], sum = 0, largest = -1e300;
+        std::vector<double> out(static_cast<std::size_t>(d_v), std::isnan(lse) ? lse : 0.0);
+        for (std::int64_t j = 0; j < seq.n_k && std::isfinite(lse); ++j) {
+          if (oracle.selection.at(row, j)) largest = std::max(largest, oracle.keys.at(row, j));
+        }
+        for (std::int64_t j = 0; j < seq.n_k && std::isfinite(lse); ++j) {
+          if (!oracle.selection.at(row, j)) continue;
+          const double weight = std::exp((oracle.keys.at(row, j) - largest) * to_scores);
+          sum += weight;
+          const ConstTensorView& v = args.problem.v;
+          for (std::int64_t c = 0; c < d_v; ++c) {
+            const std::int64_t at = seq.batch * v.step(0) + kv_head * v.step(1) + (seq.k_begin + j) * v.step(2) + c;
+            out[static_cast<std::size_t>(c)] += core::round_to(dtype, weight) * core::load_element(v.data, v.dtype, at);
+          }
+        }
+        if (sum > 0) lse = largest * to_scores + std::log(sum);
+        for (std::int64_t c = 0; c < d_v; ++c) {
+          const std::int64_t at = seq.batch * args.out.step(0) + h * args.out.step(1) + i * args.out.step(2) + c;
+          core::store_element(args.out.data, dtype, at, out[static_cast<std::size_t>(c)] / (sum > 0 ? sum : 1));
+        }
+        if (!args.lse.present()) continue;
+        core::store_element(args.lse.data, DType::f32,
+                            seq.batch * args.lse.step(0) + h * args.lse.step(1) + i * args.lse.step(2), lse);
+      }
+    }
+  }
+}
+
+TEST(Check, AllowsExponentialsOfFp16Scores) {
+  CheckOptions options;
+  options.limits = small_problems();
+  options.limits.pass = Pass::forward;
+  Runner runner;
+  runner.forward = forward_with_fp16_scores;
+  for (std::int64_t index = 0; index < 400; ++index) {
+    options.limits.dtype = index % 2 == 0 ? DType::f16 : DType::bf16;
+    options.limits.pattern = index % 4 < 2 ? Pattern{2, 4} : Pattern{1, 2};
+    const CaseReport report = check_drawn(draw_case(41, index, options.limits), runner, options);
+    EXPECT_TRUE(report.passed()) << text_of(report);
+  }
 }
 
 TEST(Check, BesideTheCpuKernelAnErrorShows) {
