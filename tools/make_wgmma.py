@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 # ruff: noqa: B023, E501  (every lambda is called before its loop moves on; a line of PTX stays one line)
-"""Writes src/cuda/ptx/wgmma_shapes.h: one function per wgmma shape the fused kernel issues.
+"""Writes src/cuda/ptx/wgmma_shapes.h: one function per wgmma shape the fused kernels issue.
 
 The instructions name every accumulator register, so their text is mechanical; this script is its source.
     python3 tools/make_wgmma.py > src/cuda/ptx/wgmma_shapes.h
+    python3 tools/make_wgmma.py tf32 > src/cuda/ptx/wgmma_tf32_shapes.h
 """
+
+import sys
 
 SCORE_WIDTHS = (64, 128)  # keys per tile
 VALUE_WIDTHS = (32, 64, 96, 128, 192, 256)  # head dims
+TF32_SCORE_WIDTHS = (32, 64)
 TYPES = (("DType::bf16", "bf16"), ("DType::f16", "f16"))
 
 
@@ -98,5 +102,56 @@ def main():
     print("// clang-format on\n\n}  // namespace dspattn::cuda::ptx")
 
 
+def tf32_function(signature, text, count, inputs, mode="+"):
+    print(
+        f'__device__ __forceinline__ void {signature} {{\n  asm volatile("{text}"\n'
+        f"               : {accumulators(count, mode)}\n               : {inputs});\n}}\n"
+    )
+
+
+def main_tf32():
+    """Both operands K-major, which is all that tf32 takes; a step is 8 elements, 16 of a sparse A."""
+    print("// Written by tools/make_wgmma.py: wgmma on tf32, one function per shape. Accumulators as in wgmma_shapes.h.")
+    print("// B is K-major in shared memory; of every operand the tensor core reads the upper 19 bits of each word.")
+    print("#pragma once\n\n#include <cstdint>\n\nnamespace dspattn::cuda::ptx {\n\n// clang-format off")
+    four = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])'
+    for n in TF32_SCORE_WIDTHS:
+        c = n // 2
+        for mode, name, flag, sign in (("=", "wgmma_tf32_first", "0", "="), ("+", "wgmma_tf32", "1", "+=")):
+            instruction = (
+                f"{{.reg .pred p; setp.ne.b32 p, {flag}, 0; wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32 "
+                f"{{{registers(c)}}}, "
+            )
+            print(f"// scores: d[64 x {n}] {sign} A[64 x 8] B[8 x {n}], A in registers")
+            tf32_function(
+                f"{name}(float (&d)[{c}], const std::uint32_t (&a)[4], std::uint64_t b)",
+                f"{instruction}{{%{c}, %{c + 1}, %{c + 2}, %{c + 3}}}, %{c + 4}, p, 1, 1;}}",
+                c,
+                f'{four}, "l"(b)',
+                mode,
+            )
+            print("// the same with A in shared memory")
+            tf32_function(
+                f"{name}(float (&d)[{c}], std::uint64_t a, std::uint64_t b)",
+                f"{instruction}%{c}, %{c + 1}, p, 1, 1;}}",
+                c,
+                '"l"(a), "l"(b)',
+                mode,
+            )
+    for n in VALUE_WIDTHS:
+        c = n // 2
+        print(f"// values: d[64 x {n}] (+)= sparse A[64 x 16] B[16 x {n}], A's kept values in registers")
+        print("template <int kMetadataPair>")
+        tf32_function(
+            f"wgmma_tf32_sparse(float (&d)[{c}], const std::uint32_t* a, std::uint64_t b, std::uint32_t metadata, "
+            f"int accumulate)",
+            f"{{.reg .pred p; setp.ne.b32 p, %{c + 6}, 0; wgmma.mma_async.sp.sync.aligned.m64n{n}k16.f32.tf32.tf32 "
+            f"{{{registers(c)}}}, {{%{c}, %{c + 1}, %{c + 2}, %{c + 3}}}, %{c + 4}, %{c + 5}, %{c + 7}, p, 1, 1;}}",
+            c,
+            f'{four}, "l"(b), "r"(metadata), "r"(accumulate), "n"(kMetadataPair)',
+        )
+    print("// clang-format on\n\n}  // namespace dspattn::cuda::ptx")
+
+
 if __name__ == "__main__":
-    main()
+    main_tf32() if sys.argv[1:] == ["tf32"] else main()

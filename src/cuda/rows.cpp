@@ -5,6 +5,7 @@
 
 #include "cuda/sm80/pipeline.h"
 #include "cuda/sm90/fused/rows.h"
+#include "cuda/sm90/fused_tf32/rows.h"
 
 namespace dspattn::cuda {
 
@@ -12,6 +13,7 @@ std::span<const core::KernelRow> rows() {
   static const std::vector<core::KernelRow> joined = [] {
     std::vector<core::KernelRow> all;
     for (const core::KernelRow& row : sm90::fused_rows()) all.push_back(row);
+    for (const core::KernelRow& row : sm90::fused_tf32_rows()) all.push_back(row);
     for (const core::KernelRow& row : sm80::pipeline_rows()) all.push_back(row);
     return all;
   }();

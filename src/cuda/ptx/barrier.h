@@ -19,6 +19,29 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+// 16 bytes in one access.
+__device__ __forceinline__ void store_shared_16(std::uint32_t address, std::uint32_t a, std::uint32_t b,
+                                                std::uint32_t c, std::uint32_t d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// 16 bytes from global memory in one access, issued here and not later; zeros, and no access, unless `condition`.
+__device__ __forceinline__ float4 load_global_16_if(const float* address, bool condition) {
+  float4 x;
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+      "@p ld.global.v4.f32 {%0, %1, %2, %3}, [%4];}"
+      : "=&f"(x.x), "=&f"(x.y), "=&f"(x.z), "=&f"(x.w)
+      : "l"(address), "r"(static_cast<int>(condition))
+      : "memory");
+  return x;
+}
+
+// 8 bytes to global memory in one access.
+__device__ __forceinline__ void store_global_8(void* address, float a, float b) {
+  asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(address), "f"(a), "f"(b) : "memory");
+}
+
 // 16 bytes to global memory in one access; the compiler splits vector stores whose registers it has scattered.
 __device__ __forceinline__ void store_global_16(void* address, std::uint32_t a, std::uint32_t b, std::uint32_t c,
                                                 std::uint32_t d) {

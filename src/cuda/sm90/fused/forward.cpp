@@ -16,10 +16,6 @@ constexpr std::int64_t kWideFromRows = 512;
 
 Rows rows_of(const ConstTensorView& tensor) { return {tensor.data, tensor.step(0), tensor.step(1), tensor.step(2)}; }
 
-Extents extents_of(const ConstTensorView& tensor) {
-  return {tensor.extent(0), tensor.extent(1), tensor.extent(2), tensor.extent(3)};
-}
-
 MaskTensor mask_of(const ConstTensorView& tensor) {
   if (!tensor.present()) return {};
   const auto stride = [&](int dim) { return tensor.extent(dim) == 1 ? 0 : tensor.step(dim); };
@@ -27,16 +23,22 @@ MaskTensor mask_of(const ConstTensorView& tensor) {
 }
 
 // Rows can be copied 16 bytes at a time.
-bool vectors(const void* data, std::int64_t columns, std::int64_t s0, std::int64_t s1, std::int64_t s2) {
-  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && columns % 8 == 0 && columns > 0 && s0 % 8 == 0 &&
-         s1 % 8 == 0 && s2 % 8 == 0;
+bool vectors(const void* data, DType type, std::int64_t columns, std::int64_t s0, std::int64_t s1, std::int64_t s2) {
+  const auto width = static_cast<std::int64_t>(16 / size_bytes(type));
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && columns % width == 0 && columns > 0 && s0 % width == 0 &&
+         s1 % width == 0 && s2 % width == 0;
 }
 
 bool vectors(const ConstTensorView& tensor) {
-  return vectors(tensor.data, tensor.extent(3), tensor.step(0), tensor.step(1), tensor.step(2));
+  return vectors(tensor.data, tensor.dtype, tensor.extent(3), tensor.step(0), tensor.step(1), tensor.step(2));
 }
 
-// Everything that does not depend on the variant.
+}  // namespace
+
+Extents extents_of(const ConstTensorView& tensor) {
+  return {tensor.extent(0), tensor.extent(1), tensor.extent(2), tensor.extent(3)};
+}
+
 FusedParams params_of(const ForwardArgs& args, const core::Geometry& geometry) {
   const Problem& problem = args.problem;
   FusedParams p{};
@@ -73,16 +75,33 @@ FusedParams params_of(const ForwardArgs& args, const core::Geometry& geometry) {
   p.left = tile::clamped_reach(band.left);
   p.right = tile::clamped_reach(band.right);
   p.bottom_right = band.bottom_right;
-  const double selection_scale = core::selection_scale(geometry.scale);
+  const double selection_scale = problem.q.dtype == DType::f32 ? 1.0 : core::selection_scale(geometry.scale);
   p.q_scale = static_cast<float>(selection_scale);
   p.exp2_scale = static_cast<float>(geometry.scale / selection_scale * std::numbers::log2e);
   p.bias_scale = static_cast<float>(selection_scale / geometry.scale);
   p.vector_q = vectors(problem.q);
   p.vector_k = vectors(problem.k);
   p.vector_v = vectors(problem.v);
-  p.vector_out = vectors(args.out.data, geometry.d_v, p.out_batch_stride, p.out_head_stride, p.out_row_stride);
+  p.vector_out = vectors(args.out.data, args.out.dtype, geometry.d_v, p.out_batch_stride, p.out_head_stride, p.out_row_stride);
   return p;
 }
+
+bool needs_general(const FusedParams& p) {
+  return p.allowed.data != nullptr || p.bias.data != nullptr || p.copy_engine_q == 0 || p.copy_engine_k == 0 ||
+         p.copy_engine_v == 0 || p.vector_k == 0 || p.vector_v == 0 || p.vector_out == 0;
+}
+
+tile::ItemOrder order_of(const FusedParams& p, const Problem& problem, const core::Geometry& geometry, int tile_q,
+                         int blocks) {
+  const bool equal =
+      !problem.packed && p.left == tile::kMaxRows && p.right == tile::kMaxRows && p.key_lengths == nullptr;
+  const int sequence_heads = static_cast<int>(geometry.batch * geometry.heads);
+  const int row_tiles = tile::divide_up(geometry.n_q, tile_q);
+  return equal ? tile::equal_order(sequence_heads, row_tiles, blocks)
+               : tile::unequal_order(sequence_heads, row_tiles, p.heads_per_kv_head, blocks);
+}
+
+namespace {
 
 // Completes the parameters for a variant; false when the variant cannot serve them.
 bool complete(FusedParams& p, const FusedRow& row, const ForwardArgs& args, const core::Geometry& geometry,
@@ -92,18 +111,10 @@ bool complete(FusedParams& p, const FusedRow& row, const ForwardArgs& args, cons
   p.copy_engine_q = make_q_map(p.q_map, p.q, extents_of(problem.q), row.type, launcher.tile_q);
   p.copy_engine_k = make_k_map(p.k_map, p.k, extents_of(problem.k), row.type, p.keys, launcher.tile_k);
   p.copy_engine_v = make_v_map(p.v_map, p.v, extents_of(problem.v), row.type, p.keys, launcher.tile_k);
-  const bool equal =
-      !problem.packed && p.left == tile::kMaxRows && p.right == tile::kMaxRows && p.key_lengths == nullptr;
-  const int sequence_heads = static_cast<int>(geometry.batch * geometry.heads);
-  const int row_tiles = tile::divide_up(geometry.n_q, launcher.tile_q);
-  p.order = equal ? tile::equal_order(sequence_heads, row_tiles, blocks)
-                  : tile::unequal_order(sequence_heads, row_tiles, p.heads_per_kv_head, blocks);
+  p.order = order_of(p, problem, geometry, launcher.tile_q, blocks);
   p.partial_blocks =
       variant == Variant::general || problem.packed || p.key_lengths != nullptr || geometry.n_k % tile::kBlockKeys != 0;
-  const bool needs_general = p.allowed.data != nullptr || p.bias.data != nullptr || p.copy_engine_q == 0 ||
-                             p.copy_engine_k == 0 || p.copy_engine_v == 0 || p.vector_k == 0 || p.vector_v == 0 ||
-                             p.vector_out == 0;
-  return variant == Variant::general || !needs_general;
+  return variant == Variant::general || !needs_general(p);
 }
 
 }  // namespace

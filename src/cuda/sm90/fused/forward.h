@@ -1,8 +1,10 @@
 // Host side of the fused forward: which problems it serves, and its launch.
 #pragma once
 
+#include "core/geometry.h"
 #include "core/kernel_row.h"
 #include "cuda/sm90/fused/launch.h"
+#include "cuda/sm90/fused/tensor_maps.h"
 
 namespace dspattn::cuda::sm90 {
 
@@ -15,6 +17,15 @@ struct FusedRow {
   Launcher (*launcher)(Variant variant);
   Launcher (*general_launcher)(Variant variant);  // of the head dim that has the general variant
 };
+
+// Everything that depends neither on the variant nor on the tile sizes.
+FusedParams params_of(const ForwardArgs& args, const core::Geometry& geometry);
+Extents extents_of(const ConstTensorView& tensor);
+// Only the general variant can serve them: mask tensors, tensors that the copy engine or 16-byte accesses cannot reach.
+bool needs_general(const FusedParams& params);
+// How `blocks` thread blocks walk tiles of tile_q query rows.
+tile::ItemOrder order_of(const FusedParams& params, const Problem& problem, const core::Geometry& geometry, int tile_q,
+                         int blocks);
 
 core::Reasons fused_why_not(const FusedRow& row, const Problem& problem);
 

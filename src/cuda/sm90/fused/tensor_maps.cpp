@@ -23,12 +23,20 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
   return function;
 }
 
-constexpr std::int64_t kElementBytes = 2;
-
-bool aligned(const Rows& tensor) {
-  return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.row_stride * kElementBytes % 16 == 0 &&
-         tensor.head_stride * kElementBytes % 16 == 0 && tensor.batch_stride * kElementBytes % 16 == 0;
+bool aligned(const Rows& tensor, DType type) {
+  const auto bytes = static_cast<std::int64_t>(size_bytes(type));
+  return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.row_stride * bytes % 16 == 0 &&
+         tensor.head_stride * bytes % 16 == 0 && tensor.batch_stride * bytes % 16 == 0;
 }
+
+// fp32 is rounded to tf32 on the way.
+CUtensorMapDataType element_of(DType type) {
+  if (type == DType::f32) return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+  return type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+
+// Columns of a box: 128 bytes, one row of the swizzle.
+int box_columns(DType type) { return 128 / static_cast<int>(size_bytes(type)); }
 
 template <std::size_t kRank>
 bool encode(CUtensorMap& map, DType type, const void* data, const std::array<std::int64_t, kRank>& dims,
@@ -45,13 +53,11 @@ bool encode(CUtensorMap& map, DType type, const void* data, const std::array<std
     traversal[i] = static_cast<cuuint32_t>(steps[i]);
     if (i + 1 == kRank) continue;
     // The stride of a dimension of one is never used, but must be valid.
-    const std::int64_t stride = dims[i + 1] == 1 ? 16 : strides[i] * kElementBytes;
+    const std::int64_t stride = dims[i + 1] == 1 ? 16 : strides[i] * static_cast<std::int64_t>(size_bytes(type));
     if (stride <= 0 || stride >= (std::int64_t{1} << 40)) return false;
     bytes[i] = static_cast<cuuint64_t>(stride);
   }
-  const CUtensorMapDataType element =
-      type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return encoder()(&map, element, static_cast<cuuint32_t>(kRank), const_cast<void*>(data), extents.data(), bytes.data(),
+  return encoder()(&map, element_of(type), static_cast<cuuint32_t>(kRank), const_cast<void*>(data), extents.data(), bytes.data(),
                    boxes.data(), traversal.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
@@ -59,18 +65,23 @@ bool encode(CUtensorMap& map, DType type, const void* data, const std::array<std
 // (column, element of `elements` a distance of element_rows apart, row, head, batch).
 bool encode_keys(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, int elements,
                  int element_rows, int element_box, int row_box, int row_step) {
-  if (!aligned(tensor)) return false;
+  if (!aligned(tensor, type)) return false;
   return encode<5>(map, type, tensor.data, {extents.columns, elements, extents.rows, extents.heads, extents.batch},
                    {element_rows * tensor.row_stride, tensor.row_stride, tensor.head_stride, tensor.batch_stride},
-                   {64, element_box, row_box, 1, 1}, {1, 1, row_step, 1, 1});
+                   {box_columns(type), element_box, row_box, 1, 1}, {1, 1, row_step, 1, 1});
 }
 
 }  // namespace
 
-bool make_q_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, int tile_q) {
-  if (!aligned(tensor)) return false;
+bool make_rows_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, int rows, int row_step) {
+  if (!aligned(tensor, type)) return false;
   return encode<4>(map, type, tensor.data, {extents.columns, extents.rows, extents.heads, extents.batch},
-                   {tensor.row_stride, tensor.head_stride, tensor.batch_stride}, {64, tile_q, 1, 1}, {1, 1, 1, 1});
+                   {tensor.row_stride, tensor.head_stride, tensor.batch_stride},
+                   {box_columns(type), rows * row_step, 1, 1}, {1, row_step, 1, 1});
+}
+
+bool make_q_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, int tile_q) {
+  return make_rows_map(map, tensor, extents, type, tile_q, 1);
 }
 
 bool make_k_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, const tile::KeyMap& keys,

@@ -1,0 +1,48 @@
+// Arithmetic on single fp32 values. One instruction per function on the device; plain C++ with the same result on the
+// host, so that what is built from these can be tested where there is no GPU.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "dspattn/pattern.h"
+
+namespace dspattn::cuda::ptx {
+
+// The larger; NaN if either is NaN.
+DSPATTN_HOST_DEVICE inline float max_nan(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  if (std::isnan(a) || std::isnan(b)) return std::nanf("");
+  return a >= b ? a : b;
+#endif
+}
+
+// All ones where a > b, else 0; 0 when either is NaN.
+DSPATTN_HOST_DEVICE inline std::uint32_t greater(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("set.gt.u32.f32 %0, %1, %2;" : "=r"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a > b ? ~0u : 0u;
+#endif
+}
+
+// To the nearest tf32 (10 bits of mantissa), ties away from zero; the bits as the tensor core takes them.
+DSPATTN_HOST_DEVICE inline std::uint32_t round_tf32(float x) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(result) : "f"(x));
+  return result;
+#else
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  return std::isfinite(x) ? (bits + 0x1000u) & 0xFFFFE000u : bits;
+#endif
+}
+
+}  // namespace dspattn::cuda::ptx

@@ -1,0 +1,81 @@
+// Tile sizes, registers and shared memory of the fused tf32 kernel, one choice per (head dim, variant), with reasons.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/sm90/fused/config.h"
+#include "cuda/sm90/fused/params.h"
+#include "cuda/tile/pair_map.h"
+
+namespace dspattn::cuda::sm90::tf32 {
+
+// Variants as in the 16-bit kernel (fused/config.h). Consumer warpgroups of 64 query rows each share the K and V tiles
+// that one producer warpgroup loads and transposes.
+template <int kDim, Variant kVariant>
+struct Config {
+  static constexpr int kHeadDim = kDim;
+  static constexpr bool kGeneral = kVariant == Variant::general;
+  // Every operand is twice as wide as in the 16-bit kernel: at d = 256 shared memory holds 64 query rows.
+  static constexpr int kConsumers = kVariant == Variant::wide ? 3 : kHeadDim <= 192 ? 2 : 1;
+  static constexpr int kTileQ = 64 * kConsumers;
+
+  // Keys per tile: half a block of the interleaved grouping. A 64 x 64 tile takes the tensor core as long as a 64 x 128
+  // one of 16-bit types. Larger head dims take quarters: two stages of K and V must fit beside Q, and the general
+  // variant needs registers for reading masks.
+  static constexpr int kTileK = kHeadDim <= 96 || (kHeadDim <= 128 && !kGeneral) ? 64 : 32;
+  static constexpr int kTilesPerBlock = tile::kBlockKeys / kTileK;
+
+  // Head dims are stored in panels of 32 columns, V transposed in panels of 32 keys: 128 bytes, one swizzle row.
+  static constexpr int kPanels = kHeadDim / 32;
+
+  // The launch gives every thread 65536 / threads registers; the producer, which holds V on its way through, hands some
+  // of its share to the consumers. With one consumer warpgroup everyone has as many as a thread can have.
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr bool kMovesRegisters = kConsumers > 1;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : kHeadDim == 128 && !kGeneral ? 72 : 104;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 144 : kHeadDim == 128 && !kGeneral ? 216 : 200;
+  static_assert(!kMovesRegisters || kProducerRegisters + kConsumers * kConsumerRegisters <=
+                                        (kConsumers + 1) * (65536 / kThreads / 8 * 8),
+                "setmaxnreg would wait for ever for registers the launch did not allocate");
+
+  // Q in registers halves what the score product reads from shared memory; beyond d = 128 there is no room for it.
+  static constexpr bool kQInRegisters = kHeadDim <= 128;
+  static constexpr bool kTakeTurns = kConsumers > 1;  // warpgroups issue their products in turn
+
+  // A lane's sum of a tile's weights past this raises the reference that weights are relative to.
+  static constexpr float kWeightLimit = 0x1p60f;
+
+  static constexpr int kPanelQBytes = kTileQ * 128;
+  static constexpr int kPanelKBytes = kTileK * 128;
+  static constexpr int kTileQBytes = kPanels * kPanelQBytes;
+  static constexpr int kTileKBytes = kPanels * kPanelKBytes;  // of V too
+  static constexpr int kPanelVBytes = kHeadDim * 128;
+  // As many stages as fit beside Q (227 KiB a block, 1 KiB of it for alignment), at most four.
+  static constexpr int kRoom = 227 * 1024 - 1024 - 1024 - kTileQBytes;
+  static constexpr int kStages = kRoom / (2 * kTileKBytes) < 4 ? kRoom / (2 * kTileKBytes) : 4;
+  static_assert(kStages >= 2, "the producer could not run ahead");
+
+  // A producer warp transposes V in units of 16 keys x 32 columns, a unit in 16 registers a thread. It loads a unit of
+  // the next tile as soon as it has stored one of this, so that the loads have the time of a tile to arrive.
+  static constexpr int kUnits = kTileK / 16 * kPanels / 4;  // of one warp, per tile
+  static constexpr int kUnitsAhead = kUnits <= 3 ? kUnits : 2;
+  static_assert(kUnits * 4 == kTileK / 16 * kPanels && kUnits % kUnitsAhead == 0);
+};
+
+template <typename C>
+struct alignas(1024) Shared {
+  std::uint8_t q[C::kTileQBytes];
+  std::uint8_t k[C::kStages][C::kTileKBytes];
+  std::uint8_t v[C::kStages][C::kTileKBytes];  // transposed
+  // full: the producer's data has arrived; empty: every consumer warp is done with it.
+  std::uint64_t q_full, q_empty;
+  std::uint64_t k_full[C::kStages], k_empty[C::kStages];
+  std::uint64_t v_full[C::kStages], v_empty[C::kStages];
+  Item<C::kConsumers> items[kItemSlots];  // one a q_full, in turn
+};
+
+template <typename C>
+inline constexpr int kSharedBytes = static_cast<int>(sizeof(Shared<C>)) + 1024;  // the runtime aligns to 16 bytes only
+
+}  // namespace dspattn::cuda::sm90::tf32
