@@ -111,7 +111,9 @@ def tf32_function(signature, text, count, inputs, mode="+"):
 
 def main_tf32():
     """Both operands K-major, which is all that tf32 takes; a step is 8 elements, 16 of a sparse A."""
-    print("// Written by tools/make_wgmma.py: wgmma on tf32, one function per shape. Accumulators as in wgmma_shapes.h.")
+    print(
+        "// Written by tools/make_wgmma.py: wgmma on tf32, one function per shape. Accumulators as in wgmma_shapes.h."
+    )
     print("// B is K-major in shared memory; of every operand the tensor core reads the upper 19 bits of each word.")
     print("#pragma once\n\n#include <cstdint>\n\nnamespace dspattn::cuda::ptx {\n\n// clang-format off")
     four = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])'

@@ -93,7 +93,8 @@ TEST(PairMap, WeightsStandForTheirColumnsOfV) {
   }
 }
 
-// A kept weight, its metadata and V meet: the product over a tile, by the tensor core's rules, is that of the kept keys.
+// A kept weight, its metadata and V meet: the product over a tile, by the tensor core's rules, is that of the kept
+// keys.
 TEST(PairMap, MetadataPicksTheKeptKey) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
@@ -112,8 +113,7 @@ TEST(PairMap, MetadataPicksTheKeptKey) {
           std::uint32_t second[4];
           for (int p = 0; p < 4; ++p) {
             const auto at = [&](const std::vector<float>& row, int e) {
-              const int column =
-                  accumulator_column(pair_register(2 * word + (p >> 1), p & 1, e, tile_keys), t);
+              const int column = accumulator_column(pair_register(2 * word + (p >> 1), p & 1, e, tile_keys), t);
               const Slot slot = pair_of_k_row(column, tile_keys);
               return row[static_cast<std::size_t>(map.key(part, slot.group, slot.element))];
             };
@@ -181,8 +181,7 @@ TEST(PairMap, TransposedTileIsWrittenOnceAndWithoutBankConflicts) {
               std::set<int> banks;
               for (int lane = 8 * phase; lane < 8 * phase + 8; ++lane) {
                 const TransposeLane place = transpose_lane(lane);
-                const int at =
-                    transposed_offset(32 * panel + place.values + value, 4 * keys + place.chunk, rows);
+                const int at = transposed_offset(32 * panel + place.values + value, 4 * keys + place.chunk, rows);
                 EXPECT_TRUE(written.insert(at).second);
                 EXPECT_LT(at, rows * tile_keys * 4);
                 banks.insert(at % 128);
@@ -197,8 +196,24 @@ TEST(PairMap, TransposedTileIsWrittenOnceAndWithoutBankConflicts) {
   }
 }
 
-TEST(RoundTf32, ToNearest) {
-  const auto rounded = [](float x) { return std::bit_cast<float>(ptx::round_tf32(x)); };
+TEST(PairMap, AChunkOfVIsTwoPairsApart) {
+  for (int chunk = 0; chunk < 16; ++chunk) {
+    const Slot first = pair_of_v_column(4 * chunk);
+    for (int x = 0; x < 4; ++x) {
+      const Slot slot = pair_of_v_column(4 * chunk + x);
+      EXPECT_EQ(slot.group, first.group + (x >> 1) * kPairDistance);
+      EXPECT_EQ(slot.element, x & 1);
+    }
+  }
+}
+
+// What the tensor core sees of a word, and what the copy engine leaves in it.
+class RoundTf32 : public ::testing::TestWithParam<bool> {};
+
+TEST_P(RoundTf32, ToNearest) {
+  const auto rounded = [&](float x) {
+    return std::bit_cast<float>(GetParam() ? ptx::round_tf32(x) : ptx::nearest_tf32(x) & 0xFFFFE000u);
+  };
   EXPECT_EQ(rounded(1.0f), 1.0f);
   EXPECT_EQ(rounded(1.0f + 0x1p-11f), 1.0f + 0x1p-10f);  // a tie, away from zero
   EXPECT_EQ(rounded(-1.0f - 0x1p-11f), -1.0f - 0x1p-10f);
@@ -206,7 +221,11 @@ TEST(RoundTf32, ToNearest) {
   EXPECT_EQ(rounded(1.0f + 0x1.002p-11f), 1.0f + 0x1p-10f);
   EXPECT_TRUE(std::isinf(rounded(std::numeric_limits<float>::infinity())));
   EXPECT_TRUE(std::isnan(rounded(std::nanf(""))));
+  EXPECT_TRUE(std::isnan(rounded(std::bit_cast<float>(0x7FFFFFFFu))));
+  EXPECT_TRUE(std::isnan(rounded(std::bit_cast<float>(0xFFFFFFFFu))));
 }
+
+INSTANTIATE_TEST_SUITE_P(Both, RoundTf32, ::testing::Bool());
 
 }  // namespace
 }  // namespace dspattn::cuda::tile

@@ -74,6 +74,9 @@ struct TransposeLane {
 };
 DSPATTN_HOST_DEVICE constexpr TransposeLane transpose_lane(int lane) { return {lane & 3, lane >> 2 << 2}; }
 
+// The four columns of a chunk are both keys of two pairs, this far apart.
+inline constexpr int kPairDistance = 2;
+
 // Byte offset of 16-byte chunk `chunk` (columns 4 chunk ...) of row `row` in a transposed V tile of `rows` rows, stored
 // in panels of 32 columns with the 128-byte swizzle.
 DSPATTN_HOST_DEVICE constexpr int transposed_offset(int row, int chunk, int rows) {

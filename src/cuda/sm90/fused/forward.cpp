@@ -82,7 +82,8 @@ FusedParams params_of(const ForwardArgs& args, const core::Geometry& geometry) {
   p.vector_q = vectors(problem.q);
   p.vector_k = vectors(problem.k);
   p.vector_v = vectors(problem.v);
-  p.vector_out = vectors(args.out.data, args.out.dtype, geometry.d_v, p.out_batch_stride, p.out_head_stride, p.out_row_stride);
+  p.vector_out =
+      vectors(args.out.data, args.out.dtype, geometry.d_v, p.out_batch_stride, p.out_head_stride, p.out_row_stride);
   return p;
 }
 

@@ -57,9 +57,10 @@ bool encode(CUtensorMap& map, DType type, const void* data, const std::array<std
     if (stride <= 0 || stride >= (std::int64_t{1} << 40)) return false;
     bytes[i] = static_cast<cuuint64_t>(stride);
   }
-  return encoder()(&map, element_of(type), static_cast<cuuint32_t>(kRank), const_cast<void*>(data), extents.data(), bytes.data(),
-                   boxes.data(), traversal.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encoder()(&map, element_of(type), static_cast<cuuint32_t>(kRank), const_cast<void*>(data), extents.data(),
+                   bytes.data(), boxes.data(), traversal.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 // (column, element of `elements` a distance of element_rows apart, row, head, batch).

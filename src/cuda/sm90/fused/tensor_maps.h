@@ -18,8 +18,8 @@ struct Extents {
 
 // Each returns false when the copy engine cannot read the tensor (alignment, strides); the map is then unusable.
 //
-// (column, row, head, batch), boxes of 128 bytes of columns x `rows` rows, every row_step-th. Rows past the tensor's end
-// are filled with zeros. fp32 is rounded to tf32.
+// (column, row, head, batch), boxes of 128 bytes of columns x `rows` rows, every row_step-th. Rows past the tensor's
+// end are filled with zeros. fp32 is rounded to tf32.
 bool make_rows_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, int rows, int row_step);
 
 // Q: tile_q rows as they lie.

@@ -30,7 +30,7 @@ struct Consumer {
   Shared<C>& shared;
   const int index;  // of the warpgroup
   tile::QuadTranspose transpose;
-  std::uint32_t leader;              // 1 in one lane of each warp
+  std::uint32_t leader;               // 1 in one lane of each warp
   std::uint32_t q_low, k_low, v_low;  // low words of operand descriptors
 
   Ring<C::kStages> ring;             // of the tile whose V comes next
@@ -117,8 +117,8 @@ struct Consumer {
     }
   }
 
-  // Takes Q to registers in the layout of a wgmma A operand: rows g and g + 8, columns t and t + 4 of each step's eight.
-  // Where it stays in shared memory there is nothing to do.
+  // Takes Q to registers in the layout of a wgmma A operand: rows g and g + 8, columns t and t + 4 of each step's
+  // eight. Where it stays in shared memory there is nothing to do.
   __device__ __forceinline__ void load_q() {
     if constexpr (C::kQInRegisters) {
       const int row = row_in_tile();

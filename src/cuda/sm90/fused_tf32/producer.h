@@ -39,14 +39,17 @@ struct Producer {
   int row = 0;                       // of K and V: the block's first key
   int present = 0, present_end = 0;  // keys of the sequence from the block on; the same after the item's last block
   int part = 0;
-  const float* values = nullptr;  // this thread's of V: the block's first key, its first column of panel 0
+  const float* values = nullptr;  // of V: this thread's first key of that tile, its first column of unit 0
 
   float4 held[C::kUnitsAhead][4];  // of V: four values of each of four keys a unit
 
   __device__ __forceinline__ Producer(const FusedParams& p, Shared<C>& s) : params(p), shared(s) {}
 
-  // Under a name the compiler knows nothing of: addresses are computed where they are used, registers hold V.
-  __device__ __forceinline__ static int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)); }
+  // Where registers are short, what follows from it is computed where it is used.
+  __device__ __forceinline__ static int thread() {
+    const int index = static_cast<int>(threadIdx.x);
+    return C::kProducerRegisters < 80 ? ptx::opaque(index) : index;
+  }
 
   __device__ __forceinline__ void run() {
     if (!advance(/*first=*/true)) return;
@@ -57,23 +60,23 @@ struct Producer {
     bool more = true;
 #pragma unroll 1
     while (more) {
-      // K of the next tile first: its consumers need it before they need this tile's V. Neither wait can wait for the
-      // other: whoever holds K's stage needs no V that is not stored yet.
       Ring<C::kStages> next = ring;
       next.advance();
-      const Place here{values, present, part};
-      more = advance(false);
-      if (more) load_k(next);
-      __syncwarp();  // the thread that drives the copy engine rejoins its warp
+      // K of the next tile goes out before the rest of V: its consumers need it first. No wait here can wait for the
+      // other: whoever holds K's stage needs no V that is not stored yet.
+      const auto step = [&] {
+        more = advance(false);
+        if (more) load_k(next);
+        __syncwarp();  // the thread that drives the copy engine rejoins its warp
+      };
+      if constexpr (C::kUnits == C::kUnitsAhead) step();
       ptx::mbarrier_wait(ptx::shared_address(&shared.v_empty[ring.stage]), ring.parity ^ 1);
 #pragma unroll
       for (int i = 0; i < C::kUnits; ++i) {
+        // From here on what is loaded is the next tile's.
+        if (C::kUnits > C::kUnitsAhead && i == C::kUnits - C::kUnitsAhead) step();
         store_unit(i, held[i % C::kUnitsAhead]);
-        if (i + C::kUnitsAhead < C::kUnits) {
-          load_unit_at(here, i + C::kUnitsAhead, held[i % C::kUnitsAhead]);
-        } else if (more) {
-          load_unit(i + C::kUnitsAhead - C::kUnits, held[i % C::kUnitsAhead]);
-        }
+        if (more) load_unit((i + C::kUnitsAhead) % C::kUnits, held[i % C::kUnitsAhead]);
       }
       ptx::fence_async_proxy();  // the tensor cores read what these threads wrote
       __syncwarp();
@@ -85,12 +88,14 @@ struct Producer {
   // Moves to the next tile, of this item or the next that has one; announces items on the way. False after the last.
   __device__ __forceinline__ bool advance(bool first) {
     if (!first) {
+      int keys = params.keys.part_step;
       if (++part == C::kTilesPerBlock) {
         part = 0;
         row += tile::kBlockKeys;
         present -= tile::kBlockKeys;
-        values += tile::kBlockKeys * params.v.row_stride;
+        keys = tile::kBlockKeys - (C::kTilesPerBlock - 1) * params.keys.part_step;
       }
+      values += keys * params.v.row_stride;
       if (present > present_end) return true;
     }
 #pragma unroll 1
@@ -106,8 +111,7 @@ struct Producer {
       present_end = work.band.key_length - work.blocks.end * tile::kBlockKeys;
       part = 0;
       values = static_cast<const float*>(params.v.data) + batch * params.v.batch_stride +
-               kv_head * params.v.head_stride + row * params.v.row_stride +
-               tile::transpose_lane(thread() & 31).values;
+               kv_head * params.v.head_stride + row * params.v.row_stride + tile::transpose_lane(thread() & 31).values;
       if (present > present_end) return true;
     }
     if (thread() == 0) {  // the end: consumers read valid == 0
@@ -130,8 +134,8 @@ struct Producer {
 #pragma unroll 1
       for (int panel = 0; panel < C::kPanels; ++panel) {
         const int column = panel * 32 + chunk * 4;
-        const float4 x = load_values(base + (from >= 0 ? from : 0) * source.row_stride + column,
-                                     from >= 0 ? params.d - column : 0);
+        const float4 x =
+            load_values(base + (from >= 0 ? from : 0) * source.row_stride + column, from >= 0 ? params.d - column : 0);
         const int at = panel * rows * 128 + tile::swizzled_offset(to, chunk);
         ptx::store_shared_16(ptx::shared_address(tile) + static_cast<std::uint32_t>(at), ptx::round_tf32(x.x),
                              ptx::round_tf32(x.y), ptx::round_tf32(x.z), ptx::round_tf32(x.w));
@@ -199,51 +203,49 @@ struct Producer {
     if (thread() == 0) ptx::mbarrier_arrive(full);
   }
 
-  // Where a tile's V lies.
-  struct Place {
-    const float* values;
-    int present, part;
-  };
-  // Unit `i` of this warp: 16 keys and a panel of 32 columns.
-  struct Unit {
-    int keys, panel;
-    tile::TransposeLane lane;
-  };
-  __device__ __forceinline__ static Unit unit(int i) {
-    const int of = thread();
-    const int number = of / 32 + 4 * i;
-    return {number % (C::kTileK / 16), number / (C::kTileK / 16), tile::transpose_lane(of & 31)};
+  // A warp's units of a tile have the same 16 columns of V transposed (keys) and different panels of 32 rows: with T
+  // keys a tile, warp w has columns 16 (w % (T / 16)) on and every (64 / T)-th panel from w / (T / 16) on. A lane's four
+  // keys are two pairs that stand two apart: the same distances in every lane.
+  static constexpr int kPanelStep = 64 / C::kTileK;
+  __device__ __forceinline__ static int first_chunk() {  // of 16 bytes, four keys
+    return 4 * (thread() / 32 % (C::kTileK / 16)) + tile::transpose_lane(thread() & 31).chunk;
+  }
+  __device__ __forceinline__ static int first_column() {  // of V
+    return 32 * (thread() / 32 / (C::kTileK / 16)) + tile::transpose_lane(thread() & 31).values;
+  }
+  __device__ __forceinline__ int first_key() const {  // within tile 0 of a block
+    return params.keys.key(0, tile::pair_of_v_column(4 * first_chunk()).group, 0);
+  }
+  __device__ __forceinline__ int key_distance(int x) const {
+    return (x >> 1) * tile::kPairDistance * params.keys.group_step + (x & 1) * params.keys.pair_step;
   }
 
-  __device__ __forceinline__ void load_unit(int i, float4 (&to)[4]) { load_unit_at({values, present, part}, i, to); }
-
-  __device__ __forceinline__ void load_unit_at(const Place& place, int i, float4 (&to)[4]) {
-    const Unit of = unit(i);
-    const int column = of.panel * 32;
-    const int columns = params.d_v - column - of.lane.values;  // that exist from this thread's first on
+  // Unit i of the tile to come.
+  __device__ __forceinline__ void load_unit(int i, float4 (&to)[4]) {
+    const int keys = present - part * params.keys.part_step - first_key();  // of the sequence, from this thread's first
+    const int column = 32 * kPanelStep * i;
+    const int columns = params.d_v - first_column() - column;  // that exist from this thread's first on
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
-      const tile::Slot slot = tile::pair_of_v_column(16 * of.keys + 4 * of.lane.chunk + x);
-      const int key = params.keys.key(place.part, slot.group, slot.element);
-      const float* from = place.values + key * params.v.row_stride + column;
+      const float* from = values + key_distance(x) * params.v.row_stride + column;
+      const bool there = key_distance(x) < keys;
       // Absent keys are zeros: their weight is 0, but 0 times NaN is not.
       if (!C::kGeneral || params.vector_v != 0) {
-        to[x] = ptx::load_global_16_if(from, key < place.present && columns > 0);
+        to[x] = ptx::load_global_16_if(from, there && columns > 0);
       } else {
-        to[x] = load_values(from, key < place.present ? columns : 0);
+        to[x] = load_values(from, there ? columns : 0);
       }
     }
   }
 
   __device__ __forceinline__ void store_unit(int i, const float4 (&from)[4]) {
-    const Unit of = unit(i);
-    const int first = of.panel * 32 + of.lane.values;
-    const int chunk = 4 * of.keys + of.lane.chunk;
-    const std::uint32_t tile = ptx::shared_address(shared.v[ring.stage]);
-    const auto store = [&](int value, float a, float b, float c, float d) {
-      const int at = tile::transposed_offset(first + value, chunk, C::kHeadDim);
-      ptx::store_shared_16(tile + static_cast<std::uint32_t>(at), ptx::round_tf32(a), ptx::round_tf32(b),
-                           ptx::round_tf32(c), ptx::round_tf32(d));
+    // In the swizzle, a step of one row from a row divisible by four flips bits 4 and 5 of the address besides.
+    const std::uint32_t first =
+        ptx::shared_address(shared.v[ring.stage]) +
+        static_cast<std::uint32_t>(tile::transposed_offset(first_column(), first_chunk(), C::kHeadDim));
+    const auto store = [&](std::uint32_t value, float a, float b, float c, float d) {
+      ptx::store_shared_16((first ^ (value << 4)) + value * 128 + 32 * 128 * kPanelStep * static_cast<unsigned>(i),
+                           ptx::nearest_tf32(a), ptx::nearest_tf32(b), ptx::nearest_tf32(c), ptx::nearest_tf32(d));
     };
     store(0, from[0].x, from[1].x, from[2].x, from[3].x);
     store(1, from[0].y, from[1].y, from[2].y, from[3].y);

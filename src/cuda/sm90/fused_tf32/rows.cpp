@@ -12,8 +12,8 @@ namespace {
 
 template <int kDim, int kDimAbove>
 struct FusedTf32 {
-  static constexpr FusedRow kRow{
-      DType::f32, Pattern{1, 2}, kDim, kDimAbove, &tf32::launcher<kDim>, &tf32::launcher<tf32::general_dim(kDim)>};
+  static constexpr FusedRow kRow{DType::f32, Pattern{1, 2},         kDim,
+                                 kDimAbove,  &tf32::launcher<kDim>, &tf32::launcher<tf32::general_dim(kDim)>};
 
   static core::Reasons why_not(const Problem& problem) { return tf32::why_not(kRow, problem); }
   static std::size_t workspace(const ForwardArgs&) { return 0; }

@@ -1,0 +1,343 @@
+// Every row of the fused tf32 forward on a GPU: random problems of the whole contract against the oracle and beside the
+// CPU kernel, reruns bit for bit, and inputs that are not kind. Skipped without a Hopper GPU.
+//   DSPATTN_FUSED_CASES   problems per row (default 40; 300 for the full check; below 20, as under compute-sanitizer,
+//                         only short ones)
+//   DSPATTN_FUSED_SEED    what they are drawn from (default 7)
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
+#include <limits>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "api/device_memory.h"
+#include "check/check.h"
+#include "cuda/device.h"
+#include "cuda/sm90/fused_tf32/rows.h"
+#include "dspattn/kernels.h"
+
+namespace dspattn {
+namespace {
+
+std::int64_t from_environment(const char* name, std::int64_t otherwise) {
+  const char* given = std::getenv(name);
+  return given != nullptr ? std::max(1LL, std::atoll(given)) : otherwise;
+}
+
+// Why the tests cannot run here; empty when they can.
+std::string no_hopper() {
+  const cuda::DeviceFacts& device = cuda::device_facts(0);
+  if (device.present && device.major == 9) return {};
+  return "needs a Hopper GPU: " + (device.present ? "another architecture" : device.absence);
+}
+
+class FusedTf32Row : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = no_hopper(); !why.empty()) GTEST_SKIP() << why;
+    dim = std::stoi(GetParam().substr(GetParam().rfind('d') + 1));
+    for (const std::int64_t smaller : {32, 64, 96, 128, 192}) {
+      if (smaller < dim) dim_above = smaller;
+    }
+  }
+
+  check::CheckOptions options_of(std::int64_t index, bool short_only) const {
+    check::CheckOptions options;
+    options.device = {DeviceType::cuda, 0};
+    options.beside_cpu = true;
+    options.limits.pass = Pass::forward;
+    options.limits.dtype = DType::f32;
+    options.limits.pattern = Pattern{1, 2};
+    // Half of the problems at the row's own head dim, the others at whatever is drawn and the row serves.
+    if (index % 2 == 0) options.limits.head_dim = dim;
+    // Half of the problems are short; of the long ones some are long both ways.
+    if (index % 4 >= 2 && !short_only) {
+      options.limits.max_n = 2049;
+      options.limits.max_work = index % 16 == 2 ? 1'200'000'000 : 60'000'000;
+    }
+    return options;
+  }
+
+  // The row serves such head dims, and half of all problems ask for products in full fp32.
+  bool fits(const check::Case& drawn) const {
+    const std::int64_t larger = std::max(drawn.d, drawn.d_v);
+    return larger > dim_above && larger <= dim && drawn.fp32_products == Fp32Products::tf32_allowed;
+  }
+
+  std::int64_t dim = 0, dim_above = 0;  // serves problems whose larger head dim is in (dim_above, dim]
+};
+
+// What the problems of a row showed, all together.
+struct Tally {
+  std::mutex mutex;
+  std::int64_t served = 0, failed = 0, near_ties = 0, rows_beside_cpu = 0;
+  double worst = 0;
+
+  void add(const check::CaseReport& report) {
+    constexpr std::int64_t kFailuresPrinted = 5;
+    const std::lock_guard lock(mutex);
+    ++served;
+    near_ties += report.near_ties;
+    rows_beside_cpu += report.rows_beside_cpu;
+    worst = std::max(worst, report.worst);
+    if (report.passed() || ++failed > kFailuresPrinted) return;
+    for (const std::string& failure : report.failures) {
+      ADD_FAILURE() << report.description << "\n" << failure << "\n" << report.command;
+    }
+  }
+};
+
+TEST_P(FusedTf32Row, AgreesWithTheOracleAndTheCpuOnRandomProblems) {
+  const std::int64_t wanted = from_environment("DSPATTN_FUSED_CASES", 40);
+  const auto seed = static_cast<std::uint64_t>(from_environment("DSPATTN_FUSED_SEED", 7));
+  std::atomic<std::int64_t> next{0}, taken{0};
+  Tally tally;
+  const auto work = [&] {
+    for (std::int64_t index = next++; taken < wanted && index < 100 * wanted; index = next++) {
+      const check::CheckOptions options = options_of(index, wanted < 20);
+      if (!fits(check::draw_case(seed, index, options.limits))) continue;
+      if (taken++ >= wanted) break;
+      const check::CaseReport report = check::check_case(seed, index, GetParam(), options);
+      if (report.served) {
+        tally.add(report);
+      } else {
+        ADD_FAILURE() << report.description << "\nnot served: " << report.reasons.front() << "\n" << report.command;
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> workers;
+    for (unsigned i = 0; i < std::max(1u, std::thread::hardware_concurrency()); ++i) workers.emplace_back(work);
+  }
+  std::cout << GetParam() << ": " << tally.served << " problems, " << tally.failed << " failed; " << tally.near_ties
+            << " near-ties; " << tally.rows_beside_cpu << " rows beside the CPU's; largest error " << tally.worst
+            << " of what is allowed\n";
+  EXPECT_EQ(tally.served, wanted);
+  EXPECT_EQ(tally.failed, 0);
+  EXPECT_GT(tally.rows_beside_cpu, 0);
+}
+
+TEST_P(FusedTf32Row, GivesTheSameBitsOverAHundredReruns) {
+  int checked = 0;
+  for (std::int64_t index = 0; checked < 4 && index < 1000; ++index) {
+    check::CheckOptions options = options_of(0, true);
+    options.limits.max_n = 1025;
+    options.limits.max_work = 24'000'000;
+    options.reruns = 100;
+    const check::Case drawn = check::draw_case(11, index, options.limits);
+    if (!fits(drawn) || drawn.batch * drawn.heads * drawn.n_q < 500 || drawn.n_k < 300) continue;
+    const check::CaseReport report = check::check_case(11, index, GetParam(), options);
+    ASSERT_TRUE(report.served) << report.description;
+    ++checked;
+    for (const std::string& failure : report.failures) {
+      ADD_FAILURE() << report.description << "\n" << failure << "\n" << report.command;
+    }
+  }
+  EXPECT_EQ(checked, 4);
+}
+
+std::vector<std::string> row_names() {
+  std::vector<std::string> names;
+  for (const core::KernelRow& row : cuda::sm90::fused_tf32_rows()) names.emplace_back(row.info.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, FusedTf32Row, ::testing::ValuesIn(row_names()),
+                         [](const ::testing::TestParamInfo<std::string>& row) { return row.param; });
+
+// A tensor [1, heads, rows, columns] on the GPU, `shift` elements past an aligned address, rows `padding` wider.
+struct OnGpu {
+  std::int64_t heads, rows, columns, stride, shift;
+  std::vector<float> host;
+  core::DeviceBuffer buffer;
+
+  OnGpu(std::int64_t h, std::int64_t n, std::int64_t d, std::int64_t offset = 0, std::int64_t padding = 0)
+      : heads(h), rows(n), columns(d), stride(d + padding), shift(offset) {
+    host.assign(static_cast<std::size_t>(shift + heads * rows * stride), 0.0f);
+    buffer = core::DeviceBuffer(api::memory_of({DeviceType::cuda, 0}), host.size() * sizeof(float));
+  }
+
+  float& at(std::int64_t h, std::int64_t i, std::int64_t c) {
+    return host[static_cast<std::size_t>(shift + (h * rows + i) * stride + c)];
+  }
+  void fill(unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    for (std::int64_t h = 0; h < heads; ++h) {
+      for (std::int64_t i = 0; i < rows; ++i) {
+        for (std::int64_t c = 0; c < columns; ++c) at(h, i, c) = normal(random);
+      }
+    }
+  }
+  void upload() { buffer.upload(host.data()); }
+  void download() { buffer.download(host.data()); }
+  TensorView view() {
+    TensorView result{static_cast<float*>(buffer.data()) + shift, DType::f32, {1, heads, rows, columns}};
+    result.stride = {heads * rows * stride, rows * stride, stride, 1};
+    return result;
+  }
+};
+
+struct Tensors {
+  OnGpu q, k, v, out, lse;
+
+  Tensors(std::int64_t heads, std::int64_t n_q, std::int64_t n_k, std::int64_t d, std::int64_t shift = 0,
+          std::int64_t padding = 0)
+      : q(heads, n_q, d, shift, padding),
+        k(heads, n_k, d, shift, padding),
+        v(heads, n_k, d, shift, padding),
+        out(heads, n_q, d, shift, padding),
+        lse(heads, n_q, 1) {
+    q.fill(1);
+    k.fill(2);
+    v.fill(3);
+  }
+  void run(Grouping grouping = Grouping::interleaved) {
+    for (OnGpu* tensor : {&q, &k, &v}) tensor->upload();
+    ForwardArgs args;
+    args.problem.device = {DeviceType::cuda, 0};
+    args.problem.q = q.view();
+    args.problem.k = k.view();
+    args.problem.v = v.view();
+    args.problem.pattern = {1, 2};
+    args.problem.grouping = grouping;
+    args.out = out.view();
+    args.lse = TensorView(lse.buffer.data(), DType::f32, {1, lse.heads, lse.rows});
+    args.run.kernel = choose(args.problem, Pass::forward).name;
+    EXPECT_EQ(args.run.kernel.rfind("sm90_fused_1_2_fp32", 0), 0u) << args.run.kernel;
+    forward(args);
+    out.download();
+    lse.download();
+  }
+};
+
+class FusedTf32 : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = no_hopper(); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+// The copy engine and the threads that copy where it cannot go round alike, and no variant computes otherwise.
+TEST_F(FusedTf32, GivesTheSameBitsWhateverTheAlignment) {
+  for (const std::int64_t heads : {2, 200}) {  // two and three warpgroups
+    for (const Grouping grouping : {Grouping::interleaved, Grouping::consecutive}) {
+      Tensors aligned(heads, 300, 333, 64), shifted(heads, 300, 333, 64, 3, 5);
+      aligned.run(grouping);
+      shifted.run(grouping);
+      for (std::int64_t h = 0; h < heads; ++h) {
+        for (std::int64_t i = 0; i < 300; ++i) {
+          ASSERT_EQ(aligned.lse.at(h, i, 0), shifted.lse.at(h, i, 0)) << h << " " << i;
+          for (std::int64_t c = 0; c < 64; ++c) {
+            ASSERT_EQ(aligned.out.at(h, i, c), shifted.out.at(h, i, c)) << h << " " << i << " " << c;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(FusedTf32, NonFiniteInputsStayInTheirRows) {
+  const float kInf = std::numeric_limits<float>::infinity();
+  Tensors clean(1, 200, 260, 64), dirty(1, 200, 260, 64);
+  dirty.q.at(0, 3, 5) = std::nanf("");
+  dirty.q.at(0, 70, 0) = kInf;
+  dirty.q.at(0, 199, 63) = -kInf;
+  clean.run();
+  dirty.run();
+  for (std::int64_t i = 0; i < 200; ++i) {
+    const bool marked = i == 3 || i == 70 || i == 199;
+    for (std::int64_t c = 0; c < 64; ++c) {
+      if (marked) {
+        ASSERT_TRUE(std::isnan(dirty.out.at(0, i, c))) << i << " " << c;
+      } else {
+        // Not bit for bit: a NaN makes its warp look again for the scores that weights are relative to.
+        ASSERT_NEAR(dirty.out.at(0, i, c), clean.out.at(0, i, c), 2e-3f) << i << " " << c;
+      }
+    }
+  }
+}
+
+// Zero scores of either sign, and equal ones: ties keep the lower key.
+TEST_F(FusedTf32, EqualScoresKeepTheLowerKey) {
+  for (const Grouping grouping : {Grouping::interleaved, Grouping::consecutive}) {
+    Tensors tensors(1, 64, 256, 32);
+    for (std::int64_t i = 0; i < 64; ++i) {
+      for (std::int64_t c = 0; c < 32; ++c) tensors.q.at(0, i, c) = i % 2 == 0 ? 0.0f : (c == 0 ? 1.0f : -0.0f);
+    }
+    for (std::int64_t j = 0; j < 256; ++j) {
+      for (std::int64_t c = 0; c < 32; ++c) {
+        tensors.k.at(0, j, c) = c == 0 ? (j % 3 == 0 ? 0.0f : -0.0f) : (j % 2 == 0 ? 1.0f : -1.0f);
+        tensors.v.at(0, j, c) = place_of_key(j, 2, grouping).element == 0 ? 1.0f : 1e6f;
+      }
+    }
+    tensors.run(grouping);
+    for (std::int64_t i = 0; i < 64; ++i) {
+      for (std::int64_t c = 0; c < 32; ++c) ASSERT_EQ(tensors.out.at(0, i, c), 1.0f) << i << " " << c;
+      ASSERT_NEAR(tensors.lse.at(0, i, 0), std::log(128.0f), 1e-6f);
+    }
+  }
+}
+
+// Scores of +-1e4 that rise from tile to tile, so that the reference is raised again and again.
+TEST_F(FusedTf32, LargeScoresThatRise) {
+  constexpr std::int64_t kKeys = 1000;
+  Tensors tensors(1, 130, kKeys, 64);
+  for (std::int64_t i = 0; i < 130; ++i) {
+    for (std::int64_t c = 0; c < 64; ++c) tensors.q.at(0, i, c) = c == 0 ? (i % 2 == 0 ? 10.0f : -10.0f) : 0.0f;
+  }
+  for (std::int64_t j = 0; j < kKeys; ++j) {
+    for (std::int64_t c = 0; c < 64; ++c) tensors.k.at(0, j, c) = c == 0 ? static_cast<float>(16 * (j - 500)) : 0.0f;
+    for (std::int64_t c = 0; c < 64; ++c) tensors.v.at(0, j, c) = static_cast<float>(j);
+  }
+  tensors.run();
+  for (std::int64_t i = 0; i < 130; ++i) {  // all weight on the last or the first key
+    ASSERT_EQ(tensors.out.at(0, i, 7), i % 2 == 0 ? 999.0f : 0.0f) << i;
+    ASSERT_FLOAT_EQ(tensors.lse.at(0, i, 0), i % 2 == 0 ? 9980.0f : 10000.0f) << i;
+  }
+}
+
+TEST_F(FusedTf32, AMillionKeysAndOneQuery) {
+  constexpr std::int64_t kKeys = 1'000'001;
+  Tensors tensors(1, 1, kKeys, 32);
+  for (std::int64_t j = 0; j < kKeys; ++j) {
+    for (std::int64_t c = 0; c < 32; ++c) {
+      tensors.k.at(0, j, c) = 0;
+      tensors.v.at(0, j, c) = place_of_key(j, 2, Grouping::interleaved).element == 0 ? 2.0f : 1e6f;
+    }
+  }
+  tensors.run();
+  // The last block has 65 keys: its first 64 are first elements.
+  const double kept = static_cast<double>(kKeys / 128 * 64 + 64);
+  EXPECT_NEAR(tensors.lse.at(0, 0, 0), std::log(kept), 1e-4);
+  for (std::int64_t c = 0; c < 32; ++c) EXPECT_NEAR(tensors.out.at(0, 0, c), 2.0f, 1e-3f);
+}
+
+TEST_F(FusedTf32, ManyHeads) {
+  constexpr std::int64_t kHeads = 65'536;
+  Tensors tensors(kHeads, 1, 2, 32);
+  tensors.run();
+  for (std::int64_t h = 0; h < kHeads; ++h) {
+    double dot[2] = {0, 0};
+    for (std::int64_t c = 0; c < 32; ++c) {
+      for (std::int64_t j = 0; j < 2; ++j) dot[j] += static_cast<double>(tensors.q.at(h, 0, c)) * tensors.k.at(h, j, c);
+    }
+    // Interleaved pairs lie 64 keys apart: both keys are kept.
+    const double scale = 1 / std::sqrt(32.0);
+    const double weight = 1 / (1 + std::exp(scale * (dot[1] - dot[0])));
+    for (std::int64_t c = 0; c < 32; ++c) {
+      const double expected = weight * tensors.v.at(h, 0, c) + (1 - weight) * tensors.v.at(h, 1, c);
+      ASSERT_NEAR(tensors.out.at(h, 0, c), expected, 0.02) << h << " " << c;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dspattn
