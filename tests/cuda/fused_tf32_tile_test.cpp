@@ -211,12 +211,14 @@ TEST(PairMap, AChunkOfVIsTwoPairsApart) {
 class RoundTf32 : public ::testing::TestWithParam<bool> {};
 
 TEST_P(RoundTf32, ToNearest) {
+  const bool even = GetParam();
   const auto rounded = [&](float x) {
-    return std::bit_cast<float>(GetParam() ? ptx::round_tf32(x) : ptx::nearest_tf32(x) & 0xFFFFE000u);
+    return std::bit_cast<float>(even ? ptx::round_tf32(x) : ptx::nearest_tf32(x) & 0xFFFFE000u);
   };
   EXPECT_EQ(rounded(1.0f), 1.0f);
-  EXPECT_EQ(rounded(1.0f + 0x1p-11f), 1.0f + 0x1p-10f);  // a tie, away from zero
-  EXPECT_EQ(rounded(-1.0f - 0x1p-11f), -1.0f - 0x1p-10f);
+  EXPECT_EQ(rounded(1.0f + 0x1p-11f), even ? 1.0f : 1.0f + 0x1p-10f);  // ties
+  EXPECT_EQ(rounded(-1.0f - 0x1p-11f), even ? -1.0f : -1.0f - 0x1p-10f);
+  EXPECT_EQ(rounded(1.0f + 0x1.8p-10f), 1.0f + 0x1p-9f);
   EXPECT_EQ(rounded(1.0f + 0x1.FFCp-12f), 1.0f);
   EXPECT_EQ(rounded(1.0f + 0x1.002p-11f), 1.0f + 0x1p-10f);
   EXPECT_TRUE(std::isinf(rounded(std::numeric_limits<float>::infinity())));

@@ -33,7 +33,7 @@ DSPATTN_HOST_DEVICE inline std::uint32_t greater(float a, float b) {
 #endif
 }
 
-// For a tensor core that drops the 13 bits below tf32's mantissa: the nearest tf32, ties away from zero. Two
+// For a tensor core that drops the 13 bits below tf32's mantissa: the nearest tf32, ties away from zero. Three
 // instructions where round_tf32 takes five; a NaN is left as it is, for one of all ones would turn into a zero.
 DSPATTN_HOST_DEVICE inline std::uint32_t nearest_tf32(float x) {
 #if defined(__CUDA_ARCH__)
@@ -45,15 +45,15 @@ DSPATTN_HOST_DEVICE inline std::uint32_t nearest_tf32(float x) {
 #endif
 }
 
-// The same with those bits cleared, as the copy engine leaves them.
+// To the nearest tf32, ties to even, the bits below cleared: what the copy engine does with fp32 under a tf32 map.
 DSPATTN_HOST_DEVICE inline std::uint32_t round_tf32(float x) {
 #if defined(__CUDA_ARCH__)
   std::uint32_t result;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(result) : "f"(x));
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(result) : "f"(x));
   return result;
 #else
   const auto bits = std::bit_cast<std::uint32_t>(x);
-  return std::isfinite(x) ? (bits + 0x1000u) & 0xFFFFE000u : bits;
+  return std::isfinite(x) ? (bits + 0xFFFu + (bits >> 13 & 1u)) & 0xFFFFE000u : bits;
 #endif
 }
 

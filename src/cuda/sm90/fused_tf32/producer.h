@@ -204,8 +204,8 @@ struct Producer {
   }
 
   // A warp's units of a tile have the same 16 columns of V transposed (keys) and different panels of 32 rows: with T
-  // keys a tile, warp w has columns 16 (w % (T / 16)) on and every (64 / T)-th panel from w / (T / 16) on. A lane's four
-  // keys are two pairs that stand two apart: the same distances in every lane.
+  // keys a tile, warp w has columns 16 (w % (T / 16)) on and every (64 / T)-th panel from w / (T / 16) on. A lane's
+  // four keys are two pairs that stand two apart: the same distances in every lane.
   static constexpr int kPanelStep = 64 / C::kTileK;
   __device__ __forceinline__ static int first_chunk() {  // of 16 bytes, four keys
     return 4 * (thread() / 32 % (C::kTileK / 16)) + tile::transpose_lane(thread() & 31).chunk;
