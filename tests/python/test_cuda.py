@@ -82,6 +82,63 @@ def test_cuda_graph() -> None:
     assert torch.equal(out, wanted)
 
 
+def test_inputs_stay_where_they_are() -> None:
+    """[batch, n, heads, d] memory, as models have it, is read through its strides."""
+    inputs = integers(128, 256, torch.bfloat16)
+    strided = [t.transpose(1, 2).contiguous().cuda().transpose(1, 2) for t in inputs]
+    assert torch.equal(served(*strided), served(*(t.cuda() for t in inputs)))
+
+
+def test_packed_batch() -> None:
+    lengths = [100, 1, 155]
+    q, k, v = (t[0].transpose(0, 1).contiguous() for t in integers(256, 256, torch.bfloat16))
+    cu = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
+    try:
+        out = dspattn.varlen_attention(q.cuda(), k.cuda(), v.cuda(), cu.cuda(), cu.cuda(), 155, 155, is_causal=True)
+    except dspattn.DspattnError as error:
+        pytest.skip("no kernel serves this here: " + " | ".join(error.reasons))
+    wanted = dspattn.varlen_attention(q, k, v, cu, cu, 155, 155, is_causal=True)
+    torch.testing.assert_close(out.cpu(), wanted, atol=3e-2, rtol=3e-2)
+
+
+def test_autocast() -> None:
+    inputs = [t.cuda() for t in integers(128, 256, torch.float32)]
+    wanted = served(*(t.bfloat16() for t in inputs))
+    with torch.autocast("cuda", torch.bfloat16):
+        out = dspattn.attention(*inputs)
+    assert out.dtype == torch.bfloat16 and torch.equal(out, wanted)
+
+
+def test_every_sdpa_call_inside_use() -> None:
+    inputs = [t.cuda() for t in integers(128, 256, torch.bfloat16)]
+    wanted = served(*inputs, pattern="2:4")
+    with dspattn.use("2:4"):
+        out = torch.nn.functional.scaled_dot_product_attention(*inputs)
+    assert torch.equal(out, wanted)
+
+
+def test_compile_in_one_graph() -> None:
+    inputs = [t.cuda() for t in integers(128, 256, torch.bfloat16)]
+    wanted = served(*inputs)
+    compiled = torch.compile(dspattn.attention, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*inputs), wanted)
+
+
+def test_gradients_agree_with_the_cpu_or_say_why_not() -> None:
+    inputs = integers(64, 128, torch.bfloat16)
+    on_gpu = [t.cuda().requires_grad_() for t in inputs]
+    out = served(*on_gpu)
+    try:
+        out.float().sum().backward()
+    except RuntimeError as error:
+        assert "kernel" in str(error) and "device" in str(error), error
+        return
+    on_cpu = [t.requires_grad_() for t in inputs]
+    dspattn.attention(*on_cpu).float().sum().backward()
+    for ours, theirs in zip(on_gpu, on_cpu, strict=True):
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad, atol=3e-2, rtol=3e-2)
+
+
 def test_tensors_on_different_devices_raise() -> None:
     q, k, v = integers(128, 128, torch.bfloat16)
     with pytest.raises(dspattn.DspattnError, match="key: expected a tensor on cuda:0"):
