@@ -107,9 +107,7 @@ void draw_mask(Random& random, Case& drawn) {
   if (random.chance(20)) drawn.allowed = draw_broadcast(random);
   if (random.chance(25)) drawn.bias = draw_broadcast(random);
   drawn.bias_dtype = random.chance(50) ? DType::f32 : drawn.dtype;
-  // Not in backward: a row of nothing else has an LSE of about -3.4e38, to which the logarithm of its number of keys
-  // cannot be added, so no backward that starts from the LSE has its weights.
-  drawn.lowest_bias = drawn.bias && !drawn.integers && drawn.pass == Pass::forward && random.chance(25);
+  drawn.lowest_bias = drawn.bias && !drawn.integers && random.chance(25);
 }
 
 void draw_scale(Random& random, Case& drawn) {

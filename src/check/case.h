@@ -51,7 +51,7 @@ struct Case {
   std::vector<std::int32_t> key_lengths;  // empty: none
   std::optional<Broadcast> allowed, bias;
   DType bias_dtype = DType::f32;
-  bool lowest_bias = false;  // some biases are the lowest finite number, as models write masks (forward only)
+  bool lowest_bias = false;  // some biases are the lowest finite number, as models write masks
   std::optional<double> scale;
   Fp32Products fp32_products = Fp32Products::full;
   Layout q_layout = Layout::bhnd, k_layout = Layout::bhnd, v_layout = Layout::bhnd, out_layout = Layout::bhnd;

@@ -11,8 +11,9 @@
 namespace dspattn::check {
 namespace {
 
-constexpr double kTiny = 1e-37;        // results may flush below fp32's normal numbers
-constexpr double kOutOfReach = -1e30;  // scores this low come from a bias that stands for a mask
+constexpr double kTiny = 1e-37;            // results may flush below fp32's normal numbers
+constexpr double kLeastWeight = 0x1p-126;  // an exponential below fp32's normal numbers may come out as any of them
+constexpr double kOutOfReach = -1e30;      // scores this low come from a bias that stands for a mask
 
 // A rank-4 tensor as doubles.
 struct Dense {
@@ -75,20 +76,23 @@ class Walk {
         for (std::int64_t i = 0; i < seq.n_q; ++i) {
           RowContext context;
           context.row = (seq.batch * q_.heads + h) * q_.rows + seq.q_begin + i;
-          const double lse = given_.lse[static_cast<std::size_t>(context.row)];
-          if (!std::isfinite(lse)) continue;
+          if (!std::isfinite(given_.lse[static_cast<std::size_t>(context.row)])) continue;
           context.q = q_.row(seq.batch, h, seq.q_begin + i);
           context.q_offset = q_.offset(seq.batch, h, seq.q_begin + i);
           if (!d_out_.data.empty()) context.d_out = d_out_.row(seq.batch, h, seq.q_begin + i);
           context.query_terms = seq.n_q * group;
+          const double largest = largest_kept(context.row, seq.n_k);
+          double sum = 0;
           for (std::int64_t j = 0; j < seq.n_k; ++j) {
             if (!given_.selection.at(context.row, j)) continue;
             const double score = given_.scores.at(context.row, j);
             context.kept.push_back(
                 {k_.row(seq.batch, h / group, seq.k_begin + j), v_.row(seq.batch, h / group, seq.k_begin + j),
                  k_.offset(seq.batch, h / group, seq.k_begin + j), v_.offset(seq.batch, h / group, seq.k_begin + j),
-                 score, given_.magnitudes.at(context.row, j), std::exp(score - lse)});
+                 score, given_.magnitudes.at(context.row, j), std::exp(score - largest)});
+            sum += context.kept.back().weight;
           }
+          for (auto& key : context.kept) key.weight /= sum;
           visit(context);
         }
       }
@@ -99,6 +103,14 @@ class Walk {
   std::int64_t d = 0, d_v = 0;
 
  private:
+  double largest_kept(std::int64_t row, std::int64_t keys) const {
+    double largest = -std::numeric_limits<double>::infinity();
+    for (std::int64_t j = 0; j < keys; ++j) {
+      if (given_.selection.at(row, j)) largest = std::max(largest, given_.scores.at(row, j));
+    }
+    return largest;
+  }
+
   const cpu::Reference& given_;
   const Problem& host_;
   Dense q_, k_, v_, d_out_;
@@ -138,7 +150,9 @@ struct ScoreErrors {
 
   ScoreErrors(const RowContext& context, std::int64_t d, double unit) {
     for (const auto& key : context.kept) {
-      each.push_back((sum_error(d, unit) + 4 * kUnitF32) * key.magnitude + 4 * kUnitF32);
+      // A lowest bias swallows the product: what is left has the same bits in every precision.
+      const double magnitude = key.score < kOutOfReach ? 0.0 : key.magnitude;
+      each.push_back((sum_error(d, unit) + 4 * kUnitF32) * magnitude + 4 * kUnitF32);
       mean += key.weight * each.back();
     }
   }
@@ -172,7 +186,7 @@ struct PlainRow {
     lse = largest + std::log(sum);
     out.assign(static_cast<std::size_t>(walk.d_v), 0.0);
     for (std::size_t j = 0; j < scores.size(); ++j) {
-      weights.push_back(round(std::exp(scores[j] - lse)));
+      weights.push_back(round(std::exp(scores[j] - largest) / sum));
       for (std::int64_t c = 0; c < walk.d_v; ++c) {
         out[static_cast<std::size_t>(c)] += weights.back() * context.kept[j].v[c];
       }
@@ -261,8 +275,10 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
     const auto kept = static_cast<std::int64_t>(context.kept.size());
     const double lse = given.lse[static_cast<std::size_t>(context.row)];
     const ScoreErrors errors(context, walk.d, unit);
-    // Relative error of every weight: of the sum, and of the LSE that forward stored in fp32.
-    const double common_error = errors.mean + sum_error(kept) + 8 * kUnitF32 * (1 + std::abs(lse));
+    // Relative error of every weight: of the sum, and of the LSE that forward stored in fp32. An LSE out of reach tells
+    // nothing of the weights; backward has to find them without it.
+    const double of_lse = lse < kOutOfReach ? 0.0 : std::abs(lse);
+    const double common_error = errors.mean + sum_error(kept) + 8 * kUnitF32 * (1 + of_lse);
     const double sums_error = errors.mean + sum_error(kept, unit) + sum_error(kept);
     double d_dot = 0, d_dot_error = 0;  // dO.O, and what O's own error and the sum add to it
     for (std::int64_t c = 0; c < walk.d_v; ++c) {
@@ -285,11 +301,12 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
         d_weight += context.d_out[c] * key.v[c];
         d_weight_magnitude += std::abs(context.d_out[c] * key.v[c]);
         sums.d_v[static_cast<std::size_t>(key.v_offset + c)] +=
-            key.weight * (weight_error + summed) * std::abs(context.d_out[c]);
+            (key.weight * (weight_error + summed) + kLeastWeight) * std::abs(context.d_out[c]);
       }
       const double d_score = key.weight * (d_weight - d_dot);
       const double d_score_error = std::abs(d_score) * (weight_error + summed) +
-                                   key.weight * (d_weight_magnitude * sum_error(walk.d_v, unit) + d_dot_error);
+                                   key.weight * (d_weight_magnitude * sum_error(walk.d_v, unit) + d_dot_error) +
+                                   kLeastWeight * (d_weight_magnitude + std::abs(d_dot));
       for (std::int64_t c = 0; c < walk.d; ++c) {
         sums.d_q[static_cast<std::size_t>(context.q_offset + c)] += walk.scale * d_score_error * std::abs(key.k[c]);
         sums.d_k[static_cast<std::size_t>(key.k_offset + c)] += walk.scale * d_score_error * std::abs(context.q[c]);

@@ -4,6 +4,8 @@
 //   dV = P^T dO,   dQ = dS K,   dK = dS^T Q
 //
 // Scores, masks and the choice are recomputed by the code forward uses, so the selection is the same to the last bit.
+// Where the LSE is so large that fp32 cannot hold its last digits (biases of finfo.min leave one of -3e38), the row's
+// maximum and sum are recomputed likewise, before the gradients.
 // dO V^T is a full product (at full speed: it has the shape of the scores); the three others run over kept keys only.
 //
 // A task owns some of the query rows of one (sequence, kv head): it writes their dQ and sums their share of dK and dV
@@ -45,6 +47,8 @@ inline constexpr std::int64_t kChunkRows = 256;
 inline constexpr std::size_t kChunkTiles = kChunkRows / kTileQ;
 // Enough tasks for the cores of a small machine; beyond that, batch and heads are what there is to share out.
 inline constexpr std::int64_t kWantedTasks = 8;
+// From here on fp32 rounds an LSE by 2^-11 or more, and the weights made from it by as much.
+inline constexpr float kFarLse = 8192.0f;
 // Shares of dK and dV that wait to be added take at most this much memory.
 inline constexpr std::size_t kShareBytes = std::size_t{48} << 20;
 
@@ -90,7 +94,7 @@ struct BackwardScratch {
   PruneScratch* prune;
   ScoreTile* d_weights;  // dO V^T, then dS
   KeptRows* kept;
-  Slots* slots;  // [kChunkTiles], as all below up to delta
+  Slots* slots;  // [kChunkTiles], as all below up to far
   SlotValues* d_scores;
   TileRows* tiles;
   float* q_rows;        // [kTileQ][qk.padded]
@@ -100,6 +104,10 @@ struct BackwardScratch {
   float* d_q;           // [kTileQ][qk.padded]
   float* lse;           // [kTileQ]
   float* delta;         // [kTileQ]
+  float* largest;       // [kTileQ]: this, the next two only of tiles with an LSE that is far off
+  float* sum;           // [kTileQ]
+  float* rescale;       // [kTileQ]
+  bool* far;            // one
   float* row;           // one row of k, v or out
   float* k_panels;
   float* v_panels;
@@ -122,6 +130,10 @@ struct BackwardScratch {
     d_q = carver.take<float>(kChunkTiles * qk_tile);
     lse = carver.take<float>(kChunkTiles * kRows);
     delta = carver.take<float>(kChunkTiles * kRows);
+    largest = carver.take<float>(kChunkTiles * kRows);
+    sum = carver.take<float>(kChunkTiles * kRows);
+    rescale = carver.take<float>(kChunkTiles * kRows);
+    far = carver.take<bool>(kChunkTiles);
     row = carver.take<float>(static_cast<std::size_t>(std::max(run.qk.padded, run.pv.padded)));
     k_panels = carver.take<float>(run.qk.elems());
     v_panels = carver.take<float>(run.pv.elems());
@@ -144,6 +156,7 @@ void load_tile(const BackwardJob& run, const SequenceSpan& sequence, const Backw
   float* lse = s.lse + t * kTileQ;
   float* delta = s.delta + t * kTileQ;
   float* d_out = s.d_out_rows + t * pv_tile;
+  s.far[t] = false;
   widen_tile(run.job.q, sequence, tile, run.qk, s.q_rows + t * qk_tile);
   widen_tile(run.d_out, sequence, tile, run.pv, d_out);
   for (int r = 0; r < kTileQ; ++r) {
@@ -161,6 +174,7 @@ void load_tile(const BackwardJob& run, const SequenceSpan& sequence, const Backw
     }
     delta[r] = hn::GetLane(hn::SumOfLanes(kF32, sum));
     if (std::isnan(lse[r])) tile.hide(r);
+    s.far[t] = s.far[t] || (std::isfinite(lse[r]) && std::abs(lse[r]) >= kFarLse);
   }
   tile.find_extremes();
   const float* q_row[kTileQ];
@@ -173,16 +187,69 @@ void load_tile(const BackwardJob& run, const SequenceSpan& sequence, const Backw
   transpose_tile(d_out_row, run.pv.columns, s.d_out_packed + t * pv_tile);
 }
 
+// The maximum and the sum of exponentials of every row of the tiles that are far off, as forward made them.
+void find_far_sums(const BackwardJob& run, const SequenceSpan& sequence, std::int64_t kv_head, std::ptrdiff_t tiles,
+                   std::int64_t first_block, std::int64_t end, const BackwardScratch& s) {
+  const Job& job = run.job;
+  const std::ptrdiff_t qk_tile = static_cast<std::ptrdiff_t>(run.qk.padded) * kTileQ;
+  std::fill_n(s.largest, tiles * kTileQ, -std::numeric_limits<float>::infinity());
+  std::fill_n(s.sum, tiles * kTileQ, 0.0f);
+  for (std::int64_t block = first_block; block < end; block += job.block_keys) {
+    const KeyRows k = keys_of_block(job, sequence, kv_head, block, run.qk, s.row, s.k_panels);
+    for (std::ptrdiff_t t = 0; t < tiles; ++t) {
+      if (!s.far[t] || !prune_tile(job, sequence, s.tiles[t], s.q_packed + t * qk_tile, k, block, run.qk.width,
+                                   *s.prune, s.slots[t])) {
+        continue;
+      }
+      weigh(s.slots[t], job.scale_log2(), {s.largest + t * kTileQ, s.sum + t * kTileQ}, s.rescale + t * kTileQ);
+    }
+  }
+}
+
+// The weight of a score: from the LSE, or as in forward from the row's maximum and sum.
+struct WeightFromLse {
+  VecF scale, lse;
+  Exp2 exp2;
+
+  WeightFromLse(const Job& job, const BackwardScratch& s, std::ptrdiff_t row)
+      : scale(hn::Set(kF32, job.scale)), lse(hn::Load(kF32, s.lse + row)), exp2(1.44269504f) {}  // log2(e)
+  VecF operator()(VecF score) const { return exp2(hn::MulSub(score, scale, lse)); }
+};
+
+struct WeightFromSum {
+  WeightFromLse near;  // of the tile's other rows: a row's bits do not depend on its neighbours
+  MaskF far;
+  VecF largest, per_sum;
+  Exp2 exp2;
+
+  WeightFromSum(const Job& job, const BackwardScratch& s, std::ptrdiff_t row)
+      : near(job, s, row),
+        far(hn::Ge(hn::Abs(near.lse), hn::Set(kF32, kFarLse))),
+        largest(hn::Load(kF32, s.largest + row)),
+        per_sum(hn::Div(hn::Set(kF32, 1.0f), hn::Load(kF32, s.sum + row))),
+        exp2(job.scale_log2()) {
+    // A row without a key, or past the end: its weights are zero.
+    const MaskF none = hn::Eq(largest, minus_infinity());
+    largest = hn::IfThenZeroElse(none, largest);
+    per_sum = hn::IfThenZeroElse(none, per_sum);
+  }
+  VecF operator()(VecF score) const {
+    return hn::IfThenElse(far, hn::Mul(exp2(hn::Sub(score, largest)), per_sum), near(score));
+  }
+};
+
 // Scores -> weights and dO V^T -> dS times scale, for the keys of `span`, kept or not: only kept ones are read later.
-void tile_gradients(const Job& job, const KeySpan& span, const float* lse, const float* delta, ScoreTile& scores,
-                    ScoreTile& d_weights) {
+template <class Weight>
+void tile_gradients(const Job& job, const KeySpan& span, const BackwardScratch& s, std::ptrdiff_t tile) {
+  ScoreTile& scores = s.prune->scores;
+  ScoreTile& d_weights = *s.d_weights;
   const VecF scale = hn::Set(kF32, job.scale);
-  const Exp2 exp2(1.44269504f);  // log2(e)
   for (int v = 0; v < kVecsQ; ++v) {
     const int row = v * kLanes;
-    const VecF row_lse = hn::Load(kF32, lse + row), row_delta = hn::Load(kF32, delta + row);
+    const Weight weight_of(job, s, tile * kTileQ + row);
+    const VecF row_delta = hn::Load(kF32, s.delta + tile * kTileQ + row);
     for (int key = span.first; key < span.last; ++key) {
-      const VecF weight = exp2(hn::MulSub(hn::Load(kF32, &scores.value[key][row]), scale, row_lse));
+      const VecF weight = weight_of(hn::Load(kF32, &scores.value[key][row]));
       const VecF d_weight = hn::Load(kF32, &d_weights.value[key][row]);
       hn::Store(weight, kF32, &scores.value[key][row]);
       hn::Store(hn::Mul(hn::Mul(weight, scale), hn::Sub(d_weight, row_delta)), kF32, &d_weights.value[key][row]);
@@ -246,12 +313,16 @@ void backward_chunk(const BackwardJob& run, const SequenceSpan& sequence, std::i
       most_end = std::max(most_end, s.tiles[t].most_end);
     }
   }
+  const std::int64_t first_block = least_begin / job.block_keys * job.block_keys;
+  if (std::any_of(s.far, s.far + tile_count, [](bool far) { return far; })) {
+    find_far_sums(run, sequence, kv_head, tile_count, first_block, most_end, s);
+  }
   std::fill_n(s.d_q, tile_count * qk_tile, 0.0f);
   std::fill_n(s.d_weights->value[kTileK], kTileQ, 0.0f);
 
   alignas(64) float ones[kTileQ];
   std::fill_n(ones, kTileQ, 1.0f);
-  for (std::int64_t block = least_begin / job.block_keys * job.block_keys; block < most_end; block += job.block_keys) {
+  for (std::int64_t block = first_block; block < most_end; block += job.block_keys) {
     const int keys = static_cast<int>(std::min<std::int64_t>(job.block_keys, sequence.n_k - block));
     fill_panels(job.k.at(sequence.batch, kv_head, sequence.k_begin + block), job.k.dtype, job.k.row_bytes, keys, run.qk,
                 s.row, s.k_panels);
@@ -271,7 +342,7 @@ void backward_chunk(const BackwardJob& run, const SequenceSpan& sequence, std::i
       ScoreTile& d_scores = *s.d_weights;
       tile_product(KeyRows::of(s.v_panels, run.pv), s.d_out_packed + t * pv_tile, span.first, span.computed(),
                    d_scores);
-      tile_gradients(job, span, s.lse + t * kTileQ, s.delta + t * kTileQ, weights, d_scores);
+      s.far[t] ? tile_gradients<WeightFromSum>(job, span, s, t) : tile_gradients<WeightFromLse>(job, span, s, t);
       slot_gradients(run.qk.width, d_scores, slots, s.d_scores[t]);
       add_key_gradients(run, *s.kept, span, weights, d_scores, s.d_out_rows + t * pv_tile, s.q_rows + t * qk_tile, d_v,
                         d_k);

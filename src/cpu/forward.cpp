@@ -134,7 +134,7 @@ void forward_task(const ForwardJob& run, const Task& task) {
   std::fill_n(s.sum, tile_count * kTileQ, 0.0f);
   std::fill_n(s.has_nan, tile_count * kTileQ, 0.0f);
 
-  const float scale_log2 = static_cast<float>(job.g.scale * 1.4426950408889634);
+  const float scale_log2 = job.scale_log2();
   for (std::int64_t block = least_begin / job.block_keys * job.block_keys; block < most_end; block += job.block_keys) {
     const int keys = static_cast<int>(std::min<std::int64_t>(job.block_keys, sequence.n_k - block));
     const KeyRows k = keys_of_block(job, sequence, task.kv_head, block, run.qk, s.rows, s.k_panels);

@@ -404,6 +404,14 @@ TEST_P(EveryTarget, LowestFiniteBiasIsNoMask) {
     EXPECT_TRUE(std::isfinite(value));
     EXPECT_NE(value, 0.0);
   }
+  // The LSE of such a row is the bias: it has no room for the number of keys, and backward must not take it for one
+  // key.
+  const Tensor d_out = random_d_out(c);
+  const Gradients gradients = reference_backward(c.problem, d_out.view);
+  const Backward back = run_backward(c, ours, d_out, "cpu_2_4", 1);
+  expect_close(back.d_q.values(), gradients.d_q, 2e-5, 0x1p-22, "d_q");
+  expect_close(back.d_k.values(), gradients.d_k, 2e-5, 0x1p-22, "d_k");
+  expect_close(back.d_v.values(), gradients.d_v, 2e-5, 0x1p-22, "d_v");
 }
 
 TEST_P(EveryTarget, BitsDoNotDependOnThreadsOrReruns) {
