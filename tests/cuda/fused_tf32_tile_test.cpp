@@ -6,8 +6,10 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "cuda/tile/pair_map.h"
@@ -170,39 +172,42 @@ TEST(PairMap, KeepsTheLargerWithTiesAndNan) {
   }
 }
 
-TEST(PairMap, TransposedTileIsWrittenOnceAndWithoutBankConflicts) {
-  for (const int rows : {32, 64, 96, 128, 192, 256}) {
-    for (const int tile_keys : kTiles) {
-      std::set<int> written;
-      for (int panel = 0; panel < rows / 32; ++panel) {
-        for (int keys = 0; keys < tile_keys / 16; ++keys) {
+// 128 threads put every value of V where the product looks for it, once, without bank conflicts.
+TEST(PairMap, TransposesV) {
+  for (const Grouping grouping : {Grouping::interleaved, Grouping::consecutive}) {
+    for (const int rows : {32, 64, 96, 128, 192, 256}) {
+      for (const int tile_keys : kTiles) {
+        if (tile_keys / 16 * (rows / 32) % 4 != 0) continue;  // four warps share it evenly in every kernel
+        const KeyMap map = pair_map(grouping, tile_keys);
+        const int units = tile_keys / 16 * (rows / 32) / 4;
+        std::map<int, std::pair<int, int>> written;  // key and column of V by offset
+        for (int unit = 0; unit < units; ++unit) {
           for (int value = 0; value < 4; ++value) {
-            for (int phase = 0; phase < 4; ++phase) {  // eight lanes store 16 bytes each at once
+            for (int first = 0; first < 128; first += 8) {  // eight lanes store 16 bytes each at once
               std::set<int> banks;
-              for (int lane = 8 * phase; lane < 8 * phase + 8; ++lane) {
-                const TransposeLane place = transpose_lane(lane);
-                const int at = transposed_offset(32 * panel + place.values + value, 4 * keys + place.chunk, rows);
-                EXPECT_TRUE(written.insert(at).second);
-                EXPECT_LT(at, rows * tile_keys * 4);
+              for (int thread = first; thread < first + 8; ++thread) {
+                const TransposeShare share = transpose_share(thread, tile_keys);
+                const int row = share.row + 32 * panel_step(tile_keys) * unit;
+                const int at = rows_further(transposed_offset(row, share.chunk, rows), value);
                 banks.insert(at % 128);
+                const int first_key = map.key(0, pair_of_v_column(4 * share.chunk).group, 0);
+                for (int x = 0; x < 4; ++x) {
+                  EXPECT_TRUE(written.try_emplace(at + 4 * x, first_key + key_distance(map, x), row + value).second);
+                }
               }
               EXPECT_EQ(banks.size(), 8u);
             }
           }
         }
+        for (int row = 0; row < rows; ++row) {
+          for (int column = 0; column < tile_keys; ++column) {
+            const Slot slot = pair_of_v_column(column);
+            const std::pair<int, int> expected{map.key(0, slot.group, slot.element), row};
+            EXPECT_EQ(written[transposed_offset(row, column / 4, rows) + column % 4 * 4], expected);
+          }
+        }
+        EXPECT_EQ(written.size(), static_cast<std::size_t>(rows * tile_keys));
       }
-      EXPECT_EQ(written.size(), static_cast<std::size_t>(rows * tile_keys / 4));
-    }
-  }
-}
-
-TEST(PairMap, AChunkOfVIsTwoPairsApart) {
-  for (int chunk = 0; chunk < 16; ++chunk) {
-    const Slot first = pair_of_v_column(4 * chunk);
-    for (int x = 0; x < 4; ++x) {
-      const Slot slot = pair_of_v_column(4 * chunk + x);
-      EXPECT_EQ(slot.group, first.group + (x >> 1) * kPairDistance);
-      EXPECT_EQ(slot.element, x & 1);
     }
   }
 }

@@ -65,22 +65,34 @@ DSPATTN_HOST_DEVICE inline std::uint32_t metadata_of_pairs(const std::uint32_t (
   return ptx::lop3<0xEA>(merge_nibbles(second[0], second[1], second[2], second[3]), 0xAAAAAAAAu, 0x44444444u);
 }
 
-// Transposing V: a warp takes a unit of 16 columns (keys) x 32 rows (of the head dim); a lane four keys, one 16-byte
-// chunk of V transposed, of four neighbouring values. Eight lanes in turn write to different banks: four chunks of rows
-// whose index modulo 8 differs by 4.
-struct TransposeLane {
-  int chunk;   // of the unit's 16 columns: columns 4 chunk ... 4 chunk + 3
-  int values;  // of the unit's 32 rows: rows values ... values + 3
+// Transposing V: 128 threads share a tile. A warp takes units of 16 columns (keys) x 32 rows (of the head dim): its
+// units have the same columns, and every panel_step(keys)-th panel of 32 rows from the first on. In a unit a lane takes
+// four keys, one 16-byte chunk of V transposed, of four neighbouring rows. Eight lanes in turn write to different
+// banks: four chunks of rows whose index modulo 8 differs by 4.
+struct TransposeShare {
+  int chunk;  // columns 4 chunk ... 4 chunk + 3 of V transposed
+  int row;    // rows row ... row + 3 of unit 0: columns of V
 };
-DSPATTN_HOST_DEVICE constexpr TransposeLane transpose_lane(int lane) { return {lane & 3, lane >> 2 << 2}; }
+DSPATTN_HOST_DEVICE constexpr TransposeShare transpose_share(int thread, int tile_keys) {
+  const int warp = thread >> 5;
+  const int lane = thread & 31;
+  return {4 * (warp % (tile_keys / 16)) + (lane & 3), 32 * (warp / (tile_keys / 16)) + (lane >> 2) * 4};
+}
+DSPATTN_HOST_DEVICE constexpr int panel_step(int tile_keys) { return 64 / tile_keys; }
 
-// The four columns of a chunk are both keys of two pairs, this far apart.
-inline constexpr int kPairDistance = 2;
+// The four columns of a chunk are both keys of two pairs, two apart: key x of a chunk lies this many keys past its
+// first, whichever the chunk.
+DSPATTN_HOST_DEVICE constexpr int key_distance(const KeyMap& map, int x) {
+  return (x >> 1) * 2 * map.group_step + (x & 1) * map.pair_step;
+}
 
 // Byte offset of 16-byte chunk `chunk` (columns 4 chunk ...) of row `row` in a transposed V tile of `rows` rows, stored
 // in panels of 32 columns with the 128-byte swizzle.
 DSPATTN_HOST_DEVICE constexpr int transposed_offset(int row, int chunk, int rows) {
   return (chunk >> 3) * rows * 128 + swizzled_offset(row, chunk & 7);
 }
+
+// The same chunk `count` < 4 rows below an offset of a row divisible by four: bits 4 and 5 change besides.
+DSPATTN_HOST_DEVICE constexpr int rows_further(int offset, int count) { return (offset ^ (count << 4)) + count * 128; }
 
 }  // namespace dspattn::cuda::tile

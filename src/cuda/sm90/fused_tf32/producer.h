@@ -111,7 +111,7 @@ struct Producer {
       present_end = work.band.key_length - work.blocks.end * tile::kBlockKeys;
       part = 0;
       values = static_cast<const float*>(params.v.data) + batch * params.v.batch_stride +
-               kv_head * params.v.head_stride + row * params.v.row_stride + tile::transpose_lane(thread() & 31).values;
+               kv_head * params.v.head_stride + (row + first_key()) * params.v.row_stride + share().row;
       if (present > present_end) return true;
     }
     if (thread() == 0) {  // the end: consumers read valid == 0
@@ -203,32 +203,21 @@ struct Producer {
     if (thread() == 0) ptx::mbarrier_arrive(full);
   }
 
-  // A warp's units of a tile have the same 16 columns of V transposed (keys) and different panels of 32 rows: with T
-  // keys a tile, warp w has columns 16 (w % (T / 16)) on and every (64 / T)-th panel from w / (T / 16) on. A lane's
-  // four keys are two pairs that stand two apart: the same distances in every lane.
-  static constexpr int kPanelStep = 64 / C::kTileK;
-  __device__ __forceinline__ static int first_chunk() {  // of 16 bytes, four keys
-    return 4 * (thread() / 32 % (C::kTileK / 16)) + tile::transpose_lane(thread() & 31).chunk;
-  }
-  __device__ __forceinline__ static int first_column() {  // of V
-    return 32 * (thread() / 32 / (C::kTileK / 16)) + tile::transpose_lane(thread() & 31).values;
-  }
-  __device__ __forceinline__ int first_key() const {  // within tile 0 of a block
-    return params.keys.key(0, tile::pair_of_v_column(4 * first_chunk()).group, 0);
-  }
-  __device__ __forceinline__ int key_distance(int x) const {
-    return (x >> 1) * tile::kPairDistance * params.keys.group_step + (x & 1) * params.keys.pair_step;
+  __device__ __forceinline__ static tile::TransposeShare share() { return tile::transpose_share(thread(), C::kTileK); }
+  // The first key of this thread's share of tile 0 of a block.
+  __device__ __forceinline__ int first_key() const {
+    return params.keys.key(0, tile::pair_of_v_column(4 * share().chunk).group, 0);
   }
 
   // Unit i of the tile to come.
   __device__ __forceinline__ void load_unit(int i, float4 (&to)[4]) {
     const int keys = present - part * params.keys.part_step - first_key();  // of the sequence, from this thread's first
-    const int column = 32 * kPanelStep * i;
-    const int columns = params.d_v - first_column() - column;  // that exist from this thread's first on
+    const int column = 32 * tile::panel_step(C::kTileK) * i;
+    const int columns = params.d_v - share().row - column;  // that exist from this thread's first on
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
-      const float* from = values + key_distance(x) * params.v.row_stride + column;
-      const bool there = key_distance(x) < keys;
+      const float* from = values + tile::key_distance(params.keys, x) * params.v.row_stride + column;
+      const bool there = tile::key_distance(params.keys, x) < keys;
       // Absent keys are zeros: their weight is 0, but 0 times NaN is not.
       if (!C::kGeneral || params.vector_v != 0) {
         to[x] = ptx::load_global_16_if(from, there && columns > 0);
@@ -239,13 +228,13 @@ struct Producer {
   }
 
   __device__ __forceinline__ void store_unit(int i, const float4 (&from)[4]) {
-    // In the swizzle, a step of one row from a row divisible by four flips bits 4 and 5 of the address besides.
-    const std::uint32_t first =
-        ptx::shared_address(shared.v[ring.stage]) +
-        static_cast<std::uint32_t>(tile::transposed_offset(first_column(), first_chunk(), C::kHeadDim));
-    const auto store = [&](std::uint32_t value, float a, float b, float c, float d) {
-      ptx::store_shared_16((first ^ (value << 4)) + value * 128 + 32 * 128 * kPanelStep * static_cast<unsigned>(i),
-                           ptx::nearest_tf32(a), ptx::nearest_tf32(b), ptx::nearest_tf32(c), ptx::nearest_tf32(d));
+    const tile::TransposeShare own = share();
+    const int row0 = own.row + 32 * tile::panel_step(C::kTileK) * i;
+    const std::uint32_t tile = ptx::shared_address(shared.v[ring.stage]);
+    const auto store = [&](int value, float a, float b, float c, float d) {
+      const int at = tile::transposed_offset(row0, own.chunk, C::kHeadDim);
+      ptx::store_shared_16(tile + static_cast<std::uint32_t>(tile::rows_further(at, value)), ptx::nearest_tf32(a),
+                           ptx::nearest_tf32(b), ptx::nearest_tf32(c), ptx::nearest_tf32(d));
     };
     store(0, from[0].x, from[1].x, from[2].x, from[3].x);
     store(1, from[0].y, from[1].y, from[2].y, from[3].y);
