@@ -5,19 +5,25 @@
     python3 bench/fused_forward.py --library old=a.so --library new=b.so --parts table --only n=4096 --peers cudnn
 
 bench/timing.py says how. tflops is dense-equivalent: 4 batch heads n_q n_k d, halved when causal. Parts:
-    table     every length, full and causal, 2:4 and 1:2, d 64 and 128, burst; n >= 1024 sustained, too
-    grouping  consecutive groups beside interleaved        fp16     beside bf16
-    d256      head dim 256                                 gqa      32 heads sharing 8 key heads beside 32
-    varlen    random lengths 128 ... 4096 in one packed batch beside a dense batch of the same tokens and length
-    mask      a boolean mask and a bias, beside SDPA's kernels with the same one
-    memory    what a call takes beyond its inputs and outputs
---only keeps the cells that have one of the given values: n=256,4096 d=64 mask=causal pattern=2:4.
+    table      every length, full and causal, 2:4 and 1:2, d 64 and 128, bursts, beside cuDNN
+    grouping   consecutive groups beside interleaved        fp16     beside bf16
+    d256       head dim 256                                 gqa      32 heads sharing 8 key heads beside 32
+    varlen     random lengths 128 ... 4096 in one packed batch beside a dense batch of the same tokens and length
+    memory     what a call takes beyond its inputs and outputs
+    sustained  the table's cells with n >= 1024 again, without a pause
+    mask       a boolean mask and a bias, beside SDPA's kernels with the same one
+    peers      the other kernels of PyTorch on the table's cells
+--only keeps the cells that have one of the given values: n=256,4096 d=64 mask=causal pattern=2:4. The file is written
+anew after every row; --seconds says after how many no further cell is begun.
 """
 
 import argparse
 import datetime
 import json
+import os
 import sys
+import time
+import traceback
 
 import forward_bars
 import native
@@ -27,7 +33,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 TOKENS, HIDDEN = 16384, 2048
-PARTS = ("table", "grouping", "fp16", "d256", "gqa", "varlen", "mask", "memory")
+PARTS = ("table", "d256", "grouping", "fp16", "gqa", "varlen", "memory", "sustained", "mask", "peers")
 PEERS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash2": SDPBackend.FLASH_ATTENTION,
@@ -90,8 +96,11 @@ class Packed:
     def __init__(self, d):
         generator = torch.Generator().manual_seed(1)
         lengths = []
-        while sum(lengths) < TOKENS:
-            lengths.append(min(TOKENS - sum(lengths), int(torch.randint(128, 4097, (), generator=generator))))
+        while (left := TOKENS - sum(lengths)) > 0:
+            length = int(torch.randint(128, 4097, (), generator=generator))
+            if left - length < 128:  # the last one takes what is left, in two where that is too long
+                length = left if left <= 4096 else left // 2
+            lengths.append(length)
         self.lengths, self.d, self.heads = lengths, d, HIDDEN // d
         self.flop = sum(4 * self.heads * n * n * d for n in lengths)
         sets = tensors([(TOKENS, self.heads, d)] * 3, torch.bfloat16)
@@ -116,34 +125,35 @@ class Bench:
     def __init__(self, arguments):
         self.libraries = dict(entry.split("=", 1) for entry in arguments.library) or {"": None}
         self.idle = arguments.idle
-        self.peers = arguments.peers
+        self.chosen_peers = arguments.peers
         self.only = dict(entry.split("=", 1) for entry in arguments.only)
-        self.sustained = arguments.sustained
+        self.deadline = time.monotonic() + arguments.seconds
+        self.write = lambda rows: None
         self.rows = []
 
     def wanted(self, **facts):
+        """Whether a cell is asked for, and there is time for it."""
+        if time.monotonic() > self.deadline:
+            return False
         return all(str(facts[key]) in self.only[key].split(",") for key in facts if key in self.only)
 
     def patterns(self):
-        return [pattern for pattern in PATTERNS if self.wanted(pattern=pattern)]
+        return [pattern for pattern in PATTERNS if pattern in self.only.get("pattern", ",".join(PATTERNS)).split(",")]
 
-    def time(self, calls, flop, sustained=False):
+    def time(self, calls, flop, mode="burst"):
         """{mode: figures} of some calls that do the same on copies of their inputs."""
         graphed = timing.Graphed(calls)
-        modes = {"burst": timing.burst(graphed, self.idle)}
-        if sustained:
-            modes["sustained"] = timing.sustained(graphed, modes["burst"]["median_us"])
-        for figures in modes.values():
-            figures["tflops"] = round(flop / figures["median_us"] / 1e6, 1)
-        return modes
+        figures = timing.burst(graphed, self.idle) if mode == "burst" else timing.sustained(graphed)
+        figures["tflops"] = round(flop / figures["median_us"] / 1e6, 1)
+        return {mode: figures}
 
-    def time_peers(self, cell, peers, sustained=(), **options):
+    def time_peers(self, cell, peers, mode="burst", **options):
         results, skipped = {}, {}
         for name in peers:
             try:
                 backend = PEERS[name]
                 with sdpa_kernel(backend if backend is not None else SDPBackend.MATH):
-                    results[name] = self.time(cell.peer(name, **options), cell.flop, name in sustained)
+                    results[name] = self.time(cell.peer(name, **options), cell.flop, mode)
             except RuntimeError as error:
                 results[name], skipped[name] = None, str(error).splitlines()[0][:120]
         return results, skipped
@@ -167,21 +177,46 @@ class Bench:
                 "peers": peers, "ratio": ratio, "skipped": skipped or {},
             }  # fmt: skip
             self.rows.append(row)
+            self.write(self.rows)
             print(line_of(row), flush=True)
 
-    def table(self):
-        for d in (64, 128):
-            for mask in forward_bars.MASKS:
-                for n in forward_bars.LENGTHS:
-                    if not self.wanted(n=n, d=d, mask=mask):
-                        continue
-                    cell = Cell(n, d, mask=mask)
-                    sustained = self.sustained and n >= 1024
-                    beside, skipped = self.time_peers(cell, self.peers, ("cudnn",) if sustained else ())
-                    for pattern in self.patterns():
-                        for label, path in self.libraries.items():
-                            modes = self.time(cell.ours(path, pattern), cell.flop, sustained)
-                            self.add("table", cell, pattern, label, modes, beside, skipped)
+    def cells(self, lengths):
+        """(n, d, mask) of the table, those that are asked for."""
+        for n in sorted(lengths, key=lambda n: n != 4096):  # the most telling first
+            for d in (64, 128):
+                for mask in forward_bars.MASKS:
+                    if self.wanted(n=n, d=d, mask=mask):
+                        yield n, d, mask
+
+    def table(self, mode="burst", lengths=forward_bars.LENGTHS):
+        for n, d, mask in self.cells(lengths):
+            cell = Cell(n, d, mask=mask)
+            beside, skipped = self.time_peers(cell, [peer for peer in self.chosen_peers if peer == "cudnn"], mode)
+            for pattern in self.patterns():
+                for label, path in self.libraries.items():
+                    modes = self.time(cell.ours(path, pattern), cell.flop, mode)
+                    self.add("table", cell, pattern, label, modes, beside, skipped)
+
+    def sustained(self):
+        self.table("sustained", [n for n in forward_bars.LENGTHS if n >= 1024])
+
+    def peers(self):
+        """Adds PyTorch's other kernels to the rows of the table that were measured before."""
+        for n, d, mask in self.cells(forward_bars.LENGTHS):
+            place = {"part": "table", "mode": "burst", "n_q": n, "d": d, "mask": mask}
+            rows = [row for row in self.rows if all(row[key] == value for key, value in place.items())]
+            if not rows:
+                continue
+            cell = Cell(n, d, mask=mask)
+            beside, skipped = self.time_peers(cell, [peer for peer in self.chosen_peers if peer != "cudnn"])
+            for row in rows:
+                for name, found in beside.items():
+                    row["peers"][name] = (found or {}).get("burst")
+                    if found:
+                        row["ratio"][name] = round(found["burst"]["median_us"] / row["median_us"], 3)
+                row["skipped"] = row["skipped"] | skipped
+                print(line_of(row), flush=True)
+            self.write(self.rows)
 
     def against_another(self, part, first, second, beside_name, second_grouping="interleaved"):
         """Our `second` cell beside our own `first`; patterns and libraries in turn."""
@@ -213,7 +248,7 @@ class Bench:
         for mask in forward_bars.MASKS:
             if self.wanted(n=4096, d=256, mask=mask):
                 cell = Cell(4096, 256, mask=mask)
-                beside, skipped = self.time_peers(cell, self.peers)
+                beside, skipped = self.time_peers(cell, [peer for peer in self.chosen_peers if peer == "cudnn"])
                 for pattern in self.patterns():
                     for label, path in self.libraries.items():
                         modes = self.time(cell.ours(path, pattern), cell.flop)
@@ -252,8 +287,8 @@ class Bench:
                         masks = {"": given}
                     beside, skipped = {}, {}
                     for suffix, mask in masks.items():
-                        peers = [peer for peer in self.peers if peer in ("cudnn", "efficient")]
-                        found, refused = self.time_peers(cell, peers, attn_mask=mask.expand(cell.batch, heads, n, n))
+                        peers = [peer for peer in self.chosen_peers if peer in ("cudnn", "efficient")]
+                        found, refused = self.time_peers(cell, peers, attn_mask=mask)
                         beside |= {peer + suffix: modes for peer, modes in found.items()}
                         skipped |= {peer + suffix: reason for peer, reason in refused.items()}
                     for pattern in self.patterns():
@@ -284,6 +319,7 @@ class Bench:
                     "peers": {}, "ratio": {}, "skipped": {},
                 }  # fmt: skip
                 self.rows.append(row)
+                self.write(self.rows)
                 print(f"memory n {n:5}: {taken} bytes of the device taken, LSE {row['lse_bytes']} bytes", flush=True)
 
 
@@ -299,6 +335,15 @@ def line_of(row):
     )
 
 
+def write(path, facts, rows):
+    """The whole file anew: what was measured survives whatever follows."""
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        json.dump({**facts, "date": date, "rows": rows}, file, indent=1)
+        file.write("\n")
+    os.replace(path + ".new", path)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON file to write")
@@ -307,7 +352,8 @@ def main():
     parser.add_argument("--only", nargs="*", default=[], metavar="KEY=VALUES")
     parser.add_argument("--peers", type=lambda text: text.split(","), default=list(PEERS))
     parser.add_argument("--idle", type=float, default=0.5, help="seconds of pause before a burst")
-    parser.add_argument("--no-sustained", dest="sustained", action="store_false")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no cell after this many")
+    parser.add_argument("--no-sustained", action="store_true", help="leave out that part")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a floor does not hold")
     arguments = parser.parse_args()
     for given, known, what in ((arguments.parts, PARTS, "parts"), (arguments.peers, PEERS, "peers")):
@@ -317,23 +363,25 @@ def main():
         parser.error(f"only: expected n=, d=, mask= or pattern=, got {' '.join(unknown)}")
 
     bench = Bench(arguments)
-    for part in arguments.parts:
-        getattr(bench, part)()
-        torch.cuda.empty_cache()
     if arguments.out:
-        result = {
-            "command": "python3 bench/fused_forward.py " + " ".join(sys.argv[1:]),
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            **timing.environment(),
-            "rows": bench.rows,
-        }
-        with open(arguments.out, "w", encoding="utf-8") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
+        facts = {"command": "python3 bench/fused_forward.py " + " ".join(sys.argv[1:]), **timing.environment()}
+        bench.write = lambda rows: write(arguments.out, facts, rows)
+    broken = []
+    for part in arguments.parts:
+        if part == "sustained" and arguments.no_sustained:
+            continue
+        try:
+            getattr(bench, part)()
+        except Exception:  # the other parts still count
+            traceback.print_exc()
+            broken.append(part)
+        torch.cuda.empty_cache()
+    if broken:
+        print(f"not measured to the end: {', '.join(broken)}")
     verdicts = [forward_bars.verdict(row) for row in bench.rows]
     counts = {name: verdicts.count(name) for name in ("goal", "floor", "BELOW")}
     print(f"{counts['goal']} at the goal, {counts['floor']} between floor and goal, {counts['BELOW']} below the floor")
-    return 1 if arguments.check and counts["BELOW"] else 0
+    return 1 if broken or (arguments.check and counts["BELOW"]) else 0
 
 
 if __name__ == "__main__":
