@@ -98,7 +98,9 @@ TEST(Select, KeepsAndEncodesTheLargestOfEveryOrderWithTies) {
       const Kept kept = pairs ? keep_one_of_two(word(0), word(1), word(2), word(3))
                               : keep_two_of_four(word(0), word(1), word(2), word(3));
       const Kept four[4] = {kept, kept, kept, kept};
-      const std::uint32_t metadata = pairs ? metadata_one_of_two(four) : metadata_two_of_four(four);
+      const KeptPair first = pair_kept<0>(four[0], four[1]);
+      const KeptPair second = pair_kept<2>(four[2], four[3]);
+      const std::uint32_t metadata = pairs ? metadata_one_of_two(first, second) : metadata_two_of_four(first, second);
       for (std::size_t row = 0; row < 2; ++row) {
         const std::array<int, 2> want = expected(rows[row], pairs);
         for (int group = 0; group < 4; ++group) {

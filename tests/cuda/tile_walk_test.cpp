@@ -32,10 +32,11 @@ TEST(TileWalk, TakesEveryItemOnce) {
     for (const int tiles : {1, 2, 5, 22, 131}) {
       const int blocks = std::min(kBlocks, heads * tiles);
       expect_every_item_once(equal_order(heads, tiles, blocks), blocks);
-      expect_every_item_once(unequal_order(heads, tiles, 1, blocks), blocks);
+      expect_every_item_once(unequal_order(heads, tiles, 1, blocks, 128), blocks);
+      expect_every_item_once(unequal_order(heads, tiles, 1, blocks, 192), blocks);
     }
   }
-  expect_every_item_once(unequal_order(96, 8, 4, kBlocks), kBlocks);
+  expect_every_item_once(unequal_order(96, 8, 4, kBlocks, 128), kBlocks);
 }
 
 TEST(TileWalk, BalancesCausalWork) {
@@ -44,7 +45,7 @@ TEST(TileWalk, BalancesCausalWork) {
     for (const int tile_q : {128, 192}) {
       const int heads = 16384 / rows * (2048 / dim);
       const int tiles = divide_up(rows, tile_q);
-      const ItemOrder order = unequal_order(heads, tiles, 1, kBlocks);
+      const ItemOrder order = unequal_order(heads, tiles, 1, kBlocks, tile_q);
       std::vector<double> load(kBlocks);
       for (int block = 0; block < kBlocks; ++block) {
         for (int turn = 0; turn < order.turns; ++turn) {
@@ -60,8 +61,25 @@ TEST(TileWalk, BalancesCausalWork) {
   }
 }
 
+// A head's last row tile may hold fewer rows and cost less: half, say. No thread block gets only whole ones.
+TEST(TileWalk, DealsOutTheLastRowTiles) {
+  for (const auto& [heads, tiles] : {std::pair{512, 6}, {1024, 3}, {128, 22}, {32, 86}, {300, 7}, {700, 133}}) {
+    const ItemOrder order = equal_order(heads, tiles, kBlocks);
+    std::vector<double> load(kBlocks);
+    for (int block = 0; block < kBlocks; ++block) {
+      for (int turn = 0; turn < order.turns; ++turn) {
+        const ItemPlace place = item_of_turn(order, turn, block, kBlocks);
+        if (place.row_tile < 0) continue;
+        load[static_cast<std::size_t>(block)] += place.row_tile == tiles - 1 ? 0.5 : 1.0;
+      }
+    }
+    const double mean = std::accumulate(load.begin(), load.end(), 0.0) / kBlocks;
+    EXPECT_LE(*std::max_element(load.begin(), load.end()), mean + 1.25) << heads << " heads, " << tiles << " row tiles";
+  }
+}
+
 TEST(TileWalk, HeadsThatShareKeysStayInOneSection) {
-  const ItemOrder order = unequal_order(64, 32, 8, kBlocks);
+  const ItemOrder order = unequal_order(64, 32, 8, kBlocks, 128);
   EXPECT_EQ(order.section_heads % 8, 0);
 }
 

@@ -91,6 +91,19 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity)
       : "memory");
 }
 
+// Whether the phase of that parity is complete; does not wait.
+__device__ __forceinline__ std::uint32_t mbarrier_test(std::uint32_t barrier, int parity) {
+  std::uint32_t done;
+  asm volatile(
+      "{.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done;
+}
+
 // Named barrier over `threads` threads: sync waits, arrive does not.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

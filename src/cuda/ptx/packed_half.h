@@ -3,6 +3,10 @@
 // can be tested where there is no GPU.
 #pragma once
 
+#if defined(__CUDACC__)
+#include <cuda_fp16.h>
+#endif
+
 #include <cstdint>
 
 #include "core/half.h"
@@ -161,6 +165,17 @@ __device__ __forceinline__ std::uint32_t add_f16x2(std::uint32_t a, std::uint32_
   std::uint32_t result;
   asm("add.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
+}
+
+// a * factor + b.
+__device__ __forceinline__ std::uint32_t multiply_add_f16x2(std::uint32_t a, int factor, std::uint32_t b) {
+  const __half2 result = __hfma2(reinterpret_cast<const __half2&>(a), __float2half2_rn(static_cast<float>(factor)),
+                                 reinterpret_cast<const __half2&>(b));
+  return reinterpret_cast<const std::uint32_t&>(result);
+}
+// 0xFFFF in each half where |a| <= b, else 0.
+__device__ __forceinline__ std::uint32_t within_f16x2(std::uint32_t a, std::uint32_t b) {
+  return __hle2_mask(__habs2(reinterpret_cast<const __half2&>(a)), reinterpret_cast<const __half2&>(b));
 }
 
 // The two fp16 halves as fp32.

@@ -52,14 +52,29 @@ DSPATTN_HOST_DEVICE inline std::uint32_t merge_nibbles(std::uint32_t m0, std::ui
   return bit_select(0x00FF00FFu, bit_select(0x000F000Fu, m0, m1), bit_select(0x0F000F00u, m2, m3));
 }
 
-// Metadata of four groups of a lane: nibble i of the low (high) half says which two elements of group i row g (g + 8)
-// keeps, as index0 | index1 << 2 with index0 < index1.
-DSPATTN_HOST_DEVICE inline std::uint32_t metadata_two_of_four(const Kept (&kept)[4]) {
+// The masks of two groups side by side: nibbles 0 and 1 of each half (kFirst = 0), or 2 and 3 (kFirst = 2).
+struct KeptPair {
+  std::uint32_t b_over_a;
+  std::uint32_t d_over_c;
+  std::uint32_t both_low;
+  std::uint32_t both_high;
+};
+template <int kFirst>
+DSPATTN_HOST_DEVICE inline KeptPair pair_kept(const Kept& even, const Kept& odd) {
+  constexpr std::uint32_t kEven = kFirst == 0 ? 0x000F000Fu : 0x0F000F00u;
+  return {ptx::bit_select(kEven, even.b_over_a, odd.b_over_a), ptx::bit_select(kEven, even.d_over_c, odd.d_over_c),
+          ptx::bit_select(kEven, even.both_low, odd.both_low), ptx::bit_select(kEven, even.both_high, odd.both_high)};
+}
+
+// Metadata of four groups of a lane, given as two pairs: nibble i of the low (high) half says which two elements of
+// group i row g (g + 8) keeps, as index0 | index1 << 2 with index0 < index1.
+DSPATTN_HOST_DEVICE inline std::uint32_t metadata_two_of_four(const KeptPair& first, const KeptPair& second) {
   using namespace ptx;
-  const std::uint32_t low = merge_nibbles(kept[0].both_low, kept[1].both_low, kept[2].both_low, kept[3].both_low);
-  const std::uint32_t high = merge_nibbles(kept[0].both_high, kept[1].both_high, kept[2].both_high, kept[3].both_high);
-  const std::uint32_t b = merge_nibbles(kept[0].b_over_a, kept[1].b_over_a, kept[2].b_over_a, kept[3].b_over_a);
-  const std::uint32_t d = merge_nibbles(kept[0].d_over_c, kept[1].d_over_c, kept[2].d_over_c, kept[3].d_over_c);
+  constexpr std::uint32_t kFirst = 0x00FF00FFu;
+  const std::uint32_t low = bit_select(kFirst, first.both_low, second.both_low);
+  const std::uint32_t high = bit_select(kFirst, first.both_high, second.both_high);
+  const std::uint32_t b = bit_select(kFirst, first.b_over_a, second.b_over_a);
+  const std::uint32_t d = bit_select(kFirst, first.d_over_c, second.d_over_c);
   const std::uint32_t bit0 = lop3<0x10>(b, low, high);  // b & ~low & ~high
   const std::uint32_t bit2 = lop3<0xFE>(d, low, high);  // d | low | high
   const std::uint32_t even_bits = bit_select(0x11111111u, bit0, bit2);
@@ -67,10 +82,10 @@ DSPATTN_HOST_DEVICE inline std::uint32_t metadata_two_of_four(const Kept (&kept)
   return bit_select(0x55555555u, even_bits, odd_bits);
 }
 
-DSPATTN_HOST_DEVICE inline std::uint32_t metadata_one_of_two(const Kept (&kept)[4]) {
+DSPATTN_HOST_DEVICE inline std::uint32_t metadata_one_of_two(const KeptPair& first, const KeptPair& second) {
   using namespace ptx;
-  const std::uint32_t b = merge_nibbles(kept[0].b_over_a, kept[1].b_over_a, kept[2].b_over_a, kept[3].b_over_a);
-  const std::uint32_t d = merge_nibbles(kept[0].d_over_c, kept[1].d_over_c, kept[2].d_over_c, kept[3].d_over_c);
+  const std::uint32_t b = bit_select(0x00FF00FFu, first.b_over_a, second.b_over_a);
+  const std::uint32_t d = bit_select(0x00FF00FFu, first.d_over_c, second.d_over_c);
   return lop3<0xEA>(bit_select(0x11111111u, b, d), 0x55555555u, 0x88888888u);
 }
 

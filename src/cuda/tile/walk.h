@@ -1,7 +1,8 @@
 // Which work a persistent thread block does, in which order, and which key blocks of an item are masked how.
 //
 // An item is a tile of query rows of one (sequence, head). Items of equal cost are taken head by head: the thread
-// blocks that work at once then share few heads' K and V, which the L2 cache keeps. Items of unequal cost (causal
+// blocks that work at once then share few heads' K and V, which the L2 cache keeps; with every sweep over the thread
+// blocks they change places. Items of unequal cost (causal
 // masks, windows, packed batches) are taken section by section: a section is a few heads; within it the row tiles come
 // last first, because under a causal mask the last tiles see the most keys, and the heads of a row tile follow each
 // other. Thread blocks sweep over the items to and fro (0..G-1, G-1..0, ...), which evens out costs that fall steadily,
@@ -20,6 +21,7 @@ struct ItemOrder {
   int row_tiles = 0;       // per sequence (of a packed batch: of the longest)
   int section_heads = 0;   // 0: head by head, one section
   int sweeps = 1;          // per section
+  int shift = 0;           // head by head: places a thread block moves on with every sweep
   int turns = 0;           // of every thread block: sections * sweeps; in some it has nothing to do
 };
 
@@ -28,17 +30,24 @@ constexpr int divide_up(std::int64_t a, std::int64_t b) { return static_cast<int
 // Head by head.
 constexpr ItemOrder equal_order(int sequence_heads, int row_tiles, int blocks) {
   const int sweeps = divide_up(static_cast<std::int64_t>(sequence_heads) * row_tiles, blocks);
-  return {sequence_heads, row_tiles, 0, sweeps, sweeps};
+  // The last row tile of a head may be shorter and cheaper. A shift that brings every thread block to the next row tile
+  // with every sweep deals these out evenly.
+  const int shift = (row_tiles + 1 - blocks % row_tiles) % row_tiles % blocks;
+  return {sequence_heads, row_tiles, 0, sweeps, shift, sweeps};
 }
 
-// By sections of which each of `blocks` thread blocks gets about four items: that balances causal masks to within 5 %
-// (tests/cuda/tile_walk_test.cpp). Heads that share K and V (groups of heads_per_kv_head) stay together.
-constexpr ItemOrder unequal_order(int sequence_heads, int row_tiles, int heads_per_kv_head, int blocks) {
-  const std::int64_t wanted = std::int64_t{4} * blocks;
-  const int heads = divide_up(divide_up(wanted, row_tiles), heads_per_kv_head) * heads_per_kv_head;
+// By sections of a few heads, of which each of `blocks` thread blocks gets a few items: one per sweep. Two sweeps
+// balance causal masks best: a sweep and its mirror image pair the dearest row tile with the cheapest. Tiles of 192
+// rows need more, because common lengths are no multiple of that and the last row tile, much shorter, is not the
+// dearest (tests/cuda/tile_walk_test.cpp: within 5 %). The fewer, the fewer heads' K and V the L2 cache must hold.
+// Heads that share K and V (groups of heads_per_kv_head) stay together.
+constexpr ItemOrder unequal_order(int sequence_heads, int row_tiles, int heads_per_kv_head, int blocks, int tile_q) {
+  const int wanted = tile_q % 128 == 0 ? 2 : row_tiles <= 8 ? 3 : 4;
+  const std::int64_t fit = std::int64_t{wanted} * blocks / row_tiles;  // rounded down: no sweep is begun for a few
+  const int heads = divide_up(fit > 0 ? fit : 1, heads_per_kv_head) * heads_per_kv_head;
   const int section = heads < sequence_heads ? heads : sequence_heads;
   const int sweeps = divide_up(static_cast<std::int64_t>(section) * row_tiles, blocks);
-  return {sequence_heads, row_tiles, section, sweeps, divide_up(sequence_heads, section) * sweeps};
+  return {sequence_heads, row_tiles, section, sweeps, 0, divide_up(sequence_heads, section) * sweeps};
 }
 
 struct ItemPlace {
@@ -50,11 +59,16 @@ struct ItemPlace {
 DSPATTN_HOST_DEVICE constexpr ItemPlace item_of_turn(const ItemOrder& order, int turn, int block, int blocks) {
   const int section = turn / order.sweeps;
   const int sweep = turn - section * order.sweeps;
-  const int rank = sweep * blocks + (((sweep ^ section) & 1) != 0 ? blocks - 1 - block : block);
   if (order.section_heads == 0) {
+    const auto count = static_cast<unsigned>(blocks);
+    const unsigned place =
+        (static_cast<unsigned>(block) + static_cast<unsigned>(sweep) % count * static_cast<unsigned>(order.shift)) %
+        count;
+    const int rank = sweep * blocks + static_cast<int>(place);
     const int head = rank / order.row_tiles;
     return {head, head < order.sequence_heads ? rank - head * order.row_tiles : -1};
   }
+  const int rank = sweep * blocks + (((sweep ^ section) & 1) != 0 ? blocks - 1 - block : block);
   const int first_head = section * order.section_heads;
   const int left = order.sequence_heads - first_head;
   const int heads = left < order.section_heads ? left : order.section_heads;

@@ -40,8 +40,8 @@ struct Config {
 
   // The launch gives every thread 65536 / threads registers; the producer hands most of its share to the consumers.
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static constexpr int kProducerRegisters = kVariant == Variant::narrow ? 40 : 56;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 152 : kGeneral ? 224 : 232;
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "setmaxnreg would wait for ever for registers the launch did not allocate");
 
@@ -49,21 +49,21 @@ struct Config {
   // room for it. Where it stays in shared memory, a second buffer lets the next item's Q arrive early.
   static constexpr bool kQInRegisters = kVariant == Variant::narrow && kHeadDim <= 128;
   static constexpr int kQBuffers = !kQInRegisters && kHeadDim <= 64 ? 2 : 1;
+  // Else the producer's three warps that do not drive the copy engine multiply it by 2^-e where it lies.
+  static constexpr int kScalingWarps = 3;
   // The first scores of the next item can be issued with the last output of this one.
   static constexpr bool kChainsItems = kQInRegisters || kQBuffers == 2;
 
   // Warpgroups issue their products in turn: measured faster for two warpgroups everywhere, see docs/fused_kernel.md.
   static constexpr bool kTakeTurns = true;
 
-  // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
-  // quarters (64 keys) are selected and exponentiated, into spare registers, before waiting for it.
-  static constexpr int kQuarters = kTileK / 64;
-  static constexpr int kWeighedBeforeWait =
-      kVariant == Variant::wide && kSelection == Selection::two_of_four ? 0 : 1;  // measured
+  static constexpr int kQuarters = kTileK / 64;  // 64 keys share a metadata word
 
   // Weights are exponentials relative to a reference score of an earlier tile. A lane's sum of a tile's weights past
   // this raises the reference. fp16 weights must stay below 65504; bf16 has fp32's range.
   static constexpr float kWeightLimit = kType == DType::f16 ? 0x1p15f : 0x1p60f;
+  // With that range a reference need not be a maximum: the first tile takes a sample's.
+  static constexpr bool kSamplesReference = kType == DType::bf16;
 
   static constexpr int kPanelQBytes = kTileQ * 128;
   static constexpr int kPanelKBytes = kTileK * 128;
@@ -106,8 +106,9 @@ struct alignas(1024) Shared {
   std::uint8_t q[C::kQBuffers][C::kTileQBytes];
   std::uint8_t k[C::kStages][C::kTileKBytes];
   std::uint8_t v[C::kStages][C::kTileKBytes];
-  // full: the producer's data has arrived; empty: every consumer warpgroup is done with it.
-  std::uint64_t q_full[C::kQBuffers], q_empty[C::kQBuffers];
+  // full: the producer's data has arrived; empty: every consumer warpgroup is done with it. q_scaled: Q stays in shared
+  // memory and has been multiplied by 2^-e there.
+  std::uint64_t q_full[C::kQBuffers], q_scaled[C::kQBuffers], q_empty[C::kQBuffers];
   std::uint64_t k_full[C::kStages], k_empty[C::kStages];
   std::uint64_t v_full[C::kStages], v_empty[C::kStages];
   Item<C::kConsumers> items[kItemSlots];  // one a q_full, in turn

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/wgmma.h"
@@ -15,6 +16,9 @@
 #include "cuda/sm90/fused/softmax.h"
 #include "cuda/sm90/fused/store.h"
 
+#ifndef STAMP
+#define STAMP(id)
+#endif
 namespace dspattn::cuda::sm90 {
 
 // The same value in every lane, and the compiler knows it: branches on it do not diverge. What is read from shared
@@ -46,6 +50,11 @@ struct Consumer {
   std::uint32_t metadata[kQuarters];
   std::uint32_t q[kScoreSteps][4];  // unused when Q stays in shared memory
   RowState state;
+#ifdef TRACE
+  int trace_at = 0;
+#endif
+  std::uint32_t k_ready = 0, v_ready = 0;  // whether the next tile's K and V were seen to be there already
+  float tile0 = 0, tile1 = 0;              // sums of the last tile's weights, not yet in `state`
 
   __device__ __forceinline__ Consumer(const FusedParams& p, Shared<C>& s, int warpgroup)
       : params(p), shared(s), index(warpgroup) {
@@ -72,6 +81,9 @@ struct Consumer {
   __device__ __forceinline__ static void wait_full(const std::uint64_t* barriers, const Ring<C::kStages>& at) {
     ptx::mbarrier_wait(ptx::shared_address(barriers) + 8u * static_cast<std::uint32_t>(at.stage), at.parity);
   }
+  __device__ __forceinline__ static std::uint32_t test_full(const std::uint64_t* barriers, const Ring<C::kStages>& at) {
+    return ptx::mbarrier_test(ptx::shared_address(barriers) + 8u * static_cast<std::uint32_t>(at.stage), at.parity);
+  }
   __device__ __forceinline__ void release(std::uint64_t* barriers, const Ring<C::kStages>& at) {
     ptx::mbarrier_arrive_if(ptx::shared_address(barriers) + 8u * static_cast<std::uint32_t>(at.stage), leader);
   }
@@ -91,7 +103,8 @@ struct Consumer {
 
   // Waits for the announcement of an item and for its Q; false after the last.
   __device__ __forceinline__ bool wait_item(int of) {
-    ptx::mbarrier_wait(ptx::shared_address(&shared.q_full[of % C::kQBuffers]), of / C::kQBuffers & 1);
+    const std::uint64_t* ready = C::kQInRegisters ? shared.q_full : shared.q_scaled;
+    ptx::mbarrier_wait(ptx::shared_address(ready + of % C::kQBuffers), of / C::kQBuffers & 1);
     return uniform(item(of).valid) != 0;
   }
 
@@ -119,15 +132,8 @@ struct Consumer {
     }
   }
 
-  // Takes Q times 2^-e: to registers in the layout of a wgmma A operand, or in place in shared memory.
+  // Takes Q times 2^-e to registers, in the layout of a wgmma A operand. In shared memory it is scaled already.
   __device__ __forceinline__ void load_q(int of) {
-    const auto scaled = [&](std::uint32_t x) {
-      if constexpr (C::kType == DType::bf16) {
-        return ptx::multiply_bf16x2(x, ptx::pack_bf16x2(params.q_scale, params.q_scale));
-      } else {
-        return ptx::multiply_f16x2(x, ptx::pack_f16x2(params.q_scale, params.q_scale));
-      }
-    };
     if constexpr (C::kQInRegisters) {
       const int row = row_in_tile();
       const std::uint32_t base = ptx::shared_address(shared.q[0]) + 4u * static_cast<std::uint32_t>(thread() & 3);
@@ -137,25 +143,11 @@ struct Consumer {
         for (int i = 0; i < 4; ++i) {
           const int at =
               (step / 4) * C::kPanelQBytes + tile::swizzled_offset(row + 8 * (i & 1), 2 * (step % 4) + (i >> 1));
-          q[step][i] = scaled(ptx::load_shared(base + static_cast<std::uint32_t>(at)));
+          q[step][i] = scaled_pair<C>(ptx::load_shared(base + static_cast<std::uint32_t>(at)), params.q_scale);
         }
       }
       __syncwarp();  // every lane has read its share
       release_q(of);
-    } else {
-#pragma unroll 1
-      for (int panel = 0; panel < C::kPanels; ++panel) {
-        auto* rows =
-            reinterpret_cast<uint4*>(shared.q[of % C::kQBuffers] + panel * C::kPanelQBytes + index * 64 * 128) +
-            thread();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const uint4 x = rows[128 * i];
-          rows[128 * i] = make_uint4(scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w));
-        }
-      }
-      ptx::fence_async_proxy();  // the tensor core reads what this warpgroup's threads wrote
-      ptx::named_barrier_sync(kBarrierConsumer + index, 128);
     }
   }
 
@@ -206,108 +198,123 @@ struct Consumer {
     for (int i = 0; i < kQuarters; ++i) ptx::pin(metadata[i]);
   }
 
-  // Masks the scores of tile `tile_index`, unless every row sees all of its keys.
-  __device__ __forceinline__ void mask_scores() {
+  // Whether every row sees all keys of tile `tile_index`.
+  __device__ __forceinline__ bool is_interior() const {
     const int block = tile_index / C::kTilesPerBlock;
-    if (block >= interior.begin && block < interior.end) return;
-    ptx::wgmma_wait<0>();  // accumulators may be written only when no product is in flight
+    return block >= interior.begin && block < interior.end;
+  }
+
+  // What mask tensors say about the scores of tile `tile_index`.
+  __device__ __forceinline__ void apply_mask_tensors() {
     const auto& of = item(number);
+    const int block = tile_index / C::kTilesPerBlock;
     const int part = tile_index % C::kTilesPerBlock;
     const int t = thread() & 3;
     const int row = of.row_begin + row_in_tile();
     const int keys = of.key_length - block * tile::kBlockKeys;
-    if (C::kGeneral && params.bias.data != nullptr) {
+    if (params.bias.data != nullptr) {
       const MaskPointers bias(params.bias, params.bias_is_f32 != 0 ? 4 : 2, of, row, block);
       add_bias<C>(scores, params, bias, keys, part, t);
     }
-    if (C::kGeneral && params.allowed.data != nullptr) {
+    if (params.allowed.data != nullptr) {
       mask_allowed<C>(scores, params, MaskPointers(params.allowed, 1, of, row, block), keys, part, t);
     }
-    mask_band<C>(scores, params, part, t, row + of.diagonal - block * tile::kBlockKeys, keys);
   }
 
-  // Operands of the output product: written only when the product that read the old ones is done.
-  __device__ __forceinline__ void set_operands(const Selected<C>& selected, int quarter, const float (&values)[16]) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      weights[8 * quarter + i] = C::kType == DType::bf16 ? ptx::pack_bf16x2(values[2 * i], values[2 * i + 1])
-                                                         : ptx::pack_f16x2(values[2 * i], values[2 * i + 1]);
-    }
-    metadata[quarter] = transpose.exchange_halves(selected.word[quarter], selected.across[quarter]);
-  }
-
-  // Selects and weighs the quarters from `first` on.
-  __device__ __forceinline__ void weigh(int first, float& tile0, float& tile1) {
-#pragma unroll
-    for (int i = 0; i < kQuarters; ++i) {
-      if (i < first) continue;
-      Selected<C> selected;
-      float values[16];
-      weigh_quarter<C>(scores, i, transpose, params.exp2_scale, state, selected, values, tile0, tile1);
-      set_operands(selected, i, values);
+  template <bool kMasked>
+  __device__ __forceinline__ PackedScores<C, kMasked> packed_scores() const {
+    if constexpr (kMasked) {
+      const auto& of = item(number);
+      const int key = tile_index / C::kTilesPerBlock * tile::kBlockKeys;
+      const int row = of.row_begin + row_in_tile();
+      return {
+          scores, params, tile_index % C::kTilesPerBlock, thread() & 3, row + of.diagonal - key, of.key_length - key};
+    } else {
+      return {scores};
     }
   }
 
-  // First tile of an item: no product in flight; its largest scores become the reference.
+  // Selects and exponentiates the tile, unit by unit: the exponentials of one run beside the selection of the next, on
+  // other pipes. The results are operands of the output product: before_write() must see to it that the product that
+  // reads the old ones is done.
+  template <typename Packed, typename BeforeWrite>
+  __device__ __forceinline__ void weigh(const Packed& packed, BeforeWrite before_write) {
+    constexpr int kUnits = C::kTileK / 32;
+    Unit units[2];
+    tile::KeptPair pairs[2];
+    std::uint32_t word = 0, across = 0;
+    pairs[0] = select_unit<C, 0>(packed, units[0]);
+    [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+      (
+          [&] {
+            constexpr int u = kIndex;
+            float values[8];
+            if constexpr (u + 1 < kUnits) pairs[(u + 1) % 2] = select_unit<C, u + 1>(packed, units[(u + 1) % 2]);
+            const Unit& unit = units[u % 2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              exponentiate_group(unit.first[i], unit.second[i], params.exp2_scale, state, values + 4 * i, tile0, tile1);
+            }
+            if constexpr (u % 2 == 0) {
+              const std::uint32_t codes = C::kSelection == Selection::two_of_four
+                                              ? tile::metadata_two_of_four(pairs[0], pairs[1])
+                                              : tile::metadata_one_of_two(pairs[0], pairs[1]);
+              word = transpose.exchange_pairs(codes, __shfl_xor_sync(~0u, codes, 1));
+              across = __shfl_xor_sync(~0u, word, 2);
+            }
+            if constexpr (u == 0) before_write();
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              weights[4 * u + i] = C::kType == DType::bf16 ? ptx::pack_bf16x2(values[2 * i], values[2 * i + 1])
+                                                           : ptx::pack_f16x2(values[2 * i], values[2 * i + 1]);
+            }
+            if constexpr (u % 2 == 1) metadata[u / 2] = transpose.exchange_halves(word, across);
+          }(),
+          ...);
+    }
+    (std::make_integer_sequence<int, kUnits>{});
+  }
+
+  // Weighs tile `tile_index` of the item.
+  template <bool kMasked, typename BeforeWrite>
+  __device__ __forceinline__ void weigh_tile(BeforeWrite before_write) {
+    tile0 = tile1 = 0;
+    weigh(packed_scores<kMasked>(), before_write);
+  }
+
+  // Sets the reference to the tile's largest score, or a sample of them, and weighs the tile. settle() mends what a
+  // sample misses.
+  template <bool kMasked>
   __device__ __forceinline__ void first_tile() {
-    mask_scores();
+    const auto packed = packed_scores<kMasked>();
     state = {0, 0, NAN, NAN};
-    const Raised raised = raise_reference<C>(scores, params.exp2_scale, state);
-    weigh(0, state.sum0, state.sum1);
-    forget_unset(raised, state);
+    tile0 = tile1 = 0;
+    if constexpr (kMasked || !C::kSamplesReference) {
+      const Raised raised = raise_reference<C>(packed, params.exp2_scale, state);
+      weigh(packed, [] {});
+      forget_unset(raised, state);
+    } else {
+      sample_reference<C>(packed, params.exp2_scale, state);
+      weigh(packed, [] {});
+    }
   }
 
-  // One step of the main loop: output of the tile before, scores and weights of tile `tile_index`.
-  __device__ __forceinline__ void next_tile(int accumulate, bool more) {
-    Ring<C::kStages> next = ring;
-    next.advance();
-    wait_full(shared.k_full, next);
-    wait_full(shared.v_full, ring);
-    pin_weights();
-    take_turn();
-    ptx::wgmma_fence();
-    issue_scores(next.stage, number);
-    issue_output(ring.stage, accumulate);
-    pass_turn();
-    ptx::wgmma_wait<1>();
-    release(shared.k_empty, next);
-
-    Selected<C> selected;
-    float values[C::kWeighedBeforeWait + 1][16];
-    float tile0 = 0, tile1 = 0;
-    mask_scores();
-#pragma unroll
-    for (int i = 0; i < C::kWeighedBeforeWait; ++i) {
-      weigh_quarter<C>(scores, i, transpose, params.exp2_scale, state, selected, values[i], tile0, tile1);
-    }
-    // This wait is needed a little later; here its loop keeps the compiler from moving the wait for the output product,
-    // which follows, up past the selection.
-    if (C::kWeighedBeforeWait > 0 && more) {
-      Ring<C::kStages> after = next;
-      after.advance();
-      wait_full(shared.k_full, after);
-    }
-    ptx::wgmma_wait<0>();
-    release(shared.v_empty, ring);
-#pragma unroll
-    for (int i = 0; i < C::kWeighedBeforeWait; ++i) set_operands(selected, i, values[i]);
-    weigh(C::kWeighedBeforeWait, tile0, tile1);
+  // Before the weights of a tile are used: were they too large for the reference, or had a row none, the reference is
+  // raised and the tile weighed again.
+  __device__ __forceinline__ void settle() {
     // False also for NaN: a row without a reference.
-    if (!__all_sync(~0u, tile0 < C::kWeightLimit && tile1 < C::kWeightLimit)) raise_and_repeat(tile0, tile1);
+    if (!__all_sync(~0u, tile0 < C::kWeightLimit && tile1 < C::kWeightLimit)) {
+#pragma unroll
+      for (float& score : scores) score *= params.one;  // else the compiler keeps what both passes compute alike
+      const auto packed = packed_scores<true>();
+      const Raised raised = raise_reference<C>(packed, params.exp2_scale, state);
+      shrink(raised);
+      tile0 = tile1 = 0;
+      weigh(packed, [] {});
+      forget_unset(raised, state);
+    }
     state.sum0 += tile0;
     state.sum1 += tile1;
-    ring = next;
-  }
-
-  // A tile's weights passed the limit, or a row has no reference yet: raise it and weigh the tile again.
-  __device__ __forceinline__ void raise_and_repeat(float& tile0, float& tile1) {
-#pragma unroll
-    for (float& score : scores) score *= params.one;  // else the compiler keeps what both passes compute alike
-    const Raised raised = raise_reference<C>(scores, params.exp2_scale, state);
-    shrink(raised);
-    tile0 = tile1 = 0;
-    weigh(0, tile0, tile1);
-    forget_unset(raised, state);
   }
 
   // What the item has accumulated, relative to the raised reference.
@@ -323,6 +330,59 @@ struct Consumer {
     }
   }
 
+  // One step of the main loop: output of the tile before, scores and weights of tile `tile_index`.
+  __device__ __forceinline__ void next_tile(int accumulate) {
+    Ring<C::kStages> next = ring;
+    next.advance();
+    pin_weights();
+    STAMP(1);
+    take_turn();
+    STAMP(2);
+    ptx::wgmma_fence();
+    issue_scores(next.stage, number);
+    issue_output(ring.stage, accumulate);
+    pass_turn();
+    STAMP(3);
+    ptx::wgmma_wait<1>();
+    release(shared.k_empty, next);
+    STAMP(4);
+    const auto finish_output = [&] {
+      ptx::wgmma_wait<0>();
+      release(shared.v_empty, ring);
+      STAMP(5);
+    };
+    look_ahead(next);
+    if constexpr (C::kGeneral) {
+      finish_output();  // accumulators may be written only when no product is in flight
+      apply_mask_tensors();
+      weigh_tile<true>([] {});
+    } else if (is_interior()) {
+      weigh_tile<false>(finish_output);
+    } else {
+      weigh_tile<true>(finish_output);
+    }
+    ptx::wgmma_wait<0>();  // waits for nothing; the compiler does not see that both branches have waited (C7515)
+    ring = next;
+    STAMP(6);
+    await_tile();
+    settle();
+  }
+
+  // Looks whether the V of the tile at `at` and the K of the one after have arrived: await_tile() then need not ask.
+  __device__ __forceinline__ void look_ahead(const Ring<C::kStages>& at) {
+    Ring<C::kStages> after = at;
+    after.advance();
+    k_ready = test_full(shared.k_full, after);
+    v_ready = test_full(shared.v_full, at);
+  }
+  // What the next step needs: V of this tile, K of the next, if there is one.
+  __device__ __forceinline__ void await_tile() {
+    Ring<C::kStages> after = ring;
+    after.advance();
+    if (v_ready == 0) wait_full(shared.v_full, ring);
+    if (k_ready == 0 && tile_index + 1 < tile_end) wait_full(shared.k_full, after);
+  }
+
   __device__ __forceinline__ void write_item() {
     store_rows<C>(params, item(number), row_in_tile(), lane(), out, state);
   }
@@ -334,11 +394,21 @@ struct Consumer {
 
   // All tiles of the item from its first scores on; true when the next item's first scores are computed already.
   __device__ __forceinline__ bool run_item() {
-    first_tile();
+    look_ahead(ring);
+    if constexpr (C::kGeneral) {
+      apply_mask_tensors();
+      first_tile<true>();
+    } else if (is_interior()) {
+      first_tile<false>();
+    } else {
+      first_tile<true>();
+    }
+    await_tile();
+    settle();
     int accumulate = 0;
 #pragma unroll 1
     for (++tile_index; tile_index < tile_end; ++tile_index) {
-      next_tile(accumulate, tile_index + 1 < tile_end);
+      next_tile(accumulate);
       accumulate = 1;
     }
     if constexpr (!C::kQInRegisters) release_q(number);
@@ -354,20 +424,25 @@ struct Consumer {
       load_q(number + 1);
       wait_full(shared.k_full, next);
     }
-    wait_full(shared.v_full, ring);
     pin_weights();
     take_turn();
+    ptx::wgmma_fence();
+    issue_output(ring.stage, accumulate);
     if (chained) {
       ptx::wgmma_fence();
       issue_scores(next.stage, number + 1);
+      pass_turn();
+      ptx::wgmma_wait<1>();
+      release(shared.v_empty, ring);
+      write_item();  // while the tensor core works on the scores
+      ptx::wgmma_wait<0>();
+      release(shared.k_empty, next);
+    } else {
+      pass_turn();
+      ptx::wgmma_wait<0>();
+      release(shared.v_empty, ring);
+      write_item();
     }
-    ptx::wgmma_fence();
-    issue_output(ring.stage, accumulate);
-    pass_turn();
-    ptx::wgmma_wait<0>();
-    release(shared.v_empty, ring);
-    if (chained) release(shared.k_empty, next);
-    write_item();
     ++number;
     ring = next;
     if (!chained) skip_tiles(trailing);

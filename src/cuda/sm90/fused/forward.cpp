@@ -99,7 +99,7 @@ tile::ItemOrder order_of(const FusedParams& p, const Problem& problem, const cor
   const int sequence_heads = static_cast<int>(geometry.batch * geometry.heads);
   const int row_tiles = tile::divide_up(geometry.n_q, tile_q);
   return equal ? tile::equal_order(sequence_heads, row_tiles, blocks)
-               : tile::unequal_order(sequence_heads, row_tiles, p.heads_per_kv_head, blocks);
+               : tile::unequal_order(sequence_heads, row_tiles, p.heads_per_kv_head, blocks, tile_q);
 }
 
 namespace {

@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
     };
     for (int i = 0; i < C::kQBuffers; ++i) {
       init(shared.q_full[i], 1);
+      init(shared.q_scaled[i], C::kScalingWarps);
       init(shared.q_empty[i], kConsumerWarps);
     }
     for (int i = 0; i < C::kStages; ++i) {

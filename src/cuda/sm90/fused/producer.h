@@ -11,6 +11,7 @@
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/fused/config.h"
 #include "cuda/sm90/fused/params.h"
+#include "cuda/sm90/fused/softmax.h"
 
 namespace dspattn::cuda::sm90 {
 
@@ -172,6 +173,24 @@ __device__ __forceinline__ void load_q(const FusedParams& params, Shared<C>& sha
   publish_copy(full);
 }
 
+// Multiplies item number `number`'s Q by 2^-e where it lies in shared memory. By the warps that do not drive the copy
+// engine.
+template <typename C>
+__device__ __forceinline__ void scale_q(const FusedParams& params, Shared<C>& shared, int number) {
+  const int buffer = number % C::kQBuffers;
+  ptx::mbarrier_wait(ptx::shared_address(&shared.q_full[buffer]), number / C::kQBuffers & 1);
+  auto* data = reinterpret_cast<uint4*>(shared.q[buffer]);
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) - 32; i < C::kTileQBytes / 16; i += 32 * C::kScalingWarps) {
+    const uint4 x = data[i];
+    data[i] = make_uint4(scaled_pair<C>(x.x, params.q_scale), scaled_pair<C>(x.y, params.q_scale),
+                         scaled_pair<C>(x.z, params.q_scale), scaled_pair<C>(x.w, params.q_scale));
+  }
+  ptx::fence_async_proxy();  // the tensor core reads it
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.q_scaled[buffer]));
+}
+
 // One K or V tile. kHalves: copies per panel (K's two halves of the groups, V's whole rows).
 template <typename C, int kHalves, typename SourceRow>
 __device__ __forceinline__ void load_tile(std::uint32_t tile, std::uint32_t full, std::uint32_t empty, int parity,
@@ -199,11 +218,24 @@ __device__ __forceinline__ void load_tile(std::uint32_t tile, std::uint32_t full
   publish_copy(full);
 }
 
+// What is left for three warps when the copy engine does all copies. The end comes as an item of its own.
+template <typename C>
+__device__ __forceinline__ void scale_all(const FusedParams& params, Shared<C>& shared) {
+#pragma unroll 1
+  for (int number = 0;; number = (number + 1) & 3) {
+    scale_q<C>(params, shared, number);
+    if (shared.items[number % kItemSlots].valid == 0) return;
+  }
+}
+
 template <typename C>
 __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& shared) {
-  // The copy engine does it all: one thread is enough. Its warp's other lanes would not idle but run through the whole
-  // walk first, while it waits.
-  if (threadIdx.x != 0 && params.partial_blocks == 0) return;
+  // Where the copy engine does it all one thread is enough for copies. Its warp mates leave: they would not idle but
+  // run through the whole walk while it waits.
+  if (threadIdx.x != 0 && params.partial_blocks == 0) {
+    if (!C::kQInRegisters && threadIdx.x >= 32) scale_all<C>(params, shared);
+    return;
+  }
   Ring<C::kStages> ring;
   const std::uint32_t k_full = ptx::shared_address(shared.k_full);
   const std::uint32_t k_empty = ptx::shared_address(shared.k_empty);
@@ -218,6 +250,7 @@ __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& sh
     Work work;
     if (!describe_item<C>(params, walk >> 2, work)) continue;
     load_q<C>(params, shared, work, walk & 3);
+    if (!C::kQInRegisters && threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
     walk = (walk & ~3) | ((walk + 1) & 3);
     const int kv_head = work.head / params.heads_per_kv_head;
     const int batch = work.batch;
@@ -240,7 +273,8 @@ __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& sh
       load_tile<C, 1>(ptx::shared_address(shared.v[ring.stage]), v_full + at, v_empty + at, ring.parity, engine_v,
                       params.v_map, params.v, row, part * params.keys.part_step, 0, kv_head, batch, params.d_v,
                       params.vector_v, [&](int r) { return visible(tile::slot_of_v_row(r)); });
-      if (params.partial_blocks != 0) __syncwarp();  // the driving thread's warp stays together: its other lanes must not run ahead of it
+      if (params.partial_blocks != 0)
+        __syncwarp();  // the driving thread's warp stays together: its other lanes must not run ahead of it
       ring.advance();
       if (++part == C::kTilesPerBlock) {
         part = 0;
@@ -249,8 +283,9 @@ __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& sh
       }
     }
   }
-  if (threadIdx.x == 0) {  // the end: consumers read valid == 0
-    const int number = walk & 3;
+  const int number = walk & 3;  // the end: consumers read valid == 0
+  if (!C::kQInRegisters && threadIdx.x >= 32) scale_q<C>(params, shared, number);
+  if (threadIdx.x == 0) {
     const int buffer = number % C::kQBuffers;
     ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[buffer]), (number / C::kQBuffers & 1) ^ 1);
     shared.items[number % kItemSlots].valid = 0;

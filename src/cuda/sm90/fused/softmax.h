@@ -18,9 +18,23 @@ namespace dspattn::cuda::sm90 {
 // Rounding to fp16 clamps to this. Masked scores are -inf in fp32 and become the same: no score that a softmax could
 // still tell from 0 lies there.
 inline constexpr float kLowestScore = -65504.0f;
+inline constexpr std::uint32_t kLowestPair = 0xFBFFFBFFu;
+// What a finite bias, however low (models write masks as the lowest finite number), cannot push a score below: such a
+// key is not masked. Three fp16 steps above the lowest, so that beside it a masked key's weight is still 0.
+inline constexpr float kLowestBiased = -65408.0f;
 
 template <typename C>
 using Scores = float[C::kTileK / 2];
+
+// Two 16-bit elements times 2^-e.
+template <typename C>
+__device__ __forceinline__ std::uint32_t scaled_pair(std::uint32_t x, float scale) {
+  if constexpr (C::kType == DType::bf16) {
+    return ptx::multiply_bf16x2(x, ptx::pack_bf16x2(scale, scale));
+  } else {
+    return ptx::multiply_f16x2(x, ptx::pack_f16x2(scale, scale));
+  }
+}
 
 // Register of `scores` that holds element e of group block m, row g (row g + 8: two further).
 template <typename C>
@@ -28,35 +42,60 @@ __device__ __forceinline__ constexpr int score_index(int m, int e) {
   return 4 * m + (e & 1) + (e >> 1) * (C::kTileK / 4);
 }
 
-__device__ __forceinline__ int clamp_to_block(int x) {
-  return x < 0 ? 0 : (x > tile::kBlockKeys ? tile::kBlockKeys : x);
-}
+__device__ __forceinline__ int clamp_to_block(int x) { return max(0, min(x, tile::kBlockKeys)); }
 
-// Masks what the diagonal, the window and the key length hide. `position` is the row's place on the diagonal and
-// `length` the number of keys, both counted from the block's first key. Key offsets are small integers, exact in fp16,
-// so two rows are compared at once.
-template <typename C>
-__device__ __forceinline__ void mask_band(Scores<C>& scores, const FusedParams& params, int part, int t, int position,
-                                          int length) {
-  const auto both = [](int x) { return ptx::pack_f16x2(static_cast<float>(x), static_cast<float>(x)); };
-  const auto pair = [](int x, int y) { return ptx::pack_f16x2(static_cast<float>(x), static_cast<float>(y)); };
-  const auto end = [&](int p) { return clamp_to_block(p + params.right + 1 < length ? p + params.right + 1 : length); };
-  const std::uint32_t first = pair(clamp_to_block(position - params.left), clamp_to_block(position + 8 - params.left));
-  const std::uint32_t last = pair(end(position), end(position + 8));
-  const std::uint32_t step = both(4 * params.keys.group_step);
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    std::uint32_t key = both(ptx::opaque(params.keys.key(part, t, e)));
-#pragma unroll
-    for (int m = 0; m < C::kTileK / 16; ++m) {
-      const std::uint32_t hidden = ptx::greater_equal_f16x2(key, last) | ptx::greater_f16x2(first, key);
-      const int i = score_index<C>(m, e);
-      if ((hidden & 0xFFFFu) != 0) scores[i] = -INFINITY;
-      if ((hidden >> 16) != 0) scores[i + 2] = -INFINITY;
-      key = ptx::add_f16x2(key, step);
-    }
+// The packed scores of a tile, as they are compared. kMasked: without what the diagonal, the window and the key length
+// hide.
+template <typename C, bool kMasked>
+struct PackedScores {
+  const Scores<C>& scores;
+
+  // Word of element e of group block m: row g in the low half, row g + 8 in the high one.
+  __device__ __forceinline__ std::uint32_t word(int m, int e) const {
+    const int at = score_index<C>(m, e);
+    return ptx::pack_f16x2_clamped(scores[at], scores[at + 2]);
   }
-}
+};
+
+// The keys a row sees within a block are an interval: those no further from its middle than half its length. All of
+// these numbers are halves of small integers, exact in fp16, so two rows are tested at once.
+template <typename C>
+struct PackedScores<C, true> {
+  const Scores<C>& scores;
+  std::uint32_t reach;        // half the length; negative: no key
+  std::uint32_t distance[4];  // of the elements of group block 0 from the middle
+  std::uint32_t step;         // from one group block to the next
+
+  // `position` is row g's place on the diagonal and `length` the number of keys, both counted from the block's first
+  // key.
+  __device__ __forceinline__ PackedScores(const Scores<C>& s, const FusedParams& params, int part, int t, int position,
+                                          int length)
+      : scores(s) {
+    const auto interval = [&](int p, float& half, float& middle) {
+      const auto first = static_cast<float>(clamp_to_block(p - params.left));
+      const auto last = static_cast<float>(clamp_to_block(min(p + params.right + 1, length)) - 1);
+      half = 0.5f * (last - first);
+      middle = 0.5f * (last + first);
+    };
+    float half0, half1, middle0, middle1;
+    interval(position, half0, middle0);
+    interval(position + 8, half1, middle1);
+    reach = ptx::pack_f16x2(half0, half1);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const auto key = static_cast<float>(params.keys.key(part, t, e));
+      distance[e] = ptx::pack_f16x2(key - middle0, key - middle1);
+    }
+    const auto between = static_cast<float>(4 * params.keys.group_step);
+    step = ptx::pack_f16x2(between, between);
+  }
+
+  __device__ __forceinline__ std::uint32_t word(int m, int e) const {
+    const int at = score_index<C>(m, e);
+    const std::uint32_t seen = ptx::within_f16x2(ptx::multiply_add_f16x2(step, m, distance[e]), reach);
+    return ptx::bit_select(seen, ptx::pack_f16x2_clamped(scores[at], scores[at + 2]), kLowestPair);
+  }
+};
 
 // A thread's two rows of a mask tensor, at a block's first key.
 struct MaskPointers {
@@ -92,6 +131,11 @@ __device__ __forceinline__ void add_bias(Scores<C>& scores, const FusedParams& p
     ptx::unpack_f16x2(bits, low, high);
     return low;
   };
+  const auto biased = [&](float score, float by) {
+    float sum = fmaf(by, params.bias_scale, score);
+    sum = sum < kLowestBiased ? kLowestBiased : sum;
+    return by == -INFINITY ? by : sum;  // masked, whatever the score is
+  };
 #pragma unroll
   for (int m = 0; m < C::kTileK / 16; ++m) {
 #pragma unroll
@@ -99,8 +143,8 @@ __device__ __forceinline__ void add_bias(Scores<C>& scores, const FusedParams& p
       const int i = score_index<C>(m, e);
       const int key = ptx::opaque(params.keys.key(part, 4 * m + t, e));
       const int at = (key < keys ? key : 0) * bias.key_bytes;
-      scores[i] = fmaf(load(bias.row0 + at), params.bias_scale, scores[i]);
-      scores[i + 2] = fmaf(load(bias.row1 + at), params.bias_scale, scores[i + 2]);
+      scores[i] = biased(scores[i], load(bias.row0 + at));
+      scores[i + 2] = biased(scores[i + 2], load(bias.row1 + at));
     }
   }
 }
@@ -122,13 +166,6 @@ __device__ __forceinline__ void mask_allowed(Scores<C>& scores, const FusedParam
   }
 }
 
-// Unfinished metadata of a tile.
-template <typename C>
-struct Selected {
-  std::uint32_t word[C::kTileK / 64];    // metadata after the first exchange over the quad,
-  std::uint32_t across[C::kTileK / 64];  // and that of the lane two away
-};
-
 // Running softmax state of a thread's two rows. Logarithms are base 2.
 struct RowState {
   float sum0, sum1;      // of this thread's weights
@@ -149,29 +186,25 @@ __device__ __forceinline__ void exponentiate_group(std::uint32_t first, std::uin
   tile1 += values[2] + values[3];
 }
 
-// Selects and weighs a quarter. The exponentials of a group follow its selection, so that they overlap the selection of
-// the next: the compiler schedules close to the order it is given.
-template <typename C>
-__device__ __forceinline__ void weigh_quarter(const Scores<C>& scores, int quarter,
-                                              const tile::QuadTranspose& transpose, float scale, const RowState& state,
-                                              Selected<C>& selected, float (&values)[16], float& tile0, float& tile1) {
-  tile::Kept kept[4];
+// Two neighbouring group blocks (32 keys) after selection: what is exponentiated next.
+struct Unit {
+  std::uint32_t first[2], second[2];  // per group block
+};
+
+template <typename C, int kUnit, typename Packed>
+__device__ __forceinline__ tile::KeptPair select_unit(const Packed& packed, Unit& unit) {
+  tile::Kept kept[2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 2; ++i) {
     std::uint32_t p[4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int at = score_index<C>(4 * quarter + i, e);
-      p[e] = ptx::pack_f16x2_clamped(scores[at], scores[at + 2]);
-    }
+    for (int e = 0; e < 4; ++e) p[e] = packed.word(2 * kUnit + i, e);
     kept[i] = C::kSelection == Selection::two_of_four ? tile::keep_two_of_four(p[0], p[1], p[2], p[3])
                                                       : tile::keep_one_of_two(p[0], p[1], p[2], p[3]);
-    exponentiate_group(kept[i].first, kept[i].second, scale, state, values + 4 * i, tile0, tile1);
+    unit.first[i] = kept[i].first;
+    unit.second[i] = kept[i].second;
   }
-  const std::uint32_t word =
-      C::kSelection == Selection::two_of_four ? tile::metadata_two_of_four(kept) : tile::metadata_one_of_two(kept);
-  selected.word[quarter] = transpose.exchange_pairs(word, __shfl_xor_sync(~0u, word, 1));
-  selected.across[quarter] = __shfl_xor_sync(~0u, selected.word[quarter], 2);
+  return tile::pair_kept<2 * (kUnit & 1)>(kept[0], kept[1]);
 }
 
 // Raises the references to the tile's largest scores (a row's largest always survives pruning) and returns by how
@@ -182,14 +215,11 @@ struct Raised {
   bool unset0, unset1;
 };
 
-template <typename C>
-__device__ __forceinline__ Raised raise_reference(const Scores<C>& scores, float scale, RowState& state) {
-  std::uint32_t largest = ptx::pack_f16x2_clamped(scores[0], scores[2]);
+template <typename C, typename Packed>
+__device__ __forceinline__ Raised raise_reference(const Packed& packed, float scale, RowState& state) {
+  std::uint32_t largest = packed.word(0, 0);
 #pragma unroll
-  for (int i = 1; i < C::kTileK / 4; ++i) {
-    const int at = 4 * (i >> 1) + (i & 1);
-    largest = ptx::max_f16x2(largest, ptx::pack_f16x2_clamped(scores[at], scores[at + 2]));
-  }
+  for (int i = 1; i < C::kTileK / 4; ++i) largest = ptx::max_f16x2(largest, packed.word(i / 4, i % 4));
   largest = ptx::max_f16x2(largest, __shfl_xor_sync(~0u, largest, 1));
   largest = ptx::max_f16x2(largest, __shfl_xor_sync(~0u, largest, 2));
   float top0, top1;
@@ -206,6 +236,19 @@ __device__ __forceinline__ Raised raise_reference(const Scores<C>& scores, float
   raise(top0, state.minus0, result.shrink0, result.unset0);
   raise(top1, state.minus1, result.shrink1, result.unset1);
   return result;
+}
+
+// The largest of the first keys as the reference, for a tile that every row sees: it need not be the largest of all.
+template <typename C, typename Packed>
+__device__ __forceinline__ void sample_reference(const Packed& packed, float scale, RowState& state) {
+  std::uint32_t largest = ptx::max_f16x2(ptx::max_f16x2(packed.word(0, 0), packed.word(0, 1)),
+                                         ptx::max_f16x2(packed.word(0, 2), packed.word(0, 3)));
+  largest = ptx::max_f16x2(largest, __shfl_xor_sync(~0u, largest, 1));
+  largest = ptx::max_f16x2(largest, __shfl_xor_sync(~0u, largest, 2));
+  float top0, top1;
+  ptx::unpack_f16x2(largest, top0, top1);
+  state.minus0 = -top0 * scale;
+  state.minus1 = -top1 * scale;
 }
 
 __device__ __forceinline__ void forget_unset(const Raised& raised, RowState& state) {
