@@ -58,6 +58,12 @@ struct Config {
   static constexpr bool kTakeTurns = true;
 
   static constexpr int kQuarters = kTileK / 64;  // 64 keys share a metadata word
+  // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
+  // units of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured
+  // (docs/fused_kernel.md): nothing at d = 64, 4 % at d = 128.
+  static constexpr int kHeldUnits = kVariant != Variant::narrow || kTileK < 128 ? 1
+                                    : kSelection == Selection::two_of_four      ? 3
+                                                                                : 2;
 
   // Weights are exponentials relative to a reference score of an earlier tile. A lane's sum of a tile's weights past
   // this raises the reference. fp16 weights must stay below 65504; bf16 has fp32's range.

@@ -16,9 +16,6 @@
 #include "cuda/sm90/fused/softmax.h"
 #include "cuda/sm90/fused/store.h"
 
-#ifndef STAMP
-#define STAMP(id)
-#endif
 namespace dspattn::cuda::sm90 {
 
 // The same value in every lane, and the compiler knows it: branches on it do not diverge. What is read from shared
@@ -50,9 +47,6 @@ struct Consumer {
   std::uint32_t metadata[kQuarters];
   std::uint32_t q[kScoreSteps][4];  // unused when Q stays in shared memory
   RowState state;
-#ifdef TRACE
-  int trace_at = 0;
-#endif
   std::uint32_t k_ready = 0, v_ready = 0;  // whether the next tile's K and V were seen to be there already
   float tile0 = 0, tile1 = 0;              // sums of the last tile's weights, not yet in `state`
 
@@ -240,35 +234,45 @@ struct Consumer {
   template <typename Packed, typename BeforeWrite>
   __device__ __forceinline__ void weigh(const Packed& packed, BeforeWrite before_write) {
     constexpr int kUnits = C::kTileK / 32;
+    constexpr int kHeld = C::kHeldUnits;
     Unit units[2];
     tile::KeptPair pairs[2];
-    std::uint32_t word = 0, across = 0;
+    std::uint32_t word[2], across[2];
+    float values[kHeld][8];
+    const auto write = [&](int u, const float* value) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        weights[4 * u + i] = C::kType == DType::bf16 ? ptx::pack_bf16x2(value[2 * i], value[2 * i + 1])
+                                                     : ptx::pack_f16x2(value[2 * i], value[2 * i + 1]);
+      }
+      if (u % 2 == 1) metadata[u / 2] = transpose.exchange_halves(word[u / 2 % 2], across[u / 2 % 2]);
+    };
     pairs[0] = select_unit<C, 0>(packed, units[0]);
     [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
       (
           [&] {
             constexpr int u = kIndex;
-            float values[8];
             if constexpr (u + 1 < kUnits) pairs[(u + 1) % 2] = select_unit<C, u + 1>(packed, units[(u + 1) % 2]);
             const Unit& unit = units[u % 2];
+            float* value = values[u < kHeld ? u : 0];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-              exponentiate_group(unit.first[i], unit.second[i], params.exp2_scale, state, values + 4 * i, tile0, tile1);
+              exponentiate_group(unit.first[i], unit.second[i], params.exp2_scale, state, value + 4 * i, tile0, tile1);
             }
             if constexpr (u % 2 == 0) {
               const std::uint32_t codes = C::kSelection == Selection::two_of_four
                                               ? tile::metadata_two_of_four(pairs[0], pairs[1])
                                               : tile::metadata_one_of_two(pairs[0], pairs[1]);
-              word = transpose.exchange_pairs(codes, __shfl_xor_sync(~0u, codes, 1));
-              across = __shfl_xor_sync(~0u, word, 2);
+              word[u / 2 % 2] = transpose.exchange_pairs(codes, __shfl_xor_sync(~0u, codes, 1));
+              across[u / 2 % 2] = __shfl_xor_sync(~0u, word[u / 2 % 2], 2);
             }
-            if constexpr (u == 0) before_write();
+            if constexpr (u == kHeld - 1) {
+              before_write();
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              weights[4 * u + i] = C::kType == DType::bf16 ? ptx::pack_bf16x2(values[2 * i], values[2 * i + 1])
-                                                           : ptx::pack_f16x2(values[2 * i], values[2 * i + 1]);
+              for (int held = 0; held < kHeld; ++held) write(held, values[held]);
+            } else if constexpr (u >= kHeld) {
+              write(u, value);
             }
-            if constexpr (u % 2 == 1) metadata[u / 2] = transpose.exchange_halves(word, across);
           }(),
           ...);
     }
@@ -335,23 +339,21 @@ struct Consumer {
     Ring<C::kStages> next = ring;
     next.advance();
     pin_weights();
-    STAMP(1);
     take_turn();
-    STAMP(2);
     ptx::wgmma_fence();
     issue_scores(next.stage, number);
     issue_output(ring.stage, accumulate);
     pass_turn();
-    STAMP(3);
     ptx::wgmma_wait<1>();
     release(shared.k_empty, next);
-    STAMP(4);
+    look_ahead(next);
     const auto finish_output = [&] {
+      // Needed a little later; here its loop keeps the compiler from moving the wait for the output product, which
+      // follows, up past the selection.
+      if constexpr (C::kHeldUnits > 1) await_k(next);
       ptx::wgmma_wait<0>();
       release(shared.v_empty, ring);
-      STAMP(5);
     };
-    look_ahead(next);
     if constexpr (C::kGeneral) {
       finish_output();  // accumulators may be written only when no product is in flight
       apply_mask_tensors();
@@ -363,7 +365,6 @@ struct Consumer {
     }
     ptx::wgmma_wait<0>();  // waits for nothing; the compiler does not see that both branches have waited (C7515)
     ring = next;
-    STAMP(6);
     await_tile();
     settle();
   }
@@ -377,10 +378,14 @@ struct Consumer {
   }
   // What the next step needs: V of this tile, K of the next, if there is one.
   __device__ __forceinline__ void await_tile() {
-    Ring<C::kStages> after = ring;
-    after.advance();
     if (v_ready == 0) wait_full(shared.v_full, ring);
+    await_k(ring);
+  }
+  __device__ __forceinline__ void await_k(const Ring<C::kStages>& at) {
+    Ring<C::kStages> after = at;
+    after.advance();
     if (k_ready == 0 && tile_index + 1 < tile_end) wait_full(shared.k_full, after);
+    k_ready = 1;
   }
 
   __device__ __forceinline__ void write_item() {

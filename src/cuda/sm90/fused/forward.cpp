@@ -11,8 +11,10 @@
 namespace dspattn::cuda::sm90 {
 namespace {
 
-// From this many query rows on, three warpgroups win over two (docs/fused_kernel.md).
-constexpr std::int64_t kWideFromRows = 512;
+// From this many query rows on, three warpgroups win over two: where rows see all keys, and where they do not
+// (docs/fused_kernel.md).
+constexpr std::int64_t kWideFromRowsFull = 512;
+constexpr std::int64_t kWideFromRows = 1024;
 
 Rows rows_of(const ConstTensorView& tensor) { return {tensor.data, tensor.step(0), tensor.step(1), tensor.step(2)}; }
 
@@ -165,7 +167,9 @@ void fused_forward_launch(const FusedRow& row, const ForwardArgs& args) {
   if (geometry.batch == 0 || geometry.heads == 0 || geometry.n_q == 0 || geometry.d_v == 0) return;
   const CurrentDevice device(args.problem.device.index);
   FusedParams params = params_of(args, geometry);
-  const Variant preferred = has_wide(row.dim) && geometry.n_q >= kWideFromRows ? Variant::wide : Variant::narrow;
+  const bool full = params.left == tile::kMaxRows && params.right == tile::kMaxRows;
+  const bool wide = has_wide(row.dim) && geometry.n_q >= (full ? kWideFromRowsFull : kWideFromRows);
+  const Variant preferred = wide ? Variant::wide : Variant::narrow;
   for (const Variant variant : {preferred, Variant::general}) {
     const Launcher launcher = variant == Variant::general ? row.general_launcher(variant) : row.launcher(variant);
     if (launcher.launch == nullptr) continue;
