@@ -237,7 +237,7 @@ struct Consumer {
     constexpr int kHeld = C::kHeldUnits;
     Unit units[2];
     tile::KeptPair pairs[2];
-    std::uint32_t word[2], across[2];
+    std::uint32_t word[2] = {}, across[2] = {};
     float values[kHeld][8];
     const auto write = [&](int u, const float* value) {
 #pragma unroll
