@@ -13,6 +13,7 @@ bench/timing.py says how. tflops is dense-equivalent: 4 batch heads n_q n_k d, h
     sustained  the table's cells with n >= 1024 again, without a pause
     mask       a boolean mask and a bias, beside SDPA's kernels with the same one
     peers      the other kernels of PyTorch on the table's cells
+A part may be narrowed by itself and come more than once: sustained:n=4096,mask:d=64,mask:d=128.
 --only keeps the cells that have one of the given values: n=256,4096 d=64 mask=causal pattern=2:4. The file is written
 anew after every row; --seconds says after how many no further cell is begun.
 """
@@ -356,10 +357,12 @@ def main():
     parser.add_argument("--no-sustained", action="store_true", help="leave out that part")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a floor does not hold")
     arguments = parser.parse_args()
-    for given, known, what in ((arguments.parts, PARTS, "parts"), (arguments.peers, PEERS, "peers")):
+    names = [part.split(":")[0] for part in arguments.parts]
+    for given, known, what in ((names, PARTS, "parts"), (arguments.peers, PEERS, "peers")):
         if unknown := [name for name in given if name not in known]:
             parser.error(f"{what}: expected some of {', '.join(known)}, got {', '.join(unknown)}")
-    if unknown := [entry for entry in arguments.only if entry.split("=")[0] not in ("n", "d", "mask", "pattern")]:
+    narrowed = arguments.only + [part.split(":")[1] for part in arguments.parts if ":" in part]
+    if unknown := [entry for entry in narrowed if entry.split("=")[0] not in ("n", "d", "mask", "pattern")]:
         parser.error(f"only: expected n=, d=, mask= or pattern=, got {' '.join(unknown)}")
 
     bench = Bench(arguments)
@@ -367,9 +370,10 @@ def main():
         facts = {"command": "python3 bench/fused_forward.py " + " ".join(sys.argv[1:]), **timing.environment()}
         bench.write = lambda rows: write(arguments.out, facts, rows)
     broken = []
-    for part in arguments.parts:
+    for part, _, narrowing in (entry.partition(":") for entry in arguments.parts):
         if part == "sustained" and arguments.no_sustained:
             continue
+        bench.only = dict(entry.split("=", 1) for entry in [*arguments.only, *narrowing.split()])
         try:
             getattr(bench, part)()
         except Exception:  # the other parts still count
