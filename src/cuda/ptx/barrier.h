@@ -25,15 +25,12 @@ __device__ __forceinline__ void store_shared_16(std::uint32_t address, std::uint
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// 16 bytes from global memory in one access, issued here and not later; zeros, and no access, unless `condition`.
-__device__ __forceinline__ float4 load_global_16_if(const float* address, bool condition) {
+__device__ __forceinline__ float4 load_shared_16(std::uint32_t address) {
   float4 x;
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
-      "@p ld.global.v4.f32 {%0, %1, %2, %3}, [%4];}"
-      : "=&f"(x.x), "=&f"(x.y), "=&f"(x.z), "=&f"(x.w)
-      : "l"(address), "r"(static_cast<int>(condition))
-      : "memory");
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
   return x;
 }
 

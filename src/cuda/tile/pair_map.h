@@ -67,8 +67,9 @@ DSPATTN_HOST_DEVICE inline std::uint32_t metadata_of_pairs(const std::uint32_t (
 
 // Transposing V: 128 threads share a tile. A warp takes units of 16 columns (keys) x 32 rows (of the head dim): its
 // units have the same columns, and every panel_step(keys)-th panel of 32 rows from the first on. In a unit a lane takes
-// four keys, one 16-byte chunk of V transposed, of four neighbouring rows. Eight lanes in turn write to different
-// banks: four chunks of rows whose index modulo 8 differs by 4.
+// four keys, one 16-byte chunk of V transposed, of four neighbouring rows. Lanes are dealt such that eight in turn read
+// from different banks of V as it came, and write to different banks of V transposed: they have four chunks each of two
+// groups of rows whose numbers differ in bits 0 and 1.
 struct TransposeShare {
   int chunk;  // columns 4 chunk ... 4 chunk + 3 of V transposed
   int row;    // rows row ... row + 3 of unit 0: columns of V
@@ -76,9 +77,19 @@ struct TransposeShare {
 DSPATTN_HOST_DEVICE constexpr TransposeShare transpose_share(int thread, int tile_keys) {
   const int warp = thread >> 5;
   const int lane = thread & 31;
-  return {4 * (warp % (tile_keys / 16)) + (lane & 3), 32 * (warp / (tile_keys / 16)) + (lane >> 2) * 4};
+  const int group = (lane >> 2 & 1) * 3 ^ (lane >> 3 & 1) ^ (lane >> 4 & 1) * 4;  // of four rows
+  return {4 * (warp % (tile_keys / 16)) + (lane & 3), 32 * (warp / (tile_keys / 16)) + 4 * group};
 }
 DSPATTN_HOST_DEVICE constexpr int panel_step(int tile_keys) { return 64 / tile_keys; }
+
+// Byte offset, in V as the copy engine brings it (rows in the order of K, panels of 32 columns), of the four values
+// from column `column` on of key x of a chunk.
+DSPATTN_HOST_DEVICE constexpr int raw_offset(int chunk, int x, int column, int tile_keys) {
+  const int pair = pair_of_v_column(4 * chunk).group;
+  // A pair two further: bit 1 of the row's number is free.
+  const int first = (column >> 5) * tile_keys * 128 + swizzled_offset(pair, column >> 2 & 7);
+  return (first ^ (x >> 1) << 5) + (x >> 1) * 256 + (x & 1) * (tile_keys / 2) * 128;
+}
 
 // The four columns of a chunk are both keys of two pairs, two apart: key x of a chunk lies this many keys past its
 // first, whichever the chunk.

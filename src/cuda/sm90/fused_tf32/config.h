@@ -29,12 +29,12 @@ struct Config {
   // Head dims are stored in panels of 32 columns, V transposed in panels of 32 keys: 128 bytes, one swizzle row.
   static constexpr int kPanels = kHeadDim / 32;
 
-  // The launch gives every thread 65536 / threads registers; the producer, which holds V on its way through, hands some
-  // of its share to the consumers. With one consumer warpgroup everyone has as many as a thread can have.
+  // The launch gives every thread 65536 / threads registers; the producer hands some of its share to the consumers.
+  // With one consumer warpgroup everyone has as many as a thread can have.
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr bool kMovesRegisters = kConsumers > 1;
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : kHeadDim == 128 && !kGeneral ? 72 : 104;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 144 : kHeadDim == 128 && !kGeneral ? 216 : 200;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : kGeneral ? 104 : 72;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 144 : kGeneral ? 200 : 216;
   static_assert(!kMovesRegisters || kProducerRegisters + kConsumers * kConsumerRegisters <=
                                         (kConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "setmaxnreg would wait for ever for registers the launch did not allocate");
@@ -51,27 +51,31 @@ struct Config {
   static constexpr int kTileQBytes = kPanels * kPanelQBytes;
   static constexpr int kTileKBytes = kPanels * kPanelKBytes;  // of V too
   static constexpr int kPanelVBytes = kHeadDim * 128;
-  // As many stages as fit beside Q (227 KiB a block, 1 KiB of it for alignment), at most four.
+  // V passes through shared memory twice: as the copy engine brings it (raw), and transposed. As many stages of K and
+  // transposed V as fit beside Q and raw V (227 KiB a block, 1 KiB of it for alignment), at most four; two raw stages
+  // where two stages are left then.
   static constexpr int kRoom = 227 * 1024 - 1024 - 1024 - kTileQBytes;
-  static constexpr int kStages = kRoom / (2 * kTileKBytes) < 4 ? kRoom / (2 * kTileKBytes) : 4;
+  static constexpr int kRawStages = kRoom >= 6 * kTileKBytes ? 2 : 1;
+  static constexpr int kStagesThatFit = (kRoom / kTileKBytes - kRawStages) / 2;
+  static constexpr int kStages = kStagesThatFit < 4 ? kStagesThatFit : 4;
   static_assert(kStages >= 2, "the producer could not run ahead");
 
-  // A producer warp transposes V in units of 16 keys x 32 columns, a unit in 16 registers a thread. It loads a unit of
-  // the next tile as soon as it has stored one of this, so that the loads have the time of a tile to arrive.
+  // A producer warp transposes V in units of 16 keys x 32 columns.
   static constexpr int kUnits = kTileK / 16 * kPanels / 4;  // of one warp, per tile
-  static constexpr int kUnitsAhead = kUnits <= 3 ? kUnits : 2;
-  static_assert(kUnits * 4 == kTileK / 16 * kPanels && kUnits % kUnitsAhead == 0);
+  static_assert(kUnits * 4 == kTileK / 16 * kPanels);
 };
 
 template <typename C>
 struct alignas(1024) Shared {
   std::uint8_t q[C::kTileQBytes];
   std::uint8_t k[C::kStages][C::kTileKBytes];
-  std::uint8_t v[C::kStages][C::kTileKBytes];  // transposed
-  // full: the producer's data has arrived; empty: every consumer warp is done with it.
+  std::uint8_t v[C::kStages][C::kTileKBytes];       // transposed
+  std::uint8_t raw[C::kRawStages][C::kTileKBytes];  // V in the order of K
+  // full: the producer's data has arrived; empty: every consumer warp (of raw: every producer warp) is done with it.
   std::uint64_t q_full, q_empty;
   std::uint64_t k_full[C::kStages], k_empty[C::kStages];
   std::uint64_t v_full[C::kStages], v_empty[C::kStages];
+  std::uint64_t raw_full[C::kRawStages], raw_empty[C::kRawStages];
   Item<C::kConsumers> items[kItemSlots];  // one a q_full, in turn
 };
 

@@ -77,7 +77,9 @@ struct Consumer {
   }
   __device__ __forceinline__ void release_q() { ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_empty), leader); }
 
-  // The warpgroups issue their products in turn, one turn a tile.
+  // The warpgroups issue their products in turn, one turn a tile. A turn ends when the scores are done and the output
+  // product is under way: were it to end with the issue, the tensor core would serve all of them alike, and all would
+  // select at the same time while it stands idle.
   __device__ __forceinline__ void take_turn() {
     if constexpr (C::kTakeTurns) ptx::named_barrier_sync(kBarrierTurn + index, 256);
   }
@@ -224,8 +226,8 @@ struct Consumer {
     ptx::wgmma_fence();
     issue_scores(next.stage);
     issue_output(ring.stage, accumulate);
-    pass_turn();
     ptx::wgmma_wait<1>();
+    pass_turn();
     release(shared.k_empty, next);
     ptx::wgmma_wait<0>();
     release(shared.v_empty, ring);
@@ -303,6 +305,7 @@ struct Consumer {
     }
     ptx::wgmma_fence();
     issue_output(ring.stage, accumulate);
+    ptx::wgmma_wait<1>();
     pass_turn();
     ptx::wgmma_wait<0>();
     release(shared.v_empty, ring);

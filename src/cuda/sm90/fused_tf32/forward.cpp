@@ -17,10 +17,11 @@ bool complete(FusedParams& p, const ForwardArgs& args, const core::Geometry& geo
   const Problem& problem = args.problem;
   p.keys = tile::pair_map(problem.grouping, launcher.tile_k);
   p.copy_engine_q = make_rows_map(p.q_map, p.q, extents_of(problem.q), DType::f32, launcher.tile_q, 1);
-  // One key of each pair of a tile.
+  // K and V: one key of each pair of a tile.
   p.copy_engine_k =
       make_rows_map(p.k_map, p.k, extents_of(problem.k), DType::f32, launcher.tile_k / 2, p.keys.group_step);
-  p.copy_engine_v = 1;  // V is loaded by threads always
+  p.copy_engine_v =
+      make_rows_map(p.v_map, p.v, extents_of(problem.v), DType::f32, launcher.tile_k / 2, p.keys.group_step);
   p.order = order_of(p, problem, geometry, launcher.tile_q, blocks);
   return variant == Variant::general || !needs_general(p);
 }

@@ -3,8 +3,8 @@
 // Nothing of size n_q x n_k touches memory.
 //
 // The shape is that of the 16-bit kernel (sm90/fused): one persistent block per multiprocessor, one producer warpgroup,
-// the others consume, 64 query rows each. What differs: tf32 products want V transposed, so the producer's threads load
-// V themselves and write it transposed. See docs/fused_kernel.md.
+// the others consume, 64 query rows each. What differs: tf32 products want V transposed, so the producer's threads
+// write it once more, transposed. See docs/fused_kernel.md.
 #pragma once
 
 #include "cuda/sm90/fused/params.h"
@@ -33,6 +33,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward_tf32(const __gri
       init(shared.v_full[i], kProducerWarps);
       init(shared.k_empty[i], kConsumerWarps);
       init(shared.v_empty[i], kConsumerWarps);
+    }
+    for (int i = 0; i < C::kRawStages; ++i) {
+      init(shared.raw_full[i], 1);
+      init(shared.raw_empty[i], kProducerWarps);
     }
     ptx::mbarrier_init_fence();
   }
