@@ -33,8 +33,8 @@ struct Config {
   // With one consumer warpgroup everyone has as many as a thread can have.
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr bool kMovesRegisters = kConsumers > 1;
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : kGeneral ? 104 : 72;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 144 : kGeneral ? 200 : 216;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : kGeneral ? 104 : kHeadDim == 128 ? 72 : 88;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 144 : kGeneral ? 200 : kHeadDim == 128 ? 216 : 208;
   static_assert(!kMovesRegisters || kProducerRegisters + kConsumers * kConsumerRegisters <=
                                         (kConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "setmaxnreg would wait for ever for registers the launch did not allocate");

@@ -38,6 +38,8 @@ struct Producer {
   int row = 0;                       // of K and V: the block's first key
   int present = 0, present_end = 0;  // keys of the sequence from the block on; the same after the item's last block
   int part = 0;
+  bool in_item = false;      // the tile before was one of this item's
+  bool after_empty = false;  // the last item announced has no tile
 
   // A tile on its way, as its transposition needs it.
   struct Place {
@@ -52,34 +54,33 @@ struct Producer {
   __device__ __forceinline__ bool engine_k() const { return !C::kGeneral || params.copy_engine_k != 0; }
   __device__ __forceinline__ bool engine_v() const { return !C::kGeneral || params.copy_engine_v != 0; }
 
-  // Fetches run as many tiles ahead of transposing as there are raw stages. No wait can wait for itself: a fetch waits
-  // for consumers that need no V but what is transposed already, and for raw V that is.
+  // Fetches run as many tiles ahead of transposing as there are raw stages. No wait may wait for itself. Fetching a
+  // tile waits for consumers that are done with an earlier one: they need no V but what is transposed already.
+  // Announcing an item waits until the consumers have started the one before, hence finished the one before that: all
+  // of its V must be transposed. What is fetched and not transposed is at most the last tile fetched (two raw stages,
+  // one of them just emptied), so only after an item without any tile is there something to wait for, see next_tile().
   __device__ __forceinline__ void run() {
     Ring<C::kStages> k_ring, v_ring;
     Ring<C::kRawStages> fetch_ring, raw_ring;
-    Place places[C::kRawStages];  // of the tiles on their way
+    Place places[2];  // of the tiles on their way
     int fetched = 0;
-    bool more = true;
-    const auto fetch = [&](bool first) {
-      more = more && advance(first);
-      if (more) {
-        load_k(k_ring);
-        load_raw(fetch_ring);
-        places[C::kRawStages - 1] = place();
-        ++fetched;
-        k_ring.advance();
-        fetch_ring.advance();
-      }
-      __syncwarp();  // the thread that drives the copy engine rejoins its warp
-    };
-#pragma unroll
-    for (int i = 0; i < C::kRawStages; ++i) {
-      if (i > 0) places[0] = places[C::kRawStages - 1];
-      fetch(i == 0);
-    }
-    if (fetched < C::kRawStages) places[0] = places[C::kRawStages - 1];
+    Next next = Next::tile;
 #pragma unroll 1
-    while (fetched > 0) {
+    while (true) {
+      while (fetched < C::kRawStages && next != Next::end) {
+        next = next_tile(fetched);
+        if (next == Next::tile) {
+          load_k(k_ring);
+          load_raw(fetch_ring);
+          (fetched == 0 ? places[0] : places[1]) = place();
+          ++fetched;
+          k_ring.advance();
+          fetch_ring.advance();
+        }
+        __syncwarp();  // the thread that drives the copy engine rejoins its warp
+        if (next == Next::later) break;
+      }
+      if (fetched == 0) return;
       if (engine_v()) ptx::mbarrier_wait(ptx::shared_address(&shared.raw_full[raw_ring.stage]), raw_ring.parity);
       ptx::mbarrier_wait(ptx::shared_address(&shared.v_empty[v_ring.stage]), v_ring.parity ^ 1);
       transpose(places[0], ptx::shared_address(shared.raw[raw_ring.stage]),
@@ -92,24 +93,30 @@ struct Producer {
       }
       v_ring.advance();
       raw_ring.advance();
-      places[0] = places[C::kRawStages - 1];
+      places[0] = places[1];
       --fetched;
-      fetch(false);
     }
   }
 
-  // Moves to the next tile, of this item or the next that has one; announces items on the way. False after the last.
-  __device__ __forceinline__ bool advance(bool first) {
-    if (!first) {
+  // What comes after the tile before: another one, of this item or the next that has any; nothing; or, for now, nothing
+  // before the fetched tiles are transposed.
+  enum class Next : std::uint8_t { tile, end, later };
+
+  // Moves to the next tile and announces items on the way.
+  __device__ __forceinline__ Next next_tile(int fetched) {
+    if (in_item) {
       if (++part == C::kTilesPerBlock) {
         part = 0;
         row += tile::kBlockKeys;
         present -= tile::kBlockKeys;
       }
-      if (present > present_end) return true;
+      if (present > present_end) return Next::tile;
+      in_item = false;
+      after_empty = false;
     }
 #pragma unroll 1
     while (turn < params.order.turns) {
+      if (after_empty && fetched > 0) return Next::later;
       Work work;
       if (!describe_item<C>(params, turn++, work)) continue;
       load_q(work);
@@ -120,14 +127,17 @@ struct Producer {
       present = work.band.key_length - work.blocks.begin * tile::kBlockKeys;
       present_end = work.band.key_length - work.blocks.end * tile::kBlockKeys;
       part = 0;
-      if (present > present_end) return true;
+      in_item = present > present_end;
+      after_empty = !in_item;
+      if (in_item) return Next::tile;
     }
+    if (after_empty && fetched > 0) return Next::later;
     if (thread() == 0) {  // the end: consumers read valid == 0
       ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty), (number & 1) ^ 1);
       shared.items[number % kItemSlots].valid = 0;
       ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full));
     }
-    return false;
+    return Next::end;
   }
 
   // Copies rows to a swizzled tile, rounded to tf32; row r comes from source_row(r), or is zero when that is negative.
