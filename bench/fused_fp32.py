@@ -102,6 +102,18 @@ def measure(cell, idle, library):
     }
 
 
+def write(path, environment, rows):
+    result = {
+        "command": "python3 " + " ".join(sys.argv),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **environment,
+        "rows": rows,
+    }
+    with open(path, "w") as file:
+        json.dump(result, file, indent=1)
+        file.write("\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out")
@@ -112,6 +124,7 @@ def main():
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
     rows, missed = [], False
+    environment = timing.environment()
     wanted = dict(item.split("=") for item in arguments.only)
     for cell in CELLS:
         seen = {**cell, "mask": "causal" if cell.get("causal") else "full"}
@@ -119,6 +132,8 @@ def main():
             continue
         row = measure(cell, arguments.idle, arguments.library or os.environ["DSPATTN_BENCH_LIBRARY"])
         rows.append(row)
+        if arguments.out:  # after every row: a run that is cut short leaves what it has
+            write(arguments.out, environment, rows)
         below = row["bar"] is not None and row["best_ratio"] < row["bar"]
         missed |= below
         times = "  ".join(f"{name} {f['median_us']:8.1f}" if f else f"{name} -" for name, f in row["peers"].items())
@@ -128,16 +143,6 @@ def main():
             f"{'' if row['bar'] is None else '  bar ' + str(row['bar']) + (' BELOW' if below else '')}",
             flush=True,
         )
-    if arguments.out:
-        result = {
-            "command": "python3 " + " ".join(sys.argv),
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            **timing.environment(),
-            "rows": rows,
-        }
-        with open(arguments.out, "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
     return 1 if missed and arguments.check else 0
 
 
