@@ -251,8 +251,9 @@ __device__ __forceinline__ void store_row(const PvSparseParams& p, const PvJob& 
       const std::uint32_t odd_word = pack_pair<Element>(acc[block + 1][2 * r], acc[block + 1][2 * r + 1]);
       const std::uint32_t received = __shfl_xor_sync(~0u, odd ? even_word : odd_word, 1);
       const int column = 8 * (block + (odd ? 1 : 0)) + 2 * (t - (odd ? 1 : 0));
-      const uint2 words = odd ? make_uint2(received, odd_word) : make_uint2(even_word, received);
-      if (exists && column < columns) *reinterpret_cast<uint2*>(out + column) = words;
+      if (exists && column < columns) {
+        ptx::store_8(out + column, odd ? received : even_word, odd ? odd_word : received);
+      }
     }
   }
 }

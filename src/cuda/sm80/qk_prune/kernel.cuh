@@ -259,7 +259,7 @@ __device__ __forceinline__ void store_nonzeros(const QkPruneParams& p, const Lan
   Element* nonzeros = target.nonzeros + tile * (kTile / 2) + 8 * half * p.scores.places;
 #pragma unroll
   for (const auto& words : result.nonzeros) {
-    *reinterpret_cast<uint4*>(nonzeros) = make_uint4(words[0], words[1], words[2], words[3]);
+    ptx::store_16(nonzeros, words);
     nonzeros += 4 * p.scores.places;  // eight rows on
   }
 }
@@ -272,8 +272,7 @@ __device__ __forceinline__ void store_metadata(const QkPruneParams& p, const Lan
   const std::uint32_t received = __shfl_xor_sync(~0u, odd ? words[0] : words[1], 1);
   if (!inside) return;
   // Two word columns a tile.
-  *reinterpret_cast<uint2*>(target.metadata + tile * 2 * p.scores.rows) =
-      odd ? make_uint2(received, words[1]) : make_uint2(words[0], received);
+  ptx::store_8(target.metadata + tile * 2 * p.scores.rows, odd ? received : words[0], odd ? words[1] : received);
 }
 
 // The part of a tile that this lane holds.
