@@ -25,6 +25,11 @@ CASES = ((torch.bfloat16, (2, 4)), (torch.bfloat16, (1, 2)), (torch.float32, (1,
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
+def kernel_name():
+    """The row of the kernel table that the pipeline's functions run on this GPU."""
+    return "sm90_pipeline" if torch.cuda.get_device_capability()[0] == 9 else "sm80_pipeline"
+
+
 def once(function):
     """Microseconds of one call, by events."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -128,7 +133,7 @@ def cell_rows(library, dtype, pattern, n, repeats, limits):
         work = {"qk_prune": 1, "softmax": 0, "pv_sparse": 0.5, "chain": 0.75}[stage] * flops
         floor = max(moved / limits["copy_tb_per_s"] / 1e6, work / tensor / 1e6)
         rows.append({
-            "kernel": "sm80_pipeline", "stage": stage, "pattern": f"{pattern[0]}:{pattern[1]}",
+            "kernel": kernel_name(), "stage": stage, "pattern": f"{pattern[0]}:{pattern[1]}",
             "grouping": "consecutive", "dtype": NAMES[dtype], "batch": batch, "heads": HEADS, "kv_heads": HEADS,
             "n_q": n, "n_k": n, "d": HEAD_DIM, "mask": "full", "pass": "forward",
             "median_us": round(median, 2), "spread_us": round(spread, 2), "tflops": round(flops / median / 1e6, 1),
@@ -161,12 +166,12 @@ def hybrid_rows(library, repeats):
             )
             timed = measure({"full": full.chain, "hybrid": hybrid.chain}, repeats)
             rows.append({
-                "kernel": "sm80_pipeline", "stage": "chain", "pattern": f"{pattern[0]}:{pattern[1]}",
+                "kernel": kernel_name(), "stage": "chain", "pattern": f"{pattern[0]}:{pattern[1]}",
                 "grouping": "consecutive", "dtype": NAMES[dtype], "batch": batch, "heads": HEADS, "kv_heads": HEADS,
                 "n_q": n, "n_k": n, "d": HEAD_DIM, "mask": f"25 % of blocks of {block}", "pass": "forward",
                 "median_us": round(timed["hybrid"][0], 2), "spread_us": round(timed["hybrid"][1], 2),
-                "peers": {"sm80_pipeline": {"median_us": round(timed["full"][0], 2)}},
-                "ratio": {"sm80_pipeline": round(timed["full"][0] / timed["hybrid"][0], 3)},
+                "peers": {kernel_name(): {"median_us": round(timed["full"][0], 2)}},
+                "ratio": {kernel_name(): round(timed["full"][0] / timed["hybrid"][0], 3)},
             })  # fmt: skip
     return rows
 
@@ -188,7 +193,7 @@ def memory_rows(library):
     ours = peak(lambda: pipeline_lib.Pipeline(library, q, k, v).chain())
     dense = peak(lambda: torch.softmax((q / math.sqrt(HEAD_DIM)) @ k.transpose(-1, -2), -1) @ v)
     return [{
-        "kernel": "sm80_pipeline", "stage": "chain", "pattern": "2:4", "grouping": "consecutive", "dtype": "bf16",
+        "kernel": kernel_name(), "stage": "chain", "pattern": "2:4", "grouping": "consecutive", "dtype": "bf16",
         "batch": batch, "heads": HEADS, "kv_heads": HEADS, "n_q": n, "n_k": n, "d": HEAD_DIM, "mask": "full",
         "pass": "forward", "peak_bytes": ours, "peers": {"unfused": {"peak_bytes": dense}},
         "memory_ratio": {"unfused": round(ours / dense, 3)},

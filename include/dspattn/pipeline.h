@@ -68,7 +68,7 @@ struct QkPruneArgs {
 
 struct SoftmaxArgs {
   Device device{};
-  SparseMatrices matrices{};  // scores in, weights out
+  SparseMatrices matrices{};  // scores in, weights out; the metadata is not looked at and may be null
   BlockMaskView blocks{};
   TensorView lse{};  // fp32 [batch, heads, n_q]; optional
   Execution run{};

@@ -47,6 +47,9 @@ attention_backward = torch.ops.dspattn.attention_backward.default
 nm_prune = torch.ops.dspattn.nm_prune.default
 nm_encode = torch.ops.dspattn.nm_encode.default
 nm_decode = torch.ops.dspattn.nm_decode.default
+sparse_scores = torch.ops.dspattn.sparse_scores.default
+sparse_softmax_ = torch.ops.dspattn.sparse_softmax_.default
+sparse_product = torch.ops.dspattn.sparse_product.default
 
 
 def translated(error: RuntimeError) -> Exception:
@@ -126,6 +129,37 @@ def _nm_decode_meta(
 ) -> Tensor:
     slots = _slots(columns, keep, group, interleaved)
     return metadata.new_empty((metadata.shape[0], rows, slots), dtype=torch.uint8)
+
+
+def padded_rows(rows: Any) -> Any:
+    """Rows of a stored sparse matrix: whole tiles of 32, as SparseShape::rows of the C++ library."""
+    return (rows + 31) // 32 * 32
+
+
+def padded_slots(slots: Any, wide: bool) -> Any:
+    """Nonzeros of a stored row: whole 4-byte metadata words, as SparseShape::nonzeros_per_row."""
+    unit = 8 if wide else 16
+    return (slots + unit - 1) // unit * unit
+
+
+@torch.library.register_fake("dspattn::sparse_scores")
+def _sparse_scores_meta(
+    q: Tensor, k: Tensor, allowed: Any, bias: Any, keep: int, group: int, interleaved: bool, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    wide = q.dtype == torch.float32
+    slots = padded_slots(_slots(k.shape[2], keep, group, interleaved), wide)
+    lead = (q.shape[0], q.shape[1], padded_rows(q.shape[2]))
+    return q.new_empty((*lead, slots)), q.new_empty((*lead, slots // (4 if wide else 8)), dtype=torch.int16)
+
+
+@torch.library.register_fake("dspattn::sparse_softmax_")
+def _sparse_softmax_meta(nonzeros: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("dspattn::sparse_product")
+def _sparse_product_meta(nonzeros: Tensor, metadata: Tensor, v: Tensor, n_q: Any, *rest: Any) -> Tensor:
+    return nonzeros.new_empty((nonzeros.shape[0], nonzeros.shape[1], n_q, v.shape[3]))
 
 
 def run(tensors: tuple[Tensor | None, ...], options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:

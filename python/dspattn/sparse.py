@@ -5,13 +5,15 @@
     out = dspattn.spmm(weights, metadata, value)            # sparse times dense
 
 Nonzeros and metadata are laid out as PyTorch's semi-structured tensors (CUTLASS's layout): see
-:func:`to_semi_structured` and :func:`from_semi_structured`. On the CPU the steps compute through dense scores, so they
-cost the memory that :func:`dspattn.attention` saves; they are for looking at the matrix, not for speed.
+:func:`to_semi_structured` and :func:`from_semi_structured`. On a GPU the steps are the paper's three kernels and never
+make the dense matrix; their gradients, :func:`to_dense` and all steps on the CPU do. They are for looking at the
+matrix; for speed there is :func:`dspattn.attention`.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +52,7 @@ def sddmm(
     """Scores of queries and keys, pruned: of every group of M keys the N largest scores stay.
 
     Args:
-        query: ``[..., n_q, d]``, float32, float16 or bfloat16, on the CPU.
+        query: ``[..., n_q, d]``, float32, float16 or bfloat16, on the CPU or a GPU (d up to 256 there).
         key: ``[..., n_k, d]``; the leading dimensions broadcast.
         attn_mask: broadcasts to ``[..., n_q, n_k]``; boolean (True takes part) or added to the scaled scores.
         is_causal: a query sees keys up to its own position.
@@ -70,7 +72,7 @@ def sddmm(
         >>> nonzeros.shape, metadata.shape
         (torch.Size([32, 32]), torch.Size([32, 8]))
     """
-    _require_cpu("query", query)
+    _require_device("query", query)
     pattern = default_pattern(query.dtype) if pattern is None else pattern
     keep, group = parse_pattern(pattern)
     interleaved = parse_grouping(grouping)
@@ -78,6 +80,8 @@ def sddmm(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if not (math.isfinite(scale) and scale > 0):
         raise DspattnError([f"scale: expected a finite positive number, got {scale}"])
+    if query.is_cuda:
+        return _scores_on_gpu(query, key, attn_mask, (keep, group, interleaved, is_causal, top_left, scale))
     unscaled = query.float() @ key.float().transpose(-1, -2)
     n_q, n_k = unscaled.shape[-2:]
     if attn_mask is not None:
@@ -115,6 +119,9 @@ def softmax(nonzeros: Tensor) -> Tensor:
         >>> softmax(torch.tensor([[0.0, 0.0], [float("-inf"), float("-inf")]])).tolist()
         [[0.5, 0.5], [0.0, 0.0]]
     """
+    if nonzeros.is_cuda:
+        softened: Tensor = _Softmax.apply(nonzeros)
+        return softened
     hidden = (nonzeros == float("-inf")).all(-1, keepdim=True)
     weights = torch.softmax(nonzeros.float().masked_fill(hidden, 0), -1)
     return weights.masked_fill(hidden, 0).to(nonzeros.dtype)
@@ -133,7 +140,7 @@ def spmm(
     Args:
         nonzeros: ``[..., n_q, slots]``, usually the weights of :func:`softmax`.
         metadata: of :func:`sddmm`, with the same leading dimensions.
-        value: ``[..., n_k, d_v]``.
+        value: ``[..., n_k, d_v]``; on a GPU its leading dimensions broadcast to those of the nonzeros.
         pattern: as given to :func:`sddmm`.
         grouping: as given to :func:`sddmm`.
 
@@ -146,6 +153,9 @@ def spmm(
         >>> spmm(softmax(nonzeros), metadata, v).shape
         torch.Size([32, 16])
     """
+    if nonzeros.is_cuda:
+        pattern = default_pattern(nonzeros.dtype) if pattern is None else pattern
+        return _product_on_gpu(nonzeros, metadata, value, (*parse_pattern(pattern), parse_grouping(grouping)))
     dense = to_dense(nonzeros, metadata, value.shape[-2], pattern=pattern, grouping=grouping)
     return (dense.float() @ value.float()).to(nonzeros.dtype)
 
@@ -180,25 +190,10 @@ def to_dense(
         >>> torch.allclose(weights, attention_weights(q, k, pattern="1:2", grouping="consecutive"), atol=1e-6)
         True
     """
-    _require_cpu("nonzeros", nonzeros)
+    _require_device("nonzeros", nonzeros)
     pattern = default_pattern(nonzeros.dtype) if pattern is None else pattern
-    keep, group = parse_pattern(pattern)
-    interleaved = parse_grouping(grouping)
+    places = _stored_columns(nonzeros, metadata, columns, (*parse_pattern(pattern), parse_grouping(grouping)))
     lead, n_q = nonzeros.shape[:-2], nonzeros.shape[-2]
-    if metadata.shape[:-2] != lead:
-        raise DspattnError(
-            [f"metadata: expected the leading dimensions of nonzeros {list(lead)}, got {list(metadata.shape[:-2])}"]
-        )
-    flat = metadata.reshape(math.prod(lead), *metadata.shape[-2:]).contiguous()
-    try:
-        indices = _ops.nm_decode(flat, n_q, columns, keep, group, interleaved, nonzeros.dtype == torch.float32)
-    except RuntimeError as error:
-        raise _ops.translated(error) from None
-    if indices.shape[-1] != nonzeros.shape[-1]:
-        raise DspattnError(
-            [f"nonzeros: expected {indices.shape[-1]} per row for {columns} columns, got {nonzeros.shape[-1]}"]
-        )
-    places = _columns(indices, keep, group, interleaved).reshape(*lead, n_q, -1)
     width = max(columns, int(places.max()) + 1 if places.numel() else 0)
     empty = nonzeros.new_full((*lead, n_q, width), fill)
     return empty.scatter(-1, places, nonzeros)[..., :columns]
@@ -267,9 +262,180 @@ def from_semi_structured(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return packed, meta
 
 
-def _require_cpu(name: str, tensor: Tensor) -> None:
-    if tensor.device.type != "cpu":
-        raise DspattnError([f"{name}: expected a tensor on cpu, got one on {tensor.device}"])
+def _require_device(name: str, tensor: Tensor) -> None:
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise DspattnError([f"{name}: expected a tensor on cpu or cuda, got one on {tensor.device}"])
+
+
+def _stored_columns(nonzeros: Tensor, metadata: Tensor, columns: int, layout: tuple[int, int, bool]) -> Tensor:
+    """The column of each nonzero. The codec runs on the CPU, wherever the matrix is."""
+    keep, group, interleaved = layout
+    lead, n_q = nonzeros.shape[:-2], nonzeros.shape[-2]
+    if metadata.shape[:-2] != lead:
+        raise DspattnError(
+            [f"metadata: expected the leading dimensions of nonzeros {list(lead)}, got {list(metadata.shape[:-2])}"]
+        )
+    flat = metadata.reshape(math.prod(lead), *metadata.shape[-2:]).cpu().contiguous()
+    try:
+        indices = _ops.nm_decode(flat, n_q, columns, keep, group, interleaved, nonzeros.dtype == torch.float32)
+    except RuntimeError as error:
+        raise _ops.translated(error) from None
+    if indices.shape[-1] != nonzeros.shape[-1]:
+        raise DspattnError(
+            [f"nonzeros: expected {indices.shape[-1]} per row for {columns} columns, got {nonzeros.shape[-1]}"]
+        )
+    return _columns(indices.to(nonzeros.device), keep, group, interleaved).reshape(*lead, n_q, -1)
+
+
+def _four_dims(tensor: Tensor, lead: torch.Size) -> Tensor:
+    """[batch, heads, rows, columns] of a tensor whose leading dimensions are broadcast to `lead`."""
+    tensor = tensor.expand(*lead, *tensor.shape[-2:])
+    if len(lead) != 2:
+        tensor = tensor.reshape(math.prod(lead), 1, *tensor.shape[-2:])
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
+
+
+def _scores_on_gpu(
+    query: Tensor, key: Tensor, attn_mask: Tensor | None, options: tuple[int, int, bool, bool, bool, float]
+) -> tuple[Tensor, Tensor]:
+    keep, group, interleaved = options[:3]
+    n_q, n_k = query.shape[-2], key.shape[-2]
+    try:
+        lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+    except RuntimeError:
+        raise DspattnError(
+            [f"key: expected leading dimensions that broadcast with query's {list(query.shape)}, got {list(key.shape)}"]
+        ) from None
+    allowed = bias = None
+    if attn_mask is not None:
+        if attn_mask.requires_grad:
+            raise DspattnError(["attn_mask: expected requires_grad=False on a GPU (its gradient is not computed)"])
+        try:
+            mask = _four_dims(attn_mask.expand(*lead, n_q, n_k), lead)
+        except RuntimeError:
+            full = [*lead, n_q, n_k]
+            raise DspattnError(
+                [f"attn_mask: expected a shape that broadcasts to {full}, got {list(attn_mask.shape)}"]
+            ) from None
+        allowed, bias = (mask, None) if mask.dtype == torch.bool else (None, mask)
+    try:
+        nonzeros, metadata = _Scores.apply(_four_dims(query, lead), _four_dims(key, lead), allowed, bias, options)
+    except RuntimeError as error:
+        raise _ops.translated(error) from None
+    slots = _ops._slots(n_k, keep, group, interleaved)
+    nonzeros = nonzeros[..., :n_q, :slots]
+    return nonzeros.reshape(*lead, n_q, slots), metadata.reshape(*lead, *metadata.shape[2:])
+
+
+class _Scores(torch.autograd.Function):
+    """The scores in the library's own, padded layout, four dimensions."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, allowed: Tensor | None, bias: Tensor | None, options: tuple[Any, ...]
+    ) -> tuple[Tensor, Tensor]:
+        nonzeros, metadata = _ops.sparse_scores(q, k, allowed, bias, *options)
+        ctx.save_for_backward(q, k, metadata)
+        ctx.options = options
+        ctx.mark_non_differentiable(metadata)
+        return nonzeros, metadata
+
+    @staticmethod
+    def backward(ctx: Any, d_nonzeros: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        q, k, metadata = ctx.saved_tensors
+        keep, group, interleaved, *_, scale = ctx.options
+        slots = _ops._slots(k.shape[2], keep, group, interleaved)
+        wanted = d_nonzeros[..., : q.shape[2], :slots]
+        d_scores = to_dense(
+            wanted, metadata, k.shape[2], pattern=f"{keep}:{group}",
+            grouping="interleaved" if interleaved else "consecutive",
+        ).float()  # fmt: skip
+        d_q = (scale * d_scores @ k.float()).to(q.dtype)
+        d_k = (scale * d_scores.transpose(-1, -2) @ q.float()).to(k.dtype)
+        return d_q, d_k, None, None, None
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, nonzeros: Tensor) -> Tensor:
+        rows = nonzeros.reshape(math.prod(nonzeros.shape[:-1]), nonzeros.shape[-1])
+        padded = _padded(rows, float("-inf"), copy=True)
+        try:
+            _ops.sparse_softmax_(padded.view(1, 1, *padded.shape))
+        except RuntimeError as error:
+            raise _ops.translated(error) from None
+        weights = padded[: rows.shape[0], : rows.shape[1]].reshape(nonzeros.shape)
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, d_weights: Tensor) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        w, d = weights.float(), d_weights.float()
+        gradient: Tensor = (w * (d - (w * d).sum(-1, keepdim=True))).to(weights.dtype)
+        return gradient
+
+
+def _product_on_gpu(nonzeros: Tensor, metadata: Tensor, value: Tensor, layout: tuple[int, int, bool]) -> Tensor:
+    lead = nonzeros.shape[:-2]
+    reasons = []
+    if metadata.shape[:-2] != lead:
+        reasons.append(
+            f"metadata: expected the leading dimensions of nonzeros {list(lead)}, got {list(metadata.shape[:-2])}"
+        )
+    try:
+        fits = torch.broadcast_shapes(lead, value.shape[:-2]) == lead
+    except RuntimeError:
+        fits = False
+    if not fits:
+        reasons.append(
+            f"value: expected leading dimensions that broadcast to nonzeros' {list(lead)}, got {list(value.shape)}"
+        )
+    slots = _ops._slots(value.shape[-2], *layout)
+    if nonzeros.shape[-1] != slots:
+        reasons.append(f"nonzeros: expected {slots} per row for {value.shape[-2]} columns, got {nonzeros.shape[-1]}")
+    if reasons:
+        raise DspattnError(reasons)
+    out: Tensor = _Product.apply(
+        _four_dims(nonzeros, lead), _four_dims(metadata, lead), _four_dims(value, lead), layout
+    )
+    return out.reshape(*lead, *out.shape[2:])
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, nonzeros: Tensor, metadata: Tensor, v: Tensor, layout: tuple[int, int, bool]) -> Tensor:
+        ctx.save_for_backward(nonzeros, metadata, v)
+        ctx.layout = layout
+        try:
+            out: Tensor = _ops.sparse_product(
+                _padded(nonzeros, 0.0), metadata.contiguous(), v, nonzeros.shape[2], *layout
+            )
+        except RuntimeError as error:
+            raise _ops.translated(error) from None
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        nonzeros, metadata, v = ctx.saved_tensors
+        columns = _stored_columns(nonzeros, metadata, v.shape[2], ctx.layout)
+        width = max(v.shape[2], int(columns.max()) + 1 if columns.numel() else 0)
+        weights = nonzeros.new_zeros((*nonzeros.shape[:3], width)).scatter(-1, columns, nonzeros)[..., : v.shape[2]]
+        d_weights = d_out.float() @ v.float().transpose(-1, -2)
+        d_nonzeros = torch.nn.functional.pad(d_weights, (0, width - v.shape[2])).gather(-1, columns)
+        d_v = weights.float().transpose(-1, -2) @ d_out.float()
+        return d_nonzeros.to(nonzeros.dtype), None, d_v.to(v.dtype), None
+
+
+def _padded(nonzeros: Tensor, fill: float, copy: bool = False) -> Tensor:
+    """The nonzeros in rows and slots as the kernels store them, the new ones `fill`."""
+    *lead, rows, slots = nonzeros.shape
+    full = (*lead, _ops.padded_rows(rows), _ops.padded_slots(slots, nonzeros.dtype == torch.float32))
+    if full == tuple(nonzeros.shape):
+        return nonzeros.clone(memory_format=torch.contiguous_format) if copy else nonzeros.contiguous()
+    padded = nonzeros.new_full(full, fill)
+    padded[..., :rows, :slots] = nonzeros
+    return padded
 
 
 def _selection_key(unscaled: Tensor, scale: float, dtype: torch.dtype) -> Tensor:

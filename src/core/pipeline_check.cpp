@@ -72,8 +72,10 @@ void check_blocks(Report& report, const BlockMaskView& blocks, std::int64_t n_q,
   }
 }
 
+enum class Parts { nonzeros, nonzeros_and_metadata };
+
 void check_matrices(Report& report, const std::string& argument, const SparseMatrices& matrices,
-                    const BlockMaskView& blocks, const Device& device) {
+                    const BlockMaskView& blocks, const Device& device, Parts parts = Parts::nonzeros_and_metadata) {
   const SparseShape& shape = matrices.shape;
   const std::string prefix = argument + ".shape.";
   if (!is_floating(shape.dtype)) {
@@ -97,12 +99,13 @@ void check_matrices(Report& report, const std::string& argument, const SparseMat
   if (!report.reasons.empty()) return;
   check_blocks(report, blocks, shape.n_q, shape.n_k, shape.grouping, device);
   if (shape.nonzeros_bytes() == 0) return;
-  for (const auto& [part, pointer] :
-       {std::pair{".nonzeros", matrices.nonzeros}, std::pair{".metadata", matrices.metadata}}) {
+  const auto check_memory = [&](const char* part, const void* pointer) {
     if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % kSparseAlignment != 0) {
       report.add(argument + part, "memory aligned to 16 bytes", pointer == nullptr ? "null" : hex(pointer));
     }
-  }
+  };
+  check_memory(".nonzeros", matrices.nonzeros);
+  if (parts == Parts::nonzeros_and_metadata) check_memory(".metadata", matrices.metadata);
 }
 
 void check_run(Report& report, const Device& device, const Execution& run) {
@@ -176,7 +179,7 @@ std::vector<std::string> softmax_reasons(const SoftmaxArgs& args) {
   const SparseShape& shape = args.matrices.shape;
   Report report;
   check_run(report, args.device, args.run);
-  check_matrices(report, "matrices", args.matrices, args.blocks, args.device);
+  check_matrices(report, "matrices", args.matrices, args.blocks, args.device, Parts::nonzeros);
   if (!given(args.lse)) return report.reasons;
   if (check_output(report, "lse", args.lse, "[batch, heads, n_q]", 3, Inner::any)) {
     check_extent(report, "lse.shape[0]", args.lse.extent(0), "batch", shape.batch);

@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "core/metadata.h"
+#include "cuda/sm80/qk_prune/split.h"
 #include "cuda/sm80/tile_maps.h"
 #include "cuda/sm80/walk.h"
+#include "cuda/sm90/pipeline/common.h"
 
 namespace dspattn::cuda::sm80 {
 namespace {
@@ -46,31 +48,21 @@ TEST(Sm80Maps, EachLaneOwnsARunOfPlaces) {
   }
 }
 
-// Where the maps promise a constant distance between the keys of a thread's passes, it is so.
+// Where the map promises a constant distance between the keys of a thread's passes, it is so.
 TEST(Sm80Maps, AdvancesAreTheDistancesOfPasses) {
-  for (const int element_bytes : {2, 4}) {
-    for (const int group_log2 : {1, 2}) {
-      for (const bool interleaved : {false, true}) {
-        for (const int pass : {2, 4, 8, 16, 32}) {
-          const int tile = tile_places(element_bytes);
-          const int keys_apart = key_advance(pass, group_log2, interleaved);
-          const int values_apart = value_advance(pass, group_log2, interleaved);
-          for (int row = 0; row + pass < tile; ++row) {
-            const auto key = [&](int place) { return key_in_block(place, group_log2, interleaved); };
-            if (keys_apart > 0) {
-              EXPECT_EQ(key(place_of_column(row + pass, element_bytes)) - key(place_of_column(row, element_bytes)),
-                        keys_apart);
-            }
-            if (values_apart > 0) {
-              EXPECT_EQ(key(row + pass) - key(row), values_apart);
-            }
-          }
+  for (const int group_log2 : {1, 2}) {
+    for (const bool interleaved : {false, true}) {
+      for (const int pass : {2, 4, 8, 16, 32}) {
+        const int apart = value_advance(pass, group_log2, interleaved);
+        for (int row = 0; row + pass < kInterleaveBlock && apart > 0; ++row) {
+          const auto key = [&](int place) { return key_in_block(place, group_log2, interleaved); };
+          EXPECT_EQ(key(row + pass) - key(row), apart);
         }
       }
     }
   }
-  EXPECT_EQ(key_advance(rows_per_pass(128, 8), 2, true), 1);
   EXPECT_EQ(value_advance(rows_per_pass(128, 8), 2, false), 16);
+  EXPECT_EQ(value_advance(rows_per_pass(256, 8), 2, true), 8);
 }
 
 // An ldmatrix reads one chunk of each of eight rows: together they must touch every bank once.
@@ -99,6 +91,62 @@ TEST(Sm80Maps, SwizzledRowsAreOneToOneAndFreeOfConflicts) {
                     [&](int row, int chunk) { return swizzled_wide(row, chunk, row_bytes); });
   }
   expect_swizzled(128, 4, [](int row, int chunk) { return swizzled_64(row, chunk); });
+}
+
+TEST(Sm90Maps, PanelsAreOneToOneAndFreeOfConflicts) {
+  for (const int row_bytes : {128, 256}) {
+    expect_swizzled(64, row_bytes / kChunkBytes,
+                    [&](int row, int chunk) { return sm90::panel_offset(64, row, chunk); });
+  }
+}
+
+// Each product takes 16 rows of every 32-row unit, and warp w's are those of unit w.
+TEST(Sm90Maps, AWarpsRowsOfBothProductsAreOneUnit) {
+  std::set<int> seen;
+  for (int row = 0; row < 128; ++row) {
+    const int at = sm90::product_row(row);
+    EXPECT_EQ(at / 64, row / 16 % 2);   // product
+    EXPECT_EQ(at % 64 / 16, row / 32);  // warp
+    EXPECT_EQ(at % 16, row % 16);
+    seen.insert(at);
+  }
+  EXPECT_EQ(seen.size(), 128u);
+}
+
+// Every score belongs to exactly one CTA; CTAs of a plain matrix have enough rows to be worth their copy of K, and
+// those of a block mask one block row.
+TEST(Sm80Split, CoversTheMatrixOnce) {
+  for (const std::int64_t places : {16, 32, 64, 100, 384, 512, 4096, 5000}) {
+    for (const std::int64_t rows : {32, 64, 96, 256, 1000 / 32 * 32, 4096}) {
+      for (const int block : {0, 64, 128}) {
+        for (const int most : {1, 2, 3, 4, 8}) {
+          QkPruneParams params;
+          params.scores.places = places;
+          params.scores.rows = rows;
+          const std::int32_t column = 0;
+          if (block > 0) {
+            params.walk.block = block;
+            params.walk.columns = &column;
+          }
+          const int tiles = split_tiles(params, 64, most);
+          EXPECT_LE(tiles, most);
+          EXPECT_GE(params.key_groups * tiles, parts(places, 64));
+          EXPECT_LT((params.key_groups - 1) * tiles, parts(places, 64));
+          split_rows(params, 32, 128, 264);
+          EXPECT_EQ(params.row_tiles, parts(rows, params.rows_per_cta));
+          EXPECT_EQ(params.rows_per_cta % (block > 0 ? block : 128), 0);
+          if (block > 0) {
+            EXPECT_EQ(params.rows_per_cta, block);
+          }
+        }
+      }
+    }
+  }
+  QkPruneParams params;
+  params.scores.places = params.scores.rows = 4096;
+  split_tiles(params, 64, 2);
+  split_rows(params, 32, 128, 264);
+  EXPECT_EQ(params.rows_per_cta, 2048);  // 32 matrices x 32 groups x 2: enough for 264 at once, six times over
 }
 
 TEST(Sm80Maps, PaddedFp32ValuesAreFreeOfConflicts) {

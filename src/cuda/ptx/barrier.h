@@ -3,11 +3,9 @@
 
 #include <cstdint>
 
-namespace dspattn::cuda::ptx {
+#include "cuda/ptx/address.h"
 
-__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace dspattn::cuda::ptx {
 
 __device__ __forceinline__ std::uint32_t load_shared(std::uint32_t address) {
   std::uint32_t value;

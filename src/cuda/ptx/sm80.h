@@ -9,11 +9,9 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace dspattn::cuda::ptx {
+#include "cuda/ptx/address.h"
 
-__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace dspattn::cuda::ptx {
 
 // 16 bytes global -> shared past L1; the bytes from `valid` on are filled with zeros, and nothing is read when it is 0.
 __device__ __forceinline__ void cp_async_16(std::uint32_t shared, const void* global, int valid) {
@@ -148,6 +146,13 @@ __device__ __forceinline__ std::uint32_t round_tf32(std::uint32_t bits) {
   return rounded;
 }
 
+// The nearest tf32, ties away from zero, for a tensor core that drops the 13 bits below its mantissa. A NaN is left as
+// it is: one of all ones would turn into a zero.
+__device__ __forceinline__ std::uint32_t nearest_tf32(std::uint32_t bits) {
+  const float x = __uint_as_float(bits);
+  return x == x ? bits + 0x1000u : bits;
+}
+
 // Two fp32 -> fp16, nearest even, clamped to +-65504; NaN stays NaN. `low` lands in bits 15:0.
 __device__ __forceinline__ std::uint32_t pack_half2_clamped(float low, float high) {
   std::uint32_t packed;
@@ -209,13 +214,13 @@ __device__ __forceinline__ float exp2_approx(float x) {
 
 // No instruction: keeps the compiler from moving memory accesses across it, and from knowing `value`, so that nothing
 // computed from it is shared between the places that call this.
-__device__ __forceinline__ int opaque(int value) {
+__device__ __forceinline__ int forget(int value) {
   asm volatile("" : "+r"(value)::"memory");
   return value;
 }
 
-// 16 bytes to global memory in one access. Written as C++ the compiler splits the store into four where the registers are
-// scattered, and memory then sees a quarter of a sector at a time.
+// 16 bytes to global memory in one access. Written as C++ the compiler splits the store into four where the registers
+// are scattered, and memory then sees a quarter of a sector at a time.
 __device__ __forceinline__ void store_16(void* pointer, const std::uint32_t (&words)[4]) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(words[0]), "r"(words[1]), "r"(words[2]),
                "r"(words[3])

@@ -46,10 +46,12 @@ struct QkPruneParams {
   ElementMask mask;
   int heads = 0;
   int heads_per_kv = 1;
-  int row_tiles = 0;   // CTAs along a matrix's rows
-  int key_splits = 1;  // CTAs along a row tile's slots
-  int group_log2 = 2;  // 2: groups of 4 keep 2; 1: groups of 2 keep 1
+  int row_tiles = 0;     // CTAs along a matrix's rows
+  int rows_per_cta = 0;  // whole block rows
+  int key_groups = 1;    // CTAs along a matrix's places
+  int group_log2 = 2;    // 2: groups of 4 keep 2; 1: groups of 2 keep 1
   bool interleaved = false;
+  bool banded = false;    // a causal mask, a window or key lengths hide something
   float key_scale = 1;    // 2^-e of the contract (1 for fp32): what scores are multiplied by before they are compared
   float value_scale = 1;  // what a compared score is multiplied by to give the stored one
   float bias_scale = 1;   // 1 / scale: what a bias is multiplied by before it is added to q.k

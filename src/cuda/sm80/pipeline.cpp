@@ -8,6 +8,7 @@
 #include "core/pipeline_check.h"
 #include "cuda/sm80/device.h"
 #include "cuda/sm80/launch.h"
+#include "cuda/sm90/pipeline/launch.h"
 
 namespace dspattn::cuda::sm80 {
 namespace {
@@ -90,7 +91,15 @@ ElementMask element_mask_of(const Mask& mask) {
 
 int group_log2(Pattern pattern) { return pattern.group == 4 ? 2 : 1; }
 
-void run_qk_prune(const QkPruneArgs& args, const BlockWalk& walk) {
+// Whose instructions a launch may use.
+enum class Code { sm80, sm90 };
+
+// Hopper's where there are any.
+Code best_code(const Device& device) {
+  return attribute(cudaDevAttrComputeCapabilityMajor, device.index) == 9 ? Code::sm90 : Code::sm80;
+}
+
+void run_qk_prune(const QkPruneArgs& args, const BlockWalk& walk, Code code) {
   const SparseShape& shape = args.scores.shape;
   if (shape.nonzeros_bytes() == 0) return;
   QkPruneParams params;
@@ -99,6 +108,8 @@ void run_qk_prune(const QkPruneArgs& args, const BlockWalk& walk) {
   params.scores = matrix_of(args.scores);
   params.walk = walk;
   params.mask = element_mask_of(args.mask);
+  const std::int64_t reach = walk.n_q + walk.n_k;  // no window of this size hides anything
+  params.banded = walk.band.left < reach || walk.band.right < reach || walk.key_lengths != nullptr;
   params.heads = static_cast<int>(shape.heads);
   params.heads_per_kv = static_cast<int>(shape.heads / args.k.extent(1));
   params.group_log2 = group_log2(shape.pattern);
@@ -110,6 +121,9 @@ void run_qk_prune(const QkPruneArgs& args, const BlockWalk& walk) {
   params.value_scale = static_cast<float>(scale / key_scale);
   params.bias_scale = static_cast<float>(1.0 / scale);
   const CurrentDevice current(args.device.index);
+  if (code == Code::sm90 && sm90::serves_qk_prune(params)) {
+    return sm90::launch_qk_prune(shape.dtype, params, shape.matrices(), args.run.stream);
+  }
   launch_qk_prune(shape.dtype, params, shape.matrices(), args.run.stream);
 }
 
@@ -129,7 +143,7 @@ void run_softmax(const SoftmaxArgs& args, const BlockWalk& walk) {
   launch_softmax(shape.dtype, params, args.run.stream);
 }
 
-void run_pv_sparse(const PvSparseArgs& args, const BlockWalk& walk) {
+void run_pv_sparse(const PvSparseArgs& args, const BlockWalk& walk, Code code) {
   const SparseShape& shape = args.weights.shape;
   if (args.out.elements() == 0) return;
   PvSparseParams params;
@@ -145,6 +159,9 @@ void run_pv_sparse(const PvSparseArgs& args, const BlockWalk& walk) {
   params.group_log2 = group_log2(shape.pattern);
   params.interleaved = shape.grouping == Grouping::interleaved;
   const CurrentDevice current(args.device.index);
+  if (code == Code::sm90 && sm90::serves_pv_sparse(params)) {
+    return sm90::launch_pv_sparse(shape.dtype, params, shape.matrices(), args.run.stream);
+  }
   launch_pv_sparse(shape.dtype, params, shape.matrices(), args.run.stream);
 }
 
@@ -171,9 +188,58 @@ core::Reasons why_not(const Problem& problem) {
   return reasons;
 }
 
+core::Reasons why_not_hopper(const Problem& problem) {
+  core::Reasons reasons = why_not(problem);
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || problem.device.index >= count) return reasons;
+  const int major = attribute(cudaDevAttrComputeCapabilityMajor, problem.device.index);
+  if (major != 9) reasons.push_back("device: expected compute capability 9.0, got major " + std::to_string(major));
+  const auto q = problem.q.rank == 4 ? problem.q.extent(3) : 0, v = problem.v.rank == 4 ? problem.v.extent(3) : 0;
+  if (q > 64 && v > 64) {
+    reasons.push_back("q.shape[3], v.shape[3]: expected one of them at most 64, got " + std::to_string(q) + " and " +
+                      std::to_string(v));
+  }
+  return reasons;
+}
+
 std::size_t workspace_of(const ForwardArgs& args) {
   const SparseShape shape = core::sparse_shape_of(args.problem, {});
   return rounded(shape.nonzeros_bytes()) + rounded(shape.metadata_bytes());
+}
+
+// The three chained.
+void chain(const ForwardArgs& args, const BlockMaskView& blocks, Code code) {
+  const Problem& problem = args.problem;
+  SparseMatrices matrices{core::sparse_shape_of(problem, blocks), args.run.workspace, nullptr};
+  matrices.metadata = static_cast<std::byte*>(args.run.workspace) + rounded(matrices.shape.nonzeros_bytes());
+  BlockWalk walk = walk_of(matrices.shape, blocks);
+  walk.band = core::band_of(problem.mask);
+  set_key_lengths(walk, problem.mask.key_lengths);
+  // Only where the band leaves something out: an unmasked problem lets pv_sparse take more rows per CTA.
+  walk.skip_masked = walk.columns == nullptr &&
+                     (walk.band.left < walk.n_k || walk.band.right < walk.n_k || walk.key_lengths != nullptr);
+  Execution run = args.run;
+  run.kernel.clear();
+  run_qk_prune({.device = problem.device,
+                .q = problem.q,
+                .k = problem.k,
+                .mask = problem.mask,
+                .scale = problem.scale,
+                .fp32_products = problem.fp32_products,
+                .blocks = blocks,
+                .scores = matrices,
+                .run = run},
+               walk, code);
+  run_softmax({.device = problem.device, .matrices = matrices, .blocks = blocks, .lse = args.lse, .run = run}, walk);
+  run_pv_sparse({.device = problem.device,
+                 .weights = matrices,
+                 .v = problem.v,
+                 .blocks = blocks,
+                 .key_lengths = problem.mask.key_lengths,
+                 .fp32_products = problem.fp32_products,
+                 .out = args.out,
+                 .run = run},
+                walk, code);
 }
 
 }  // namespace
@@ -204,7 +270,7 @@ void qk_prune(const QkPruneArgs& args) {
   BlockWalk walk = walk_of(args.scores.shape, args.blocks);
   walk.band = core::band_of(args.mask);
   set_key_lengths(walk, args.mask.key_lengths);
-  run_qk_prune(args, walk);
+  run_qk_prune(args, walk, best_code(args.device));
 }
 
 void nonzero_softmax(const SoftmaxArgs& args) { run_softmax(args, walk_of(args.matrices.shape, args.blocks)); }
@@ -212,51 +278,29 @@ void nonzero_softmax(const SoftmaxArgs& args) { run_softmax(args, walk_of(args.m
 void pv_sparse(const PvSparseArgs& args) {
   BlockWalk walk = walk_of(args.weights.shape, args.blocks);
   set_key_lengths(walk, args.key_lengths);
-  run_pv_sparse(args, walk);
+  run_pv_sparse(args, walk, best_code(args.device));
 }
 
 void run_pipeline(const ForwardArgs& args, const BlockMaskView& blocks) {
-  const Problem& problem = args.problem;
-  SparseMatrices matrices{core::sparse_shape_of(problem, blocks), args.run.workspace, nullptr};
-  matrices.metadata = static_cast<std::byte*>(args.run.workspace) + rounded(matrices.shape.nonzeros_bytes());
-  BlockWalk walk = walk_of(matrices.shape, blocks);
-  walk.band = core::band_of(problem.mask);
-  set_key_lengths(walk, problem.mask.key_lengths);
-  // Only where the band leaves something out: an unmasked problem lets pv_sparse take more rows per CTA.
-  walk.skip_masked = walk.columns == nullptr &&
-                     (walk.band.left < walk.n_k || walk.band.right < walk.n_k || walk.key_lengths != nullptr);
-  Execution run = args.run;
-  run.kernel.clear();
-  run_qk_prune({.device = problem.device,
-                .q = problem.q,
-                .k = problem.k,
-                .mask = problem.mask,
-                .scale = problem.scale,
-                .fp32_products = problem.fp32_products,
-                .blocks = blocks,
-                .scores = matrices,
-                .run = run},
-               walk);
-  run_softmax({.device = problem.device, .matrices = matrices, .blocks = blocks, .lse = args.lse, .run = run}, walk);
-  run_pv_sparse({.device = problem.device,
-                 .weights = matrices,
-                 .v = problem.v,
-                 .blocks = blocks,
-                 .key_lengths = problem.mask.key_lengths,
-                 .fp32_products = problem.fp32_products,
-                 .out = args.out,
-                 .run = run},
-                walk);
+  chain(args, blocks, best_code(args.problem.device));
 }
 
 std::span<const core::KernelRow> pipeline_rows() {
-  static const std::array<core::KernelRow, 1> rows{
+  static const std::array<core::KernelRow, 2> rows{
+      core::KernelRow{{"sm90_pipeline", Pass::forward, DeviceType::cuda,
+                       "sm80_pipeline with Hopper's own tensor-core instructions where d or d_v is at most 64; compute "
+                       "capability 9.0"},
+                      &why_not_hopper,
+                      &workspace_of,
+                      [](const ForwardArgs& args) { chain(args, {}, Code::sm90); },
+                      nullptr,
+                      nullptr},
       core::KernelRow{{"sm80_pipeline", Pass::forward, DeviceType::cuda,
                        "three kernels (prune in the GEMM epilogue, softmax on nonzeros, sparse GEMM) for compute "
                        "capability 8.0 to 9.0: 2:4 and 1:2 of bf16 and fp16, 1:2 of fp32 in tf32, d up to 256"},
                       &why_not,
                       &workspace_of,
-                      [](const ForwardArgs& args) { run_pipeline(args, {}); },
+                      [](const ForwardArgs& args) { chain(args, {}, Code::sm80); },
                       nullptr,
                       nullptr}};
   return rows;

@@ -9,8 +9,8 @@
 
 namespace dspattn::cuda::sm80 {
 
-// Warps of a CTA, 1, 2 or 4: as many as share V tiles without idling at the end of the rows. Where block rows differ in
-// what they hold (a block mask, blocks left out), a CTA must stay within one.
+// Warps of a CTA, a power of two: as many as share V tiles without idling at the end of the rows. Where block rows
+// differ in what they hold (a block mask, blocks left out), a CTA must stay within one.
 template <typename Element, int kHeadDim>
 int pv_warps(const PvSparseParams& params, int shared_limit) {
   using Config = PvConfig<Element, kHeadDim>;

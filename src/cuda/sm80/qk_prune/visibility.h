@@ -94,8 +94,8 @@ __device__ __forceinline__ void add_bias(const QkPruneParams& p, const LaneTile&
   for (int i = 0; i < kBlocks * 4; ++i) {
     const int offset = i / 2, r = i % 2;
     // One load at a time, and nothing kept from one to the next: this path has no registers to spare.
-    const int row = ptx::opaque(tile.row0) + 8 * r;
-    const int key = tile.block_key + key_in_block(ptx::opaque(tile.place) + offset, p.group_log2, p.interleaved);
+    const int row = ptx::forget(tile.row0) + 8 * r;
+    const int key = tile.block_key + key_in_block(ptx::forget(tile.place) + offset, p.group_log2, p.interleaved);
     if (row < p.walk.n_q && key < p.walk.n_k) {
       scores[offset / 2][2 * r + offset % 2] += scaled_bias(bias_at(p.mask, tile, row, key), factor);
     }

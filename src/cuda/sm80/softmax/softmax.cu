@@ -20,12 +20,16 @@ template <typename Element>
 void launch_rows(const SoftmaxParams& params, cudaStream_t stream) {
   constexpr int kVectorElements = kChunkBytes / static_cast<int>(sizeof(Element));
   const std::int64_t vectors = params.matrix.places / 2 / kVectorElements;
-  // Four vectors a lane while 32 lanes suffice, fewer lanes for short rows; then up to 64 values a lane.
+  // Three or four vectors a lane while 32 lanes suffice, fewer lanes for short rows; then up to 64 values a lane. The
+  // smallest number that holds the row: lanes without a vector are reads that are not in flight.
   int lanes = 4;
   while (lanes < 32 && lanes * 4 < vectors) lanes *= 2;
+  if (vectors <= 3 * lanes) return launch_registers<Element, 3>(params, lanes, stream);
   if (vectors <= 4 * lanes) return launch_registers<Element, 4>(params, lanes, stream);
+  if (vectors <= 6 * lanes) return launch_registers<Element, 6>(params, lanes, stream);
   if (vectors <= 8 * lanes) return launch_registers<Element, 8>(params, lanes, stream);
   if constexpr (sizeof(Element) == 4) {
+    if (vectors <= 12 * lanes) return launch_registers<Element, 12>(params, lanes, stream);
     if (vectors <= 16 * lanes) return launch_registers<Element, 16>(params, lanes, stream);
   }
   constexpr int kReserved = 1024;  // static shared memory of the kernel, rounded up

@@ -1,0 +1,141 @@
+// How qk_prune's work is split, and the copies of K and Q.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/sm80.h"
+#include "cuda/sm80/copy.h"
+#include "cuda/sm80/params.h"
+#include "cuda/sm80/qk_prune/visibility.h"
+
+namespace dspattn::cuda::sm80 {
+
+// What decides which keys a row sees: key lengths, causal masks and windows; or also booleans and biases, looked up one
+// by one.
+enum class QkMasks { band, elements };
+
+// What a CTA works on: tiles of kTile places, one for every kTileThreads threads, and rows. Everything follows from the
+// CTA's number, so that rare paths compute it again instead of keeping registers.
+template <int kTile, int kTileThreads>
+struct QkJob {
+  int matrix, row_tile;
+  int first_tile, end_tile;  // end_tile is where the stored matrix ends, if that comes first
+
+  static constexpr int kPlaces = kTile;
+
+  __device__ __forceinline__ QkJob(const QkPruneParams& p, unsigned cta) {
+    const int tiles = static_cast<int>(blockDim.x) / kTileThreads;
+    const unsigned rest = cta / static_cast<unsigned>(p.key_groups);
+    matrix = static_cast<int>(rest / static_cast<unsigned>(p.row_tiles));
+    row_tile = static_cast<int>(rest) - matrix * p.row_tiles;
+    first_tile = (static_cast<int>(cta) - static_cast<int>(rest) * p.key_groups) * tiles;
+    end_tile = min(first_tile + tiles, static_cast<int>((p.scores.places + kTile - 1) / kTile));
+    if (p.walk.columns != nullptr) {
+      end_tile = min(end_tile, p.walk.counts[row_block(p)] << p.walk.tiles_log2<kTile>());
+    }
+  }
+
+  __device__ __forceinline__ int batch(const QkPruneParams& p) const { return matrix / p.heads; }
+  __device__ __forceinline__ int head(const QkPruneParams& p) const { return matrix % p.heads; }
+  __device__ __forceinline__ int key_length(const QkPruneParams& p) const {
+    return static_cast<int>(p.walk.key_length(batch(p)));
+  }
+  __device__ __forceinline__ int row_begin(const QkPruneParams& p) const { return row_tile * p.rows_per_cta; }
+  // With a block mask a CTA has one block row.
+  __device__ __forceinline__ int row_block(const QkPruneParams& p) const { return row_begin(p) / p.walk.block; }
+  __device__ __forceinline__ int own_tile() const { return first_tile + static_cast<int>(threadIdx.x) / kTileThreads; }
+  // The first key of the block that a tile lies in.
+  __device__ __forceinline__ int block_key(const QkPruneParams& p, int tile) const {
+    return p.walk.key_block(row_block(p), p.walk.slot_of_tile<kTile>(tile)) * p.walk.block;
+  }
+  // [begin, end): all keys of a tile lie within.
+  __device__ __forceinline__ CommonKeys keys(const QkPruneParams& p, int tile) const {
+    const int begin = block_key(p, tile) + (p.interleaved ? 0 : p.walk.place_in_block<kTile>(tile));
+    return {begin, begin + (p.interleaved ? kInterleaveBlock : kTile)};
+  }
+};
+
+// This CTA's job, computed again.
+template <typename Job>
+__device__ __forceinline__ Job same_job(const QkPruneParams& p) {
+  return Job(p, static_cast<unsigned>(ptx::forget(static_cast<int>(blockIdx.x))));
+}
+
+// Rows of a job in [begin, end). Where masked blocks are skipped, those whose block row visits none of the CTA's tiles
+// are left out; the visible block rows follow each other.
+struct RowRange {
+  int begin, end;
+};
+
+template <int kTile, int kTileThreads>
+__device__ __forceinline__ RowRange job_rows(const QkPruneParams& p, const QkJob<kTile, kTileThreads>& job) {
+  RowRange rows{job.row_begin(p), min(job.row_begin(p) + p.rows_per_cta, static_cast<int>(p.scores.rows))};
+  if (!p.walk.skip_masked) return rows;
+  const int first_slot = p.walk.slot_of_tile<kTile>(job.first_tile);
+  const int last_slot = p.walk.slot_of_tile<kTile>(job.end_tile - 1);
+  const auto hidden = [&](int row) {
+    const SlotRange slots = p.walk.slots(row / p.walk.block, job.batch(p));
+    return slots.begin > last_slot || slots.end <= first_slot;
+  };
+  while (rows.begin < rows.end && hidden(rows.begin)) rows.begin += p.walk.block;
+  while (rows.begin < rows.end && hidden(rows.end - 1)) rows.end = (rows.end - 1) / p.walk.block * p.walk.block;
+  return rows;
+}
+
+// Whether the block row of `row` visits this thread's tile.
+template <typename Job>
+__device__ __forceinline__ bool visits_tile(const QkPruneParams& p, int row) {
+  const Job job = same_job<Job>(p);
+  const SlotRange slots = p.walk.slots(row / p.walk.block, job.batch(p));
+  const int slot = p.walk.slot_of_tile<Job::kPlaces>(job.own_tile());
+  return slot >= slots.begin && slot < slots.end;
+}
+
+// The CTA's K tiles, one after another; offset(row, chunk) says where a chunk lies in shared memory.
+template <typename Element, int kChunks, typename Job, typename Offset>
+__device__ __forceinline__ void load_keys(const QkPruneParams& p, const Job& job, char* shared, Offset offset) {
+  constexpr int kTile = Job::kPlaces;
+  const int n_k = static_cast<int>(p.walk.n_k);
+  copy_rows<Element, kChunks>(
+      shared, matrix_of<Element>(p.k, job.batch(p), job.head(p) / p.heads_per_kv), p.k, 0,
+      (job.end_tile - job.first_tile) * kTile, 0,
+      [&](int row) {
+        const int tile = job.first_tile + row / kTile;
+        const int place =
+            p.walk.place_in_block<kTile>(tile) + place_of_column(row % kTile, static_cast<int>(sizeof(Element)));
+        const int key = job.block_key(p, tile) + key_in_block(place, p.group_log2, p.interleaved);
+        return key < n_k ? key : -1;
+      },
+      offset);
+}
+
+// `rows` query rows from `row` on; those past the last are zeros.
+template <typename Element, int kChunks, typename Offset>
+__device__ __forceinline__ void load_queries(const QkPruneParams& p, const Element* q, int row, int rows, char* shared,
+                                             Offset offset) {
+  const int n_q = static_cast<int>(p.walk.n_q);
+  copy_rows<Element, kChunks>(
+      shared, q, p.q, 0, rows, row + rows <= n_q ? p.q.advance : 0, [&](int i) { return row + i < n_q ? row + i : -1; },
+      offset);
+}
+
+// Multiplies the chunks of K that this thread copied by a power of two; see round_rows_tf32.
+template <int kChunks, typename Offset>
+__device__ __forceinline__ void scale_rows_bf16(char* shared, int rows, float scale, Offset offset) {
+  const __nv_bfloat162 factor = __float2bfloat162_rn(scale);
+  ChunkWalk<kChunks>::each(rows, [&](int row, int chunk) {
+    auto* pairs = reinterpret_cast<__nv_bfloat162*>(shared + offset(row, chunk));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = __hmul2(pairs[i], factor);
+  });
+}
+
+// K as the products take it, once its copies have arrived: fp32 rounded to tf32, bf16 times the power of two that
+// scores are compared at (fp16 could lose bits of small elements: there the scores are multiplied).
+template <typename Element, int kChunks, typename Offset>
+__device__ __forceinline__ void prepare_keys(const QkPruneParams& p, char* shared, int rows, Offset offset) {
+  if constexpr (std::is_same_v<Element, float>) round_rows_tf32<kChunks>(shared, rows, offset);
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) scale_rows_bf16<kChunks>(shared, rows, p.key_scale, offset);
+}
+
+}  // namespace dspattn::cuda::sm80

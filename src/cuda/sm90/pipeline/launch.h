@@ -1,0 +1,20 @@
+// The three-kernel pipeline's kernels that use Hopper's own instructions. They need compute capability 9.0; what they
+// do not serve, the kernels of cuda/sm80 do.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm80/params.h"
+#include "dspattn/dtype.h"
+
+namespace dspattn::cuda::sm90 {
+
+// Head dims up to 64.
+bool serves_qk_prune(const sm80::QkPruneParams& params);
+void launch_qk_prune(DType dtype, sm80::QkPruneParams params, std::int64_t matrices, void* stream);
+
+// d_v up to 64, from 96 rows on, no blocks of 64: a warpgroup has 128 rows.
+bool serves_pv_sparse(const sm80::PvSparseParams& params);
+void launch_pv_sparse(DType dtype, sm80::PvSparseParams params, std::int64_t matrices, void* stream);
+
+}  // namespace dspattn::cuda::sm90
