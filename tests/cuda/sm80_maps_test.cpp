@@ -61,6 +61,22 @@ TEST(Sm80Maps, AdvancesAreTheDistancesOfPasses) {
       }
     }
   }
+  for (const int element_bytes : {2, 4}) {
+    for (const int group_log2 : {1, 2}) {
+      for (const bool interleaved : {false, true}) {
+        for (const int pass : {4, 8, 16, 32}) {
+          const int apart = key_advance(pass, group_log2, interleaved);
+          const auto key = [&](int column) {
+            return key_in_block(place_of_column(column, element_bytes), group_log2, interleaved);
+          };
+          for (int column = 0; column + pass < tile_places(element_bytes) && apart > 0; ++column) {
+            EXPECT_EQ(key(column + pass) - key(column), apart);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(key_advance(rows_per_pass(128, 8), 2, true), 1);
   EXPECT_EQ(value_advance(rows_per_pass(128, 8), 2, false), 16);
   EXPECT_EQ(value_advance(rows_per_pass(256, 8), 2, true), 8);
 }

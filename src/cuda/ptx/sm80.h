@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "cuda/ptx/address.h"
+#include "cuda/ptx/single.h"
 
 namespace dspattn::cuda::ptx {
 
@@ -146,13 +147,6 @@ __device__ __forceinline__ std::uint32_t round_tf32(std::uint32_t bits) {
   return rounded;
 }
 
-// The nearest tf32, ties away from zero, for a tensor core that drops the 13 bits below its mantissa. A NaN is left as
-// it is: one of all ones would turn into a zero.
-__device__ __forceinline__ std::uint32_t nearest_tf32(std::uint32_t bits) {
-  const float x = __uint_as_float(bits);
-  return x == x ? bits + 0x1000u : bits;
-}
-
 // Two fp32 -> fp16, nearest even, clamped to +-65504; NaN stays NaN. `low` lands in bits 15:0.
 __device__ __forceinline__ std::uint32_t pack_half2_clamped(float low, float high) {
   std::uint32_t packed;
@@ -182,13 +176,6 @@ __device__ __forceinline__ std::uint32_t max_half2_nan(std::uint32_t a, std::uin
 __device__ __forceinline__ std::uint32_t min_half2_nan(std::uint32_t a, std::uint32_t b) {
   std::uint32_t result;
   asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-}
-
-// The larger of two fp32; NaN when either is NaN.
-__device__ __forceinline__ float max_nan(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
 

@@ -94,14 +94,30 @@ __device__ __forceinline__ void copy_rows(char* shared, const Element* global, c
   }
 }
 
+// Equal tiles of rows, one after another, that are copied without a question asked: a thread's chunk of a tile is an
+// addition away from that of the tile before, and its kPasses chunks of a tile are equal steps apart on either side.
+template <int kPasses>
+struct RowStream {
+  const char* from = nullptr;  // this thread's first chunk of the next tile
+  std::int64_t pass_bytes = 0, tile_bytes = 0;
+  std::uint32_t to = 0, to_step = 0;  // offset in the tile's shared memory
+
+  __device__ __forceinline__ void copy(std::uint32_t tile) {
+    const char* source = from;
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      ptx::cp_async_16(tile + to + static_cast<std::uint32_t>(i) * to_step, source);
+      source += pass_bytes;
+    }
+    from += tile_bytes;
+  }
+};
+
 // Rounds four fp32 in shared memory to tf32, in place.
 __device__ __forceinline__ void round_chunk_tf32(char* shared) {
-  uint4 value = *reinterpret_cast<const uint4*>(shared);
-  value.x = ptx::round_tf32(value.x);
-  value.y = ptx::round_tf32(value.y);
-  value.z = ptx::round_tf32(value.z);
-  value.w = ptx::round_tf32(value.w);
-  *reinterpret_cast<uint4*>(shared) = value;
+  float4 value = *reinterpret_cast<const float4*>(shared);
+  *reinterpret_cast<uint4*>(shared) = make_uint4(ptx::nearest_tf32(value.x), ptx::nearest_tf32(value.y),
+                                                 ptx::nearest_tf32(value.z), ptx::nearest_tf32(value.w));
 }
 
 // Rounds the chunks that this thread copied with copy_rows: its own copies are visible to it after cp_async_wait, so

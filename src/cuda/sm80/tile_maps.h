@@ -51,6 +51,11 @@ constexpr int value_advance(int pass, int group_log2, bool interleaved) {
   return pass % (1 << group_log2) == 0 ? pass >> group_log2 : 0;
 }
 
+// The same for K tiles, whose rows are columns of the score tile: eight columns on are two places on.
+constexpr int key_advance(int pass, int group_log2, bool interleaved) {
+  return pass % 8 == 0 ? value_advance(pass / 4, group_log2, interleaved) : 0;
+}
+
 // Byte offset of 16-byte chunk `chunk` of row `row` in shared memory. Rows of 128 bytes and more: the chunk index is
 // XORed with the row, so that eight rows of one chunk column (an ldmatrix) fall on all 32 banks.
 DSPATTN_HOST_DEVICE constexpr int swizzled_wide(int row, int chunk, int row_bytes) {

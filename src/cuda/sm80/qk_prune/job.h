@@ -91,22 +91,42 @@ __device__ __forceinline__ bool visits_tile(const QkPruneParams& p, int row) {
   return slot >= slots.begin && slot < slots.end;
 }
 
-// The CTA's K tiles, one after another; offset(row, chunk) says where a chunk lies in shared memory.
+// The CTA's K tiles, one after another; offset(row, chunk) says where a chunk lies in shared memory. A tile whose block
+// exists is copied by additions where keys (p.k.advance) and memory (Offset::step) allow it.
 template <typename Element, int kChunks, typename Job, typename Offset>
 __device__ __forceinline__ void load_keys(const QkPruneParams& p, const Job& job, char* shared, Offset offset) {
   constexpr int kTile = Job::kPlaces;
   const int n_k = static_cast<int>(p.walk.n_k);
-  copy_rows<Element, kChunks>(
-      shared, matrix_of<Element>(p.k, job.batch(p), job.head(p) / p.heads_per_kv), p.k, 0,
-      (job.end_tile - job.first_tile) * kTile, 0,
-      [&](int row) {
-        const int tile = job.first_tile + row / kTile;
-        const int place =
-            p.walk.place_in_block<kTile>(tile) + place_of_column(row % kTile, static_cast<int>(sizeof(Element)));
-        const int key = job.block_key(p, tile) + key_in_block(place, p.group_log2, p.interleaved);
-        return key < n_k ? key : -1;
-      },
-      offset);
+  const Element* keys = matrix_of<Element>(p.k, job.batch(p), job.head(p) / p.heads_per_kv);
+  const int pass = static_cast<int>(blockDim.x) / kChunks;
+  const std::int64_t row_bytes = p.k.row_stride * static_cast<int>(sizeof(Element));
+  for (int tile = job.first_tile; tile < job.end_tile; ++tile) {
+    const int block_key = job.block_key(p, tile), place0 = p.walk.place_in_block<kTile>(tile);
+    const auto key_of = [&](int row) {
+      const int place = place0 + place_of_column(row, static_cast<int>(sizeof(Element)));
+      return block_key + key_in_block(place, p.group_log2, p.interleaved);
+    };
+    char* const at = shared + (tile - job.first_tile) * kTile * kChunks * kChunkBytes;
+    const int step = pass > 0 && kTile % pass == 0 ? Offset::step(pass) : 0;
+    if (p.k.advance > 0 && step > 0 && block_key + p.walk.block <= n_k) {
+      const int row = static_cast<int>(threadIdx.x) / kChunks, chunk = static_cast<int>(threadIdx.x) % kChunks;
+      const char* from = reinterpret_cast<const char*>(keys) + key_of(row) * row_bytes + chunk * kChunkBytes;
+      std::uint32_t to = ptx::shared_address(at + offset(row, chunk));
+      for (int i = 0; i < kTile; i += pass) {
+        ptx::cp_async_16(to, from);
+        from += p.k.advance * row_bytes;
+        to += static_cast<std::uint32_t>(step);
+      }
+    } else {
+      copy_rows<Element, kChunks>(
+          at, keys, p.k, 0, kTile, 0,
+          [&](int row) {
+            const int key = key_of(row);
+            return key < n_k ? key : -1;
+          },
+          offset);
+    }
+  }
 }
 
 // `rows` query rows from `row` on; those past the last are zeros.
@@ -115,9 +135,42 @@ __device__ __forceinline__ void load_queries(const QkPruneParams& p, const Eleme
                                              Offset offset) {
   const int n_q = static_cast<int>(p.walk.n_q);
   copy_rows<Element, kChunks>(
-      shared, q, p.q, 0, rows, row + rows <= n_q ? p.q.advance : 0, [&](int i) { return row + i < n_q ? row + i : -1; },
-      offset);
+      shared, q, p.q, 0, rows, 0, [&](int i) { return row + i < n_q ? row + i : -1; }, offset);
 }
+
+// The query rows of a CTA, kRows at a time. Stages whose rows all exist are a stream where the copies allow it: 16-byte
+// chunks, whole rows, four passes. Offset::step(pass) is how far apart rows `pass` apart lie in shared memory, 0 if
+// that varies.
+template <typename Element, int kChunks, int kRows, typename Offset>
+struct QueryStages {
+  static constexpr int kPasses = 4;
+  const Element* q;
+  RowStream<kPasses> stream;
+  int streamed_end;  // rows from here on are copied one by one
+
+  __device__ __forceinline__ QueryStages(const QkPruneParams& p, const Element* rows, int first_row)
+      : q(rows), streamed_end(0) {
+    const int pass = static_cast<int>(blockDim.x) / kChunks;
+    const int row = static_cast<int>(threadIdx.x) / kChunks, chunk = static_cast<int>(threadIdx.x) % kChunks;
+    stream.to_step = static_cast<std::uint32_t>(Offset::step(pass));
+    if (p.q.advance == 0 || pass * kPasses != kRows || stream.to_step == 0) return;
+    const std::int64_t row_bytes = p.q.row_stride * static_cast<int>(sizeof(Element));
+    stream.from = reinterpret_cast<const char*>(rows) + (first_row + row) * row_bytes + chunk * kChunkBytes;
+    stream.pass_bytes = pass * row_bytes;
+    stream.tile_bytes = kRows * row_bytes;
+    stream.to = static_cast<std::uint32_t>(Offset()(row, chunk));
+    streamed_end = static_cast<int>(p.walk.n_q);
+  }
+
+  // Rows in ascending order, stage by stage.
+  __device__ __forceinline__ void load(const QkPruneParams& p, int row, char* shared) {
+    if (row + kRows <= streamed_end) {
+      stream.copy(ptx::shared_address(shared));
+    } else {
+      load_queries<Element, kChunks>(p, q, row, kRows, shared, Offset());
+    }
+  }
+};
 
 // Multiplies the chunks of K that this thread copied by a power of two; see round_rows_tf32.
 template <int kChunks, typename Offset>
@@ -132,10 +185,24 @@ __device__ __forceinline__ void scale_rows_bf16(char* shared, int rows, float sc
 
 // K as the products take it, once its copies have arrived: fp32 rounded to tf32, bf16 times the power of two that
 // scores are compared at (fp16 could lose bits of small elements: there the scores are multiplied).
-template <typename Element, int kChunks, typename Offset>
-__device__ __forceinline__ void prepare_keys(const QkPruneParams& p, char* shared, int rows, Offset offset) {
-  if constexpr (std::is_same_v<Element, float>) round_rows_tf32<kChunks>(shared, rows, offset);
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) scale_rows_bf16<kChunks>(shared, rows, p.key_scale, offset);
+template <typename Element, int kChunks, typename Job, typename Offset>
+__device__ __forceinline__ void prepare_keys(const QkPruneParams& p, const Job& job, char* shared, Offset offset) {
+  constexpr int kTile = Job::kPlaces;
+  for (int tile = job.first_tile; tile < job.end_tile; ++tile) {
+    char* const at = shared + (tile - job.first_tile) * kTile * kChunks * kChunkBytes;
+    if constexpr (std::is_same_v<Element, float>) round_rows_tf32<kChunks>(at, kTile, offset);
+    if constexpr (std::is_same_v<Element, __nv_bfloat16>) scale_rows_bf16<kChunks>(at, kTile, p.key_scale, offset);
+  }
+}
+
+// The same on a word of a fragment.
+template <typename Element>
+__device__ __forceinline__ void prepare_fragment(const QkPruneParams& p, std::uint32_t& word) {
+  if constexpr (std::is_same_v<Element, float>) word = ptx::nearest_tf32(__uint_as_float(word));
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    auto* pair = reinterpret_cast<__nv_bfloat162*>(&word);
+    *pair = __hmul2(*pair, __float2bfloat162_rn(p.key_scale));
+  }
 }
 
 }  // namespace dspattn::cuda::sm80

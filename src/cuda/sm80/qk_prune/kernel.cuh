@@ -26,12 +26,8 @@ struct QkConfig {
   static constexpr int kBlocks = kTile / 8;  // accumulator blocks of 8 columns
   static constexpr int kSteps = kRowBytes / kStepBytes;
   static constexpr int kTileBytes = kTile * kRowBytes;
-#ifndef QK_W
-#define QK_W 4
-#define QK_C 3
-#endif
-  static constexpr int kMaxWarps = kHeadDim == 64 ? QK_W : 512 / kHeadDim;  // 64 KiB of K
-  static constexpr int kMinCtas = kHeadDim == 64 ? QK_C : 2;
+  static constexpr int kMaxWarps = kHeadDim == 64 ? 4 : 512 / kHeadDim;  // 64 KiB of K
+  static constexpr int kMinCtas = kHeadDim == 64 ? 3 : 2;
   static constexpr bool kKInRegisters = kTileBytes <= 8192;  // 64 registers
   static constexpr int kStageRows = kRowBytes <= 128 ? 64 : 32;
   static constexpr int kStageBytes = kStageRows * kRowBytes;
@@ -48,6 +44,7 @@ struct QkConfig {
 template <int kRowBytes>
 struct TileOffset {
   __device__ __forceinline__ int operator()(int row, int chunk) const { return swizzled_wide(row, chunk, kRowBytes); }
+  __device__ static __forceinline__ int step(int rows) { return rows % 8 == 0 ? rows * kRowBytes : 0; }
 };
 
 // The warp's K: fragments of step s and column blocks 2p, 2p + 1. Where they do not fit in registers they are read from
@@ -61,12 +58,16 @@ struct KeyFragments {
 
   // Another step is an exclusive or with step * 32: the swizzle is one of the chunk index, and tiles are aligned to a
   // whole row.
-  __device__ __forceinline__ explicit KeyFragments(const char* tile) {
+  __device__ __forceinline__ KeyFragments(const QkPruneParams& p, const char* tile) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     row = ptx::shared_address(tile + swizzled_wide(lane / 16 * 8 + lane % 8, lane / 8 % 2, Config::kRowBytes));
     if constexpr (Config::kKInRegisters) {
 #pragma unroll
-      for (int i = 0; i < Config::kSteps * kPairs; ++i) load(kept[i / kPairs][i % kPairs], i / kPairs, i % kPairs);
+      for (int i = 0; i < Config::kSteps * kPairs; ++i) {
+        load(kept[i / kPairs][i % kPairs], i / kPairs, i % kPairs);
+#pragma unroll
+        for (std::uint32_t& word : kept[i / kPairs][i % kPairs]) prepare_fragment<Element>(p, word);
+      }
     }
   }
 
@@ -151,12 +152,10 @@ __global__ void __launch_bounds__(32 * QkConfig<Element, kHeadDim>::kMaxWarps, Q
   const int lane = static_cast<int>(threadIdx.x) % 32;
   char* sK = shared;
   char* sQ = shared + static_cast<int>(blockDim.x) / 32 * Config::kTileBytes;
-  const Element* gQ = matrix_of<Element>(p.q, job.batch(p), job.head(p));
+  QueryStages<Element, Config::kChunks, Config::kStageRows, Offset> queries(
+      p, matrix_of<Element>(p.q, job.batch(p), job.head(p)), rows.begin);
   const auto load = [&](int row, int stage) {
-    if (row < rows.end) {
-      load_queries<Element, Config::kChunks>(p, gQ, row, Config::kStageRows, sQ + stage * Config::kStageBytes,
-                                             Offset());
-    }
+    if (row < rows.end) queries.load(p, row, sQ + stage * Config::kStageBytes);
     ptx::cp_async_commit();
   };
 
@@ -164,10 +163,10 @@ __global__ void __launch_bounds__(32 * QkConfig<Element, kHeadDim>::kMaxWarps, Q
 #pragma unroll
   for (int s = 0; s < Config::kStages - 1; ++s) load(rows.begin + s * Config::kStageRows, s);
   ptx::cp_async_wait<Config::kStages - 2>();
-  prepare_keys<Element, Config::kChunks>(p, sK, (job.end_tile - job.first_tile) * Config::kTile, Offset());
+  if constexpr (!Config::kKInRegisters) prepare_keys<Element, Config::kChunks>(p, job, sK, Offset());
   __syncthreads();  // K, copied with the first stage of Q, is visible to all
   // A warp past the matrix holds whatever is there; it multiplies nothing.
-  KeyFragments<Element, kHeadDim> keys(sK + static_cast<int>(threadIdx.x) / 32 * Config::kTileBytes);
+  KeyFragments<Element, kHeadDim> keys(p, sK + static_cast<int>(threadIdx.x) / 32 * Config::kTileBytes);
 
   const LaneTarget target = lane_target<Element>(p, job);
   const bool exists = job.own_tile() < job.end_tile;

@@ -21,6 +21,9 @@ void launch_qk_prune_at(QkPruneParams& params, std::int64_t matrices, void* stre
                 " bytes of shared memory, the device has " + std::to_string(limits.shared_bytes));
   }
   split_rows(params, matrices, Config::kStageRows, limits.multiprocessors * Config::kMinCtas);
+  if (params.k.aligned && params.k.extent == kHeadDim) {
+    params.k.advance = key_advance(rows_per_pass(32 * warps, Config::kChunks), params.group_log2, params.interleaved);
+  }
   if (params.q.aligned && params.q.extent == kHeadDim) {
     params.q.advance = rows_per_pass(32 * warps, Config::kChunks);
   }

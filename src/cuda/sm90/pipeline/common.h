@@ -17,13 +17,4 @@ DSPATTN_HOST_DEVICE constexpr int panel_offset(int rows, int row, int chunk) {
 // two products give a warp 32 rows in a row.
 DSPATTN_HOST_DEVICE constexpr int product_row(int row) { return row / 16 % 2 * 64 + row / 32 * 16 + row % 16; }
 
-#if defined(__CUDACC__)
-// Keeps what reads the accumulators behind the wait before it.
-template <int kCount>
-__device__ __forceinline__ void pin_accumulators(float (&acc)[kCount]) {
-#pragma unroll
-  for (float& value : acc) asm volatile("" : "+f"(value)::"memory");
-}
-#endif
-
 }  // namespace dspattn::cuda::sm90

@@ -9,12 +9,12 @@
 
 namespace dspattn::cuda::sm90 {
 
-// Head dims up to 64.
-bool serves_qk_prune(const sm80::QkPruneParams& params);
+// 16-bit types, head dims up to 64, long matrices, no block mask.
+bool serves_qk_prune(DType dtype, const sm80::QkPruneParams& params);
 void launch_qk_prune(DType dtype, sm80::QkPruneParams params, std::int64_t matrices, void* stream);
 
-// d_v up to 64, from 96 rows on, no blocks of 64: a warpgroup has 128 rows.
-bool serves_pv_sparse(const sm80::PvSparseParams& params);
+// d_v up to 64, long rows, no blocks of 64: a warpgroup has 128 rows.
+bool serves_pv_sparse(DType dtype, const sm80::PvSparseParams& params);
 void launch_pv_sparse(DType dtype, sm80::PvSparseParams params, std::int64_t matrices, void* stream);
 
 }  // namespace dspattn::cuda::sm90

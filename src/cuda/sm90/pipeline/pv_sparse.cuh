@@ -13,9 +13,11 @@
 #include <cstdint>
 
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/pin.h"
+#include "cuda/ptx/single.h"
 #include "cuda/ptx/wgmma.h"
-#include "cuda/ptx/wgmma_pipeline_tf32.h"
 #include "cuda/ptx/wgmma_shapes.h"
+#include "cuda/ptx/wgmma_tf32_shapes.h"
 #include "cuda/sm80/pv_sparse/job.h"
 #include "cuda/sm90/pipeline/common.h"
 
@@ -34,16 +36,11 @@ struct PvConfig {
   static constexpr int kStepPlaces = sm80::places_per_word_column(sizeof(Element));
   static constexpr int kSteps = kTile / kStepPlaces;
   static constexpr int kGroupRows = 128;
-#ifndef PVG
-#define PVG 2
-#define PVS 3
-#endif
-  static constexpr int kMaxGroups = PVG;
   static constexpr int kValueRowBytes = kColumns * static_cast<int>(sizeof(Element));
   static constexpr int kValueChunks = kValueRowBytes / sm80::kChunkBytes;
   static constexpr int kValueBytes = kTile * kValueRowBytes;
   static constexpr int kTransposedBytes = kFp32 ? 2 * kValueBytes : 0;
-  static constexpr int kStages = kFp32 ? 3 : PVS;
+  static constexpr int kStages = 3;
 
   static DSPATTN_HOST_DEVICE constexpr int stage_bytes(int rows) {
     return rows * kWeightBytes + kValueBytes + rows * 4 * kSteps;
@@ -76,7 +73,7 @@ __device__ __forceinline__ void transpose_values(const char* from, char* to) {
   const int step = static_cast<int>(blockDim.x) / Config::kColumns;
 #pragma unroll 2
   for (int quad = static_cast<int>(threadIdx.x) / Config::kColumns; quad < Config::kTile / 4; quad += step) {
-    const auto* word = reinterpret_cast<const std::uint32_t*>(from) + quad * 4 * Config::kColumns + column;
+    const auto* word = reinterpret_cast<const float*>(from) + quad * 4 * Config::kColumns + column;
     uint4 places;
     places.x = ptx::nearest_tf32(word[0 * Config::kColumns]);
     places.y = ptx::nearest_tf32(word[1 * Config::kColumns]);
@@ -101,7 +98,7 @@ __device__ __forceinline__ void load_fragments(WeightFragments& f, std::uint32_t
                                            static_cast<std::uint32_t>(16 * half * kPanelBytes));
     if constexpr (PvConfig<Element>::kFp32) {
 #pragma unroll
-      for (std::uint32_t& word : f.nonzeros[half]) word = ptx::nearest_tf32(word);
+      for (std::uint32_t& word : f.nonzeros[half]) word = ptx::nearest_tf32(__uint_as_float(word));
     }
   }
   f.metadata = ptx::load_shared(metadata + static_cast<std::uint32_t>(4 * step * rows));
@@ -117,8 +114,8 @@ __device__ __forceinline__ void issue_step(float (&acc)[2][32], const WeightFrag
     const std::uint32_t at = values + static_cast<std::uint32_t>(step / 2 * Config::kColumns * kPanelBytes +
                                                                  step % 2 * 2 * sm80::kStepBytes);
     const std::uint64_t b = ptx::descriptor(ptx::descriptor_low(at, 16));
-    ptx::wgmma_values_tf32<0>(acc[0], f.nonzeros[0], b, f.metadata);
-    ptx::wgmma_values_tf32<1>(acc[1], f.nonzeros[1], b, f.metadata);
+    ptx::wgmma_tf32_sparse<0>(acc[0], f.nonzeros[0], b, f.metadata, 1);
+    ptx::wgmma_tf32_sparse<1>(acc[1], f.nonzeros[1], b, f.metadata, 1);
   } else {
     constexpr DType kType = std::is_same_v<Element, __half> ? DType::f16 : DType::bf16;
     const std::uint32_t at = values + static_cast<std::uint32_t>(step * Config::kStepPlaces * kPanelBytes);
@@ -129,27 +126,92 @@ __device__ __forceinline__ void issue_step(float (&acc)[2][32], const WeightFrag
   }
 }
 
-template <typename Element>
-__global__ void __launch_bounds__(kGroupThreads* PvConfig<Element>::kMaxGroups, 1)
+// The operands of a CTA of kGroups warpgroups, tile by tile: streams where whole tiles exist, else piece by piece.
+template <typename Element, int kGroups>
+struct TileLoader {
+  using Config = PvConfig<Element>;
+  static constexpr int kRows = kGroups * Config::kGroupRows;
+  static constexpr int kThreads = kGroups * kGroupThreads;
+  static constexpr int kValuePasses = Config::kTile * Config::kValueChunks / kThreads;
+  static_assert(kRows == kThreads, "one chunk of metadata a thread");
+  const Element* v;
+  sm80::RowStream<kRows * Config::kWeightChunks / kThreads> nonzeros;
+  sm80::RowStream<1> metadata;
+  sm80::RowStream<kValuePasses> values;
+  int weights_end = 0, values_end = 0;  // places up to which tiles are streamed
+
+  __device__ __forceinline__ TileLoader(const PvSparseParams& p, const PvJob& job)
+      : v(sm80::matrix_of<Element>(p.v, job.batch(p), job.head(p) / p.heads_per_kv)) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (job.row0 + kRows <= static_cast<int>(p.weights.rows)) {
+      constexpr int kPass = kThreads / Config::kWeightChunks;
+      const int row = thread / Config::kWeightChunks, chunk = thread % Config::kWeightChunks;
+      const std::int64_t row_bytes = p.weights.places / 2 * static_cast<int>(sizeof(Element));
+      nonzeros.from = static_cast<const char*>(p.weights.nonzeros) +
+                      (job.matrix * p.weights.rows + job.row0 + row) * row_bytes +
+                      job.first_place / 2 * static_cast<int>(sizeof(Element)) + chunk * sm80::kChunkBytes;
+      nonzeros.pass_bytes = kPass * row_bytes;
+      nonzeros.tile_bytes = Config::kWeightBytes;
+      nonzeros.to = static_cast<std::uint32_t>(WeightOffset()(row, chunk));
+      nonzeros.to_step = kPass * kPanelBytes;
+      const int column = thread % Config::kSteps, first = thread / Config::kSteps * 4;
+      metadata.from = reinterpret_cast<const char*>(p.weights.metadata + job.matrix * p.weights.metadata_words +
+                                                    (job.first_place / Config::kStepPlaces + column) * p.weights.rows +
+                                                    job.row0 + first);
+      metadata.tile_bytes = 4 * Config::kSteps * p.weights.rows;
+      metadata.to = static_cast<std::uint32_t>(4 * (column * kRows + first));
+      weights_end = job.end_place;
+    }
+    // The keys of one tile to the next are kTile apart if the grouping is consecutive or a tile is a block.
+    if (p.v.advance > 0 && p.walk.columns == nullptr && (!p.interleaved || Config::kTile == kInterleaveBlock)) {
+      constexpr int kPass = kThreads / Config::kValueChunks;
+      const int row = thread / Config::kValueChunks, chunk = thread % Config::kValueChunks;
+      const std::int64_t row_bytes = p.v.row_stride * static_cast<int>(sizeof(Element));
+      const int key = job.first_place + sm80::key_in_block(row, p.group_log2, p.interleaved);
+      values.from = reinterpret_cast<const char*>(v) + key * row_bytes + chunk * sm80::kChunkBytes;
+      values.pass_bytes = p.v.advance * row_bytes;
+      values.tile_bytes = Config::kTile * row_bytes;
+      values.to = static_cast<std::uint32_t>(ValueOffset<Element>()(row, chunk));
+      values.to_step = kPass * Config::kValueRowBytes;
+      values_end = min(job.key_length, job.end_place);
+    }
+  }
+
+  // Tiles in ascending order.
+  __device__ __forceinline__ void load(const PvSparseParams& p, const PvJob& job, int place, char* to_nonzeros,
+                                       char* to_values, char* to_metadata) {
+    if (place + Config::kTile <= weights_end) {
+      nonzeros.copy(ptx::shared_address(to_nonzeros));
+      metadata.copy(ptx::shared_address(to_metadata));
+    } else {
+      sm80::load_nonzeros<Element, Config::kWeightChunks>(p, job, place, kRows, to_nonzeros, WeightOffset());
+      sm80::load_metadata<Config::kSteps, Config::kStepPlaces>(p, job, place, kRows, to_metadata);
+    }
+    if (place + Config::kTile <= values_end) {
+      values.copy(ptx::shared_address(to_values));
+    } else {
+      sm80::load_values<Element, Config::kValueChunks, Config::kTile>(p, job, v, place, to_values,
+                                                                      Config::kValueRowBytes, ValueOffset<Element>());
+    }
+  }
+};
+
+template <typename Element, int kGroups>
+__global__ void __launch_bounds__(kGroupThreads* kGroups, 1)
     pv_sparse_kernel(const __grid_constant__ PvSparseParams p) {
   using Config = PvConfig<Element>;
+  constexpr int rows = kGroups * Config::kGroupRows;
   extern __shared__ __align__(1024) char shared[];
-  const int rows = static_cast<int>(blockDim.x) / kGroupThreads * Config::kGroupRows;
   const PvJob job = sm80::pv_job(p, rows, Config::kColumns);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * sm80::kRowUnit;
-  const Element* gV = sm80::matrix_of<Element>(p.v, job.batch(p), job.head(p) / p.heads_per_kv);
   char* ring = shared + Config::kTransposedBytes;
   const auto nonzeros_of = [&](int stage) { return ring + stage * Config::stage_bytes(rows); };
   const auto values_of = [&](int stage) { return nonzeros_of(stage) + rows * Config::kWeightBytes; };
   const auto metadata_of = [&](int stage) { return values_of(stage) + Config::kValueBytes; };
+  TileLoader<Element, kGroups> tiles(p, job);
   const auto load = [&](int place, int stage) {
-    if (place < job.end_place) {
-      sm80::load_nonzeros<Element, Config::kWeightChunks>(p, job, place, rows, nonzeros_of(stage), WeightOffset());
-      sm80::load_metadata<Config::kSteps, Config::kStepPlaces>(p, job, place, rows, metadata_of(stage));
-      sm80::load_values<Element, Config::kValueChunks, Config::kTile>(p, job, gV, place, values_of(stage),
-                                                                      Config::kValueRowBytes, ValueOffset<Element>());
-    }
+    if (place < job.end_place) tiles.load(p, job, place, nonzeros_of(stage), values_of(stage), metadata_of(stage));
     ptx::cp_async_commit();
   };
 
@@ -204,8 +266,8 @@ __global__ void __launch_bounds__(kGroupThreads* PvConfig<Element>::kMaxGroups, 
     stage = stage + 1 == Config::kStages ? 0 : stage + 1;
   }
   ptx::cp_async_wait<0>();
-  pin_accumulators(acc[0]);
-  pin_accumulators(acc[1]);
+  ptx::pin_accumulators(acc[0]);
+  ptx::pin_accumulators(acc[1]);
 
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

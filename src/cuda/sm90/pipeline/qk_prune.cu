@@ -14,6 +14,10 @@ void launch_of(QkPruneParams& params, std::int64_t matrices, cudaStream_t stream
   const int groups = sm80::split_tiles(params, Config::kTile, Config::kMaxGroups);
   sm80::split_rows(params, matrices, Config::kStageRows, limits.multiprocessors * Config::kMinCtas);
   const int threads = groups * kGroupThreads;
+  if (params.k.aligned && params.k.extent == 64) {
+    params.k.advance =
+        sm80::key_advance(sm80::rows_per_pass(threads, Config::kChunks), params.group_log2, params.interleaved);
+  }
   if (params.q.aligned && params.q.extent == 64) {
     params.q.advance = sm80::rows_per_pass(threads, Config::kChunks);
   }
@@ -27,18 +31,17 @@ void launch_of(QkPruneParams& params, std::int64_t matrices, cudaStream_t stream
 
 }  // namespace
 
-bool serves_qk_prune(const QkPruneParams& params) { return params.q.extent <= 64; }
+bool serves_qk_prune(DType dtype, const QkPruneParams& params) {
+  // Shorter matrices, blocks and fp32 (whose Q must be rounded in shared memory) are faster with mma.sync: measured.
+  constexpr std::int64_t kFewestRows = 1024;
+  return dtype != DType::f32 && params.q.extent <= 64 && params.walk.columns == nullptr &&
+         params.scores.rows >= kFewestRows;
+}
 
 void launch_qk_prune(DType dtype, QkPruneParams params, std::int64_t matrices, void* stream) {
   const auto handle = static_cast<cudaStream_t>(stream);
-  switch (dtype) {
-    case DType::bf16:
-      return launch_of<__nv_bfloat16>(params, matrices, handle);
-    case DType::f16:
-      return launch_of<__half>(params, matrices, handle);
-    default:
-      return launch_of<float>(params, matrices, handle);
-  }
+  dtype == DType::bf16 ? launch_of<__nv_bfloat16>(params, matrices, handle)
+                       : launch_of<__half>(params, matrices, handle);
 }
 
 }  // namespace dspattn::cuda::sm90

@@ -1,6 +1,7 @@
-// qk_prune on Hopper: the kernel of cuda/sm80/qk_prune with the products of wgmma, for head dims up to 64.
+// qk_prune on Hopper: the kernel of cuda/sm80/qk_prune with the products of wgmma, for 16-bit types and head dims up to
+// 64.
 //
-// A tile of places (64 of a 16-bit type, 32 of fp32) belongs to a warpgroup, two of them to a CTA; K stays in shared
+// A tile of 64 places belongs to a warpgroup, two of them to a CTA; K stays in shared
 // memory, Q streams through a ring of cp.async stages of 128 rows. A product covers 64 rows; its accumulators have the
 // lane layout of mma.sync, so that the epilogue is the same. Rows are stored in shared memory so that a warp's 16 rows
 // of the two products of a stage are 32 rows in a row: the metadata's unit. While the first half is selected and
@@ -12,8 +13,8 @@
 #include <cstdint>
 
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/pin.h"
 #include "cuda/ptx/wgmma.h"
-#include "cuda/ptx/wgmma_pipeline_tf32.h"
 #include "cuda/ptx/wgmma_shapes.h"
 #include "cuda/sm80/qk_prune/epilogue.h"
 #include "cuda/sm90/pipeline/common.h"
@@ -25,21 +26,17 @@ using sm80::QkPruneParams;
 
 template <typename Element>
 struct QkConfig {
-  static constexpr int kRowBytes = 64 * static_cast<int>(sizeof(Element));
+  static_assert(sizeof(Element) == 2);
+  static constexpr int kRowBytes = 128;
   static constexpr int kChunks = kRowBytes / sm80::kChunkBytes;
-  static constexpr int kPanels = kRowBytes / kPanelBytes;
   static constexpr int kTile = sm80::tile_places(sizeof(Element));
   static constexpr int kBlocks = kTile / 8;
   static constexpr int kTileBytes = kTile * kRowBytes;
   static constexpr int kStageRows = 128;
   static constexpr int kStageBytes = kStageRows * kRowBytes;
-#ifndef QKG
-#define QKG 2
-#define QKS 3
-#endif
-  static constexpr int kStages = QKS;
-  static constexpr int kMaxGroups = QKG;
-  static constexpr int kMinCtas = 4 / QKG;
+  static constexpr int kStages = 3;
+  static constexpr int kMaxGroups = 2;
+  static constexpr int kMinCtas = 2;
   using Job = sm80::QkJob<kTile, kGroupThreads>;
 
   static constexpr int shared_bytes(int groups) { return groups * kTileBytes + kStages * kStageBytes; }
@@ -47,10 +44,10 @@ struct QkConfig {
 
 template <typename Element>
 struct KeyOffset {
-  using Config = QkConfig<Element>;
   __device__ __forceinline__ int operator()(int row, int chunk) const {
-    return row / Config::kTile * Config::kTileBytes + panel_offset(Config::kTile, row % Config::kTile, chunk);
+    return panel_offset(QkConfig<Element>::kTile, row, chunk);
   }
+  __device__ static __forceinline__ int step(int rows) { return rows % 8 == 0 ? rows * kPanelBytes : 0; }
 };
 
 template <typename Element>
@@ -58,31 +55,22 @@ struct QueryOffset {
   __device__ __forceinline__ int operator()(int row, int chunk) const {
     return panel_offset(QkConfig<Element>::kStageRows, product_row(row), chunk);
   }
+  // 32 rows on is the next warp's 16.
+  __device__ static __forceinline__ int step(int rows) { return rows == 32 ? 16 * kPanelBytes : 0; }
 };
 
-// Issues acc = Q K^T of 64 rows by a tile.
+// Issues acc = Q K^T of 64 rows by a tile; q and k are the low words of their first descriptors.
 template <typename Element>
 __device__ __forceinline__ void issue_product(float (&acc)[QkConfig<Element>::kBlocks * 4], std::uint32_t q,
                                               std::uint32_t k) {
-  using Config = QkConfig<Element>;
-  constexpr int kStepsPerPanel = kPanelBytes / sm80::kStepBytes;
+  constexpr DType kType = std::is_same_v<Element, __half> ? DType::f16 : DType::bf16;
 #pragma unroll
-  for (int step = 0; step < Config::kPanels * kStepsPerPanel; ++step) {
-    const auto panel = static_cast<std::uint32_t>(step / kStepsPerPanel);
-    const auto in_panel = static_cast<std::uint32_t>(step % kStepsPerPanel * sm80::kStepBytes);
-    const std::uint64_t a =
-        ptx::descriptor(ptx::descriptor_low(q + panel * Config::kStageRows * kPanelBytes + in_panel, 16));
-    const std::uint64_t b =
-        ptx::descriptor(ptx::descriptor_low(k + panel * Config::kTile * kPanelBytes + in_panel, 16));
-    if constexpr (std::is_same_v<Element, float>) {
-      ptx::wgmma_scores_tf32(acc, a, b, step > 0 ? 1 : 0);
+  for (int step = 0; step < kPanelBytes / sm80::kStepBytes; ++step) {
+    const auto at = static_cast<std::uint32_t>(step * sm80::kStepBytes >> 4);
+    if (step == 0) {
+      ptx::wgmma_dense_first<kType>(acc, ptx::descriptor(q + at), ptx::descriptor(k + at));
     } else {
-      constexpr DType kType = std::is_same_v<Element, __half> ? DType::f16 : DType::bf16;
-      if (step == 0) {
-        ptx::wgmma_dense_first<kType>(acc, a, b);
-      } else {
-        ptx::wgmma_dense<kType>(acc, a, b);
-      }
+      ptx::wgmma_dense<kType>(acc, ptx::descriptor(q + at), ptx::descriptor(k + at));
     }
   }
   ptx::wgmma_commit();
@@ -100,12 +88,10 @@ __global__ void __launch_bounds__(kGroupThreads* QkConfig<Element>::kMaxGroups, 
   if (rows.begin >= rows.end) return;
   char* sK = shared;
   char* sQ = shared + static_cast<int>(blockDim.x) / kGroupThreads * Config::kTileBytes;
-  const Element* gQ = sm80::matrix_of<Element>(p.q, job.batch(p), job.head(p));
+  sm80::QueryStages<Element, Config::kChunks, Config::kStageRows, QueryOffset<Element>> queries(
+      p, sm80::matrix_of<Element>(p.q, job.batch(p), job.head(p)), rows.begin);
   const auto load = [&](int row, int stage) {
-    if (row < rows.end) {
-      sm80::load_queries<Element, Config::kChunks>(p, gQ, row, Config::kStageRows, sQ + stage * Config::kStageBytes,
-                                                   QueryOffset<Element>());
-    }
+    if (row < rows.end) queries.load(p, row, sQ + stage * Config::kStageBytes);
     ptx::cp_async_commit();
   };
 
@@ -113,36 +99,33 @@ __global__ void __launch_bounds__(kGroupThreads* QkConfig<Element>::kMaxGroups, 
 #pragma unroll
   for (int s = 0; s < Config::kStages - 1; ++s) load(rows.begin + s * Config::kStageRows, s);
   ptx::cp_async_wait<Config::kStages - 2>();
-  sm80::prepare_keys<Element, Config::kChunks>(p, sK, (job.end_tile - job.first_tile) * Config::kTile,
-                                               KeyOffset<Element>());
+  sm80::prepare_keys<Element, Config::kChunks>(p, job, sK, KeyOffset<Element>());
 
   const sm80::LaneTarget target = sm80::lane_target<Element>(p, job);
   const bool exists = job.own_tile() < job.end_tile;
   const bool whole = exists && job.keys(p, job.own_tile()).end <= static_cast<int>(p.walk.n_k);
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   const int warp_row = static_cast<int>(threadIdx.x) % kGroupThreads / 32 * sm80::kRowUnit;
-  const std::uint32_t k_tile = ptx::shared_address(sK) + static_cast<std::uint32_t>(group * Config::kTileBytes);
+  const std::uint32_t k_low =
+      ptx::descriptor_low(ptx::shared_address(sK) + static_cast<std::uint32_t>(group * Config::kTileBytes), 16);
+  const std::uint32_t q_low = ptx::descriptor_low(ptx::shared_address(sQ), 16);
   int stage = 0;
   for (int row = rows.begin; row < rows.end; row += Config::kStageRows) {
     ptx::cp_async_wait<Config::kStages - 2>();
-    char* stage_rows = sQ + stage * Config::kStageBytes;
-    if constexpr (std::is_same_v<Element, float>) {
-      sm80::round_rows_tf32<Config::kChunks>(stage_rows, Config::kStageRows, QueryOffset<Element>());
-    }
     ptx::fence_async_proxy();
     __syncthreads();  // the tensor core sees this stage's copies (and K's); all have left the stage that is loaded next
     load(row + (Config::kStages - 1) * Config::kStageRows, stage == 0 ? Config::kStages - 1 : stage - 1);
     if (exists && (!p.walk.skip_masked || sm80::visits_tile<Job>(p, row))) {
-      const std::uint32_t q_tile = ptx::shared_address(stage_rows);
+      const std::uint32_t q_tile = q_low + static_cast<std::uint32_t>(stage * (Config::kStageBytes >> 4));
       float acc[2][Config::kBlocks * 4];
       ptx::wgmma_fence();
-      issue_product<Element>(acc[0], q_tile, k_tile);
-      issue_product<Element>(acc[1], q_tile + 64 * kPanelBytes, k_tile);
+      issue_product<Element>(acc[0], q_tile, k_low);
+      issue_product<Element>(acc[1], q_tile + (64 * kPanelBytes >> 4), k_low);
       const int row32 = row + warp_row;
       const bool all_visible = sm80::sees_all<Job, kMasks>(p, row32, whole);
       std::uint32_t metadata[2];
       ptx::wgmma_wait<1>();
-      pin_accumulators(acc[0]);
+      ptx::pin_accumulators(acc[0]);
       // Rows of the last stage may lie past the matrix; products are the warpgroup's, stores the warp's.
       const bool inside = row32 < rows.end;
       if (inside) {
@@ -150,7 +133,7 @@ __global__ void __launch_bounds__(kGroupThreads* QkConfig<Element>::kMaxGroups, 
                                                               reinterpret_cast<float(&)[Config::kBlocks][4]>(acc[0]));
       }
       ptx::wgmma_wait<0>();
-      pin_accumulators(acc[1]);
+      ptx::pin_accumulators(acc[1]);
       if (inside) {
         metadata[1] = sm80::finish_half<Element, Job, kMasks>(p, row32 + 16, all_visible, target,
                                                               reinterpret_cast<float(&)[Config::kBlocks][4]>(acc[1]));
