@@ -46,17 +46,21 @@ std::vector<const core::KernelRow*> table(Pass pass) {
 }
 
 const core::KernelRow& choose_row(const Problem& problem, Pass pass, std::string_view forced) {
+  const auto asked = [&](const core::KernelRow& row) {
+    return row.info.pass == pass && (forced.empty() || row.info.name == forced);
+  };
+  // Every call comes by here: what the refusals say is put together only when all refuse.
+  for (const std::span<const core::KernelRow> backend : {cuda::rows(), cpu::rows()}) {
+    for (const core::KernelRow& row : backend) {
+      if (asked(row) && row.info.device == problem.device.type && row.why_not(problem).empty()) return row;
+    }
+  }
   core::Reasons refusals;
   const std::vector<const core::KernelRow*> rows = table(pass);
-  bool known = forced.empty();
   for (const core::KernelRow* row : rows) {
-    if (!forced.empty() && row->info.name != forced) continue;
-    known = true;
-    const core::Reasons reasons = why_not(*row, problem);
-    if (reasons.empty()) return *row;
-    refusals.push_back(describe(*row, reasons));
+    if (asked(*row)) refusals.push_back(describe(*row, why_not(*row, problem)));
   }
-  if (!known) {
+  if (refusals.empty()) {
     throw Error("kernel: expected one of " + names_of(rows) + ", got \"" + std::string(forced) + "\"");
   }
   throw Error(std::move(refusals));
