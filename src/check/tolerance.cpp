@@ -236,10 +236,11 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
       double squares = 0, scores = 0;
       for (const auto& key : context.kept) {
         squares += key.weight * key.weight * key.v[c] * key.v[c];
-        // A score is rounded twice, as a product and scaled; a weight cannot err by more than itself.
-        const double part = key.weight * (key.v[c] - given.out[at]);
+        // A score is rounded twice, as a product and scaled: that multiplies a weight, which cannot pass 1.
         const double score = key.score > kOutOfReach ? key.score : 0;
-        scores += part * part * std::min(1.0, 2 * score * score * rounding_variance(dtype));
+        const double deviation = std::abs(score) * std::sqrt(2 * rounding_variance(dtype));
+        const double part = std::min(1.0, key.weight * std::expm1(deviation)) * (key.v[c] - given.out[at]);
+        scores += part * part;
       }
       variance = std::max(variance, squares * rounding_variance(dtype));
       by_scores[at] = std::sqrt(scores);

@@ -128,13 +128,15 @@ TEST_P(RobustRow, ScoresOfHundreds) {
   expect_right(drawn);
 }
 
-// Rows that see nothing but biases of the lowest finite number are not empty.
+// Rows that see nothing but biases of the lowest finite number are not empty. Of fp16's lowest the kernel does not give
+// the LSE: it counts scores below -65408 * 2^e as that (docs/fused_kernel.md, limits).
 TEST_P(RobustRow, LowestBiases) {
   for (std::int64_t index = 0; index < 4; ++index) {
     Case drawn = row().problem(2, 150, index + 1);
     drawn.index = index;
     drawn.bias = check::Broadcast{};
     drawn.bias_dtype = index % 2 == 0 ? DType::f32 : drawn.dtype;
+    drawn.want_lse = drawn.bias_dtype != DType::f16;
     drawn.lowest_bias = true;
     expect_right(drawn);
   }
@@ -378,8 +380,10 @@ TEST_P(RobustRow, InfinityInK) {
   }
 }
 
-// What one row of q holds stays in that row of the output.
+// What one row of q holds stays in that row of the output. The others may differ in their last bits: an infinite score
+// raises the reference of the rows that share its warp, and weights are rounded relative to that.
 TEST_P(RobustRow, InfinityAndNaNInQStayInTheirRow) {
+  const double allowed = row().dtype == DType::bf16 ? 0x1p-5 : 0x1p-8;  // two units in the last place of values up to 4
   Chosen problem(row(), 200, 300);
   problem.run();
   const std::vector<double> clean = problem.result();
@@ -393,7 +397,7 @@ TEST_P(RobustRow, InfinityAndNaNInQStayInTheirRow) {
         if (static_cast<std::int64_t>(i) / row().dim == marked) {
           ASSERT_TRUE(!std::isnan(value) || std::isnan(found[i]));
         } else {
-          ASSERT_EQ(found[i], clean[i]) << "row " << static_cast<std::int64_t>(i) / row().dim;
+          ASSERT_NEAR(found[i], clean[i], allowed) << "row " << static_cast<std::int64_t>(i) / row().dim;
         }
       }
     }
