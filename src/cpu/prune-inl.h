@@ -146,17 +146,16 @@ inline KeySpan visible_keys(const Job& job, const TileRows& tile, std::int64_t b
 
 // The groups that have a key in `span`: all others are masked. A dense pattern has keys instead of groups.
 inline void set_groups(const KeySpan& span, bool dense, SelectArgs& args) {
-  if (dense) {
+  const bool one_key_each = dense || (args.group_step == 1 && span.last <= args.element_step);
+  if (one_key_each) {
     args.begin = span.first;
     args.end = span.last;
-  } else if (args.group_step > 1) {
+  } else if (args.group_step == 1) {
+    args.begin = 0;
+    args.end = args.element_step;
+  } else {
     args.begin = span.first / args.group;
     args.end = (span.last + args.group - 1) / args.group;
-  } else if (span.last <= args.element_step) {
-    args.begin = span.first;
-    args.end = span.last;
-  } else {
-    args.end = args.element_step;
   }
 }
 
