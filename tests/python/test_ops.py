@@ -76,9 +76,23 @@ def test_opcheck_codec(wide: bool, keep: int, group: int, interleaved: bool) -> 
     assert torch.equal(_ops.nm_decode(metadata, 37, 150, *pattern, wide), indices)
 
 
+@pytest.mark.parametrize("dtype,keep,group", [(torch.float32, 1, 2), (torch.bfloat16, 2, 4)], ids=str)
+def test_opcheck_three_steps(dtype: torch.dtype, keep: int, group: int) -> None:
+    q, k, v = (torch.randn(2, 3, n, 16).to(dtype) for n in (37, 150, 150))
+    pattern = (keep, group, False)
+    options = (*pattern, True, False, 0.25)  # causal, not top-left, scale
+    torch.library.opcheck(_ops.sparse_scores, (q, k, None, None, *options))
+    nonzeros, metadata = _ops.sparse_scores(q, k, None, None, *options)
+    torch.library.opcheck(_ops.sparse_softmax_, (nonzeros.clone(),))
+    _ops.sparse_softmax_(nonzeros)
+    torch.library.opcheck(_ops.sparse_product, (nonzeros, metadata, v, 37, *pattern))
+
+
 def test_every_registered_operator_is_checked() -> None:
     registered = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("dspattn::")}
-    assert registered == {"attention", "attention_backward", "nm_prune", "nm_encode", "nm_decode"}
+    codec = {"nm_prune", "nm_encode", "nm_decode"}
+    three_steps = {"sparse_scores", "sparse_softmax_", "sparse_product"}
+    assert registered == {"attention", "attention_backward"} | codec | three_steps
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
