@@ -5,16 +5,13 @@ python3 bench/forward_tables.py            # rewrite
 python3 bench/forward_tables.py --check    # exit 1 when the tables are not what the results say
 """
 
-import json
-import re
 import sys
-from pathlib import Path
 
 import forward_bars
+import page_table
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results" / "forward_h200.json"
-PAGE = ROOT / "docs" / "fused_kernel.md"
+RESULTS = page_table.ROOT / "bench" / "results" / "forward_h200.json"
+PAGE = page_table.ROOT / "docs" / "fused_kernel.md"
 BEGIN = "<!-- forward tables, written by bench/forward_tables.py -->"
 END = "<!-- end of forward tables -->"
 SIGN = {"goal": " ✓", "floor": "", "BELOW": " ✗", "": ""}
@@ -97,28 +94,8 @@ def tables(result):
     return "\n".join(lines)
 
 
-def replaced(text, table):
-    """The page with its table replaced; None when it has no markers."""
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    if not pattern.search(text):
-        return None
-    return pattern.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text)
-
-
 def main(arguments):
-    text = PAGE.read_text(encoding="utf-8")
-    new = replaced(text, tables(json.loads(RESULTS.read_text(encoding="utf-8"))))
-    if new is None:
-        print(f"{PAGE.name}: expected the markers {BEGIN} and {END}", file=sys.stderr)
-        return 1
-    if "--check" in arguments:
-        if new != text:
-            print(
-                f"{PAGE.name}: its tables are not those of {RESULTS.name}; run {Path(__file__).name}", file=sys.stderr
-            )
-        return int(new != text)
-    PAGE.write_text(new, encoding="utf-8")
-    return 0
+    return page_table.run(arguments, __file__, PAGE, RESULTS, BEGIN, END, tables)
 
 
 if __name__ == "__main__":

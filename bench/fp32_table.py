@@ -5,14 +5,12 @@ python3 bench/fp32_table.py            # rewrite
 python3 bench/fp32_table.py --check    # exit 1 when the table is not what the results say
 """
 
-import json
-import re
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results" / "fp32_h200.json"
-PAGE = ROOT / "docs" / "fused_kernel.md"
+import page_table
+
+RESULTS = page_table.ROOT / "bench" / "results" / "fp32_h200.json"
+PAGE = page_table.ROOT / "docs" / "fused_kernel.md"
 BEGIN = "<!-- fp32 table, written by bench/fp32_table.py -->"
 END = "<!-- end of fp32 table -->"
 PEERS = {"efficient": "memory-efficient", "math": "math, tf32", "unfused": "unfused, tf32"}
@@ -45,26 +43,8 @@ def table(result):
     return "\n".join(lines)
 
 
-def replaced(text, new):
-    """The page with its table replaced; None when it has no markers."""
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    return pattern.sub(lambda _: f"{BEGIN}\n{new}\n{END}", text) if pattern.search(text) else None
-
-
 def main(arguments):
-    text = PAGE.read_text(encoding="utf-8")
-    new = replaced(text, table(json.loads(RESULTS.read_text(encoding="utf-8"))))
-    if new is None:
-        print(f"{PAGE.name}: expected the markers {BEGIN} and {END}", file=sys.stderr)
-        return 1
-    if "--check" in arguments:
-        if new != text:
-            print(
-                f"{PAGE.name}: its fp32 table is not that of {RESULTS.name}; run {Path(__file__).name}", file=sys.stderr
-            )
-        return int(new != text)
-    PAGE.write_text(new, encoding="utf-8")
-    return 0
+    return page_table.run(arguments, __file__, PAGE, RESULTS, BEGIN, END, table)
 
 
 if __name__ == "__main__":

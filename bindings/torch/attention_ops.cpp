@@ -61,12 +61,13 @@ struct ProblemArguments {
     p.mask.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;
     p.mask.window_left = window_left;
     p.mask.window_right = window_right;
-    p.mask.key_lengths = const_view(key_lengths, "key_lengths");
-    p.mask.allowed = const_view(allowed, "allowed");
+    p.mask.key_lengths = const_view(key_lengths, "key_lengths", "int32");
+    p.mask.allowed = const_view(allowed, "allowed", "bool");
     p.mask.bias = const_view(bias, "bias");
     p.scale = scale;
     p.fp32_products = full_fp32 ? Fp32Products::full : Fp32Products::tf32_allowed;
-    if (cu_q || cu_k) p.packed = Packed{const_view(cu_q, "cu_q"), const_view(cu_k, "cu_k"), max_q, max_k};
+    if (cu_q || cu_k)
+      p.packed = Packed{const_view(cu_q, "cu_q", "int32"), const_view(cu_k, "cu_k", "int32"), max_q, max_k};
     return p;
   }
 

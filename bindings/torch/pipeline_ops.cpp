@@ -63,7 +63,7 @@ void run_scores(Stack& stack) {
   if (bias) require_device(*bias, "bias", args.device);
   args.q = const_view(q, "q");
   args.k = const_view(k, "k");
-  args.mask.allowed = const_view(allowed, "allowed");
+  args.mask.allowed = const_view(allowed, "allowed", "bool");
   args.mask.bias = const_view(bias, "bias");
   const SparseShape shape{args.q.dtype, pattern, grouping, q.size(0), q.size(1), q.size(2), k.size(2)};
   const DeviceScope scope(args.device);

@@ -35,7 +35,7 @@ std::int32_t device_type_code(const Tensor& tensor) {
 }
 
 template <typename View, typename Pointer>
-View view_of(const Tensor& tensor, Pointer data, std::string_view argument) {
+View view_of(const Tensor& tensor, Pointer data, std::string_view argument, std::string_view takes = kFloats) {
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();
   if (sizes.size() > static_cast<std::size_t>(kMaxRank)) {
@@ -44,7 +44,7 @@ View view_of(const Tensor& tensor, Pointer data, std::string_view argument) {
   }
   View view;
   view.data = data;
-  view.dtype = dtype_of(tensor, argument);
+  view.dtype = dtype_of(tensor, argument, takes);
   view.rank = static_cast<int>(sizes.size());
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     view.shape[i] = sizes[i];
@@ -57,7 +57,7 @@ View view_of(const Tensor& tensor, Pointer data, std::string_view argument) {
 
 }  // namespace
 
-DType dtype_of(const Tensor& tensor, std::string_view argument) {
+DType dtype_of(const Tensor& tensor, std::string_view argument, std::string_view takes) {
   std::int32_t code = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &code));
   if (code == aoti_torch_dtype_float32()) return DType::f32;
@@ -65,8 +65,7 @@ DType dtype_of(const Tensor& tensor, std::string_view argument) {
   if (code == aoti_torch_dtype_float16()) return DType::f16;
   if (code == aoti_torch_dtype_bool()) return DType::b8;
   if (code == aoti_torch_dtype_int32()) return DType::i32;
-  throw Error(std::string(argument) + ": expected float32, float16, bfloat16, int32 or bool, got " +
-              scalar_type_name(code));
+  throw Error(std::string(argument) + ".dtype: expected " + std::string(takes) + ", got " + scalar_type_name(code));
 }
 
 Device device_of(const Tensor& tensor, std::string_view argument) {
@@ -86,12 +85,12 @@ void require_device(const Tensor& tensor, std::string_view argument, Device devi
   throw Error(std::string(argument) + ": expected a tensor on " + text(device) + " as q is, got one on " + text(own));
 }
 
-ConstTensorView const_view(const Tensor& tensor, std::string_view argument) {
-  return view_of<ConstTensorView>(tensor, tensor.const_data_ptr(), argument);
+ConstTensorView const_view(const Tensor& tensor, std::string_view argument, std::string_view takes) {
+  return view_of<ConstTensorView>(tensor, tensor.const_data_ptr(), argument, takes);
 }
 
-ConstTensorView const_view(const MaybeTensor& tensor, std::string_view argument) {
-  return tensor ? const_view(*tensor, argument) : ConstTensorView{};
+ConstTensorView const_view(const MaybeTensor& tensor, std::string_view argument, std::string_view takes) {
+  return tensor ? const_view(*tensor, argument, takes) : ConstTensorView{};
 }
 
 TensorView mutable_view(const Tensor& tensor, std::string_view argument) {

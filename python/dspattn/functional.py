@@ -441,8 +441,10 @@ def _to_four_dims(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Te
         )
     except RuntimeError:
         shapes = ", ".join(str(list(t.shape)) for t in (q, k, v))
+        shared = not enable_gqa and heads_of[1] == heads_of[2] > 1 and heads_of[0] % heads_of[1] == 0
+        hint = "; enable_gqa=True lets query heads share those of key and value" if shared else ""
         raise DspattnError(
-            [f"query, key, value: expected leading dimensions that broadcast against each other, got {shapes}"]
+            [f"query, key, value: expected leading dimensions that broadcast against each other, got {shapes}{hint}"]
         ) from None
     return q, k, v, lead
 

@@ -56,4 +56,4 @@ def test_another_result_gives_another_table():
     before = tables.tables(result)
     result["rows"][0]["tflops"] += 100
     assert tables.tables(result) != before
-    assert tables.replaced("no markers", before) is None
+    assert tables.page_table.replaced("no markers", tables.BEGIN, tables.END, before) is None

@@ -28,4 +28,4 @@ def test_another_result_gives_another_table(module):
     barred["best_ratio"] = barred["bar"] - 0.1
     assert "missed" in module.table(result)
     assert module.table(result) != before
-    assert module.replaced("no markers", before) is None
+    assert module.page_table.replaced("no markers", module.BEGIN, module.END, before) is None

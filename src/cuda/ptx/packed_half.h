@@ -161,12 +161,6 @@ __device__ __forceinline__ std::uint32_t multiply_f16x2(std::uint32_t a, std::ui
   asm("mul.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
 }
-__device__ __forceinline__ std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t result;
-  asm("add.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-}
-
 // a * factor + b.
 __device__ __forceinline__ std::uint32_t multiply_add_f16x2(std::uint32_t a, int factor, std::uint32_t b) {
   const __half2 result = __hfma2(reinterpret_cast<const __half2&>(a), __float2half2_rn(static_cast<float>(factor)),

@@ -139,6 +139,5 @@ struct Ring {
 // Named barriers (0 is __syncthreads).
 inline constexpr int kBarrierProducer = 1;  // the producer's 128 threads
 inline constexpr int kBarrierTurn = 2;      // + consumer index: its turn to issue products
-inline constexpr int kBarrierConsumer = 6;  // + consumer index: that warpgroup's 128 threads
 
 }  // namespace dspattn::cuda::sm90
