@@ -32,11 +32,25 @@ TEST(TileWalk, TakesEveryItemOnce) {
     for (const int tiles : {1, 2, 5, 22, 131}) {
       const int blocks = std::min(kBlocks, heads * tiles);
       expect_every_item_once(equal_order(heads, tiles, blocks), blocks);
+      expect_every_item_once(mirrored_order(heads, tiles, blocks), blocks);
       expect_every_item_once(unequal_order(heads, tiles, 1, blocks, 128), blocks);
       expect_every_item_once(unequal_order(heads, tiles, 1, blocks, 192), blocks);
     }
   }
   expect_every_item_once(unequal_order(96, 8, 4, kBlocks, 128), kBlocks);
+}
+
+// Largest over mean number of key blocks a thread block has under a causal mask.
+double causal_imbalance(const ItemOrder& order, int rows, int tile_q) {
+  std::vector<double> load(kBlocks);
+  for (int block = 0; block < kBlocks; ++block) {
+    for (int turn = 0; turn < order.turns; ++turn) {
+      const ItemPlace place = item_of_turn(order, turn, block, kBlocks);
+      if (place.row_tile < 0) continue;
+      load[static_cast<std::size_t>(block)] += divide_up(std::min((place.row_tile + 1) * tile_q, rows), kBlockKeys);
+    }
+  }
+  return *std::max_element(load.begin(), load.end()) / (std::accumulate(load.begin(), load.end(), 0.0) / kBlocks);
 }
 
 TEST(TileWalk, BalancesCausalWork) {
@@ -45,19 +59,13 @@ TEST(TileWalk, BalancesCausalWork) {
     for (const int tile_q : {128, 192}) {
       const int heads = 16384 / rows * (2048 / dim);
       const int tiles = divide_up(rows, tile_q);
-      const ItemOrder order = unequal_order(heads, tiles, 1, kBlocks, tile_q);
-      std::vector<double> load(kBlocks);
-      for (int block = 0; block < kBlocks; ++block) {
-        for (int turn = 0; turn < order.turns; ++turn) {
-          const ItemPlace place = item_of_turn(order, turn, block, kBlocks);
-          if (place.row_tile < 0) continue;
-          load[static_cast<std::size_t>(block)] += divide_up(std::min((place.row_tile + 1) * tile_q, rows), kBlockKeys);
-        }
-      }
-      const double mean = std::accumulate(load.begin(), load.end(), 0.0) / kBlocks;
-      EXPECT_GT(mean / *std::max_element(load.begin(), load.end()), 0.93)
+      EXPECT_LT(causal_imbalance(unequal_order(heads, tiles, 1, kBlocks, tile_q), rows, tile_q), 1.075)
           << rows << " rows, d " << dim << ", " << tile_q;
     }
+  }
+  for (const int rows : {256, 512, 1024}) {
+    const int tiles = rows / 128;
+    EXPECT_LT(causal_imbalance(mirrored_order(16384 / rows * 16, tiles, kBlocks), rows, 128), 1.05) << rows << " rows";
   }
 }
 

@@ -23,6 +23,15 @@ __device__ __forceinline__ void store_shared_16(std::uint32_t address, std::uint
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+// Four 8 x 8 matrices of 16-bit elements in the layout of an accumulator; lane l gives the address of row l % 8 of
+// matrix l / 8.
+__device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                               std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+
 __device__ __forceinline__ float4 load_shared_16(std::uint32_t address) {
   float4 x;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -1,4 +1,5 @@
-// Bulk tensor copies from global to shared memory; the barrier counts the delivered bytes.
+// Bulk tensor copies. From global to shared memory a barrier counts the delivered bytes; the other way a thread waits
+// for the copies it committed.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,13 @@ __device__ __forceinline__ void tma_load_4d(std::uint32_t destination, const voi
       : "memory");
 }
 
+// Brings it as far as the L2 cache.
+__device__ __forceinline__ void tma_prefetch_4d(const void* map, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(c0), "r"(c1),
+               "r"(c2), "r"(c3)
+               : "memory");
+}
+
 __device__ __forceinline__ void tma_load_5d(std::uint32_t destination, const void* map, std::uint32_t barrier, int c0,
                                             int c1, int c2, int c3, int c4) {
   asm volatile(
@@ -22,5 +30,14 @@ __device__ __forceinline__ void tma_load_5d(std::uint32_t destination, const voi
       "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
+
+__device__ __forceinline__ void tma_store_4d(const void* map, std::uint32_t source, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+               "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
+}
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until all committed stores have read shared memory.
+__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 }  // namespace dspattn::cuda::ptx

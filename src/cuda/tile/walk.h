@@ -2,8 +2,8 @@
 //
 // An item is a tile of query rows of one (sequence, head). Items of equal cost are taken head by head: the thread
 // blocks that work at once then share few heads' K and V, which the L2 cache keeps; with every sweep over the thread
-// blocks they change places. Items of unequal cost (causal
-// masks, windows, packed batches) are taken section by section: a section is a few heads; within it the row tiles come
+// blocks they change places. Items of unequal cost (causal masks, windows, packed batches) are taken either head by
+// head too, every other sweep mirrored, or section by section: a section is a few heads; within it the row tiles come
 // last first, because under a causal mask the last tiles see the most keys, and the heads of a row tile follow each
 // other. Thread blocks sweep over the items to and fro (0..G-1, G-1..0, ...), which evens out costs that fall steadily,
 // and start every other section from the other end, which evens out what a section leaves.
@@ -22,6 +22,7 @@ struct ItemOrder {
   int section_heads = 0;   // 0: head by head, one section
   int sweeps = 1;          // per section
   int shift = 0;           // head by head: places a thread block moves on with every sweep
+  int mirrored = 0;        // head by head: every other sweep runs the other way
   int turns = 0;           // of every thread block: sections * sweeps; in some it has nothing to do
 };
 
@@ -33,7 +34,14 @@ constexpr ItemOrder equal_order(int sequence_heads, int row_tiles, int blocks) {
   // The last row tile of a head may be shorter and cheaper. A shift that brings every thread block to the next row tile
   // with every sweep deals these out evenly.
   const int shift = (row_tiles + 1 - blocks % row_tiles) % row_tiles % blocks;
-  return {sequence_heads, row_tiles, 0, sweeps, shift, sweeps};
+  return {sequence_heads, row_tiles, 0, sweeps, shift, 0, sweeps};
+}
+
+// Head by head, every other sweep mirrored: a thread block's row tiles of two sweeps then add up to the same cost under
+// a causal mask. All row tiles of a head are in work at once.
+constexpr ItemOrder mirrored_order(int sequence_heads, int row_tiles, int blocks) {
+  const int sweeps = divide_up(static_cast<std::int64_t>(sequence_heads) * row_tiles, blocks);
+  return {sequence_heads, row_tiles, 0, sweeps, 1, 1, sweeps};
 }
 
 // By sections of a few heads, of which each of `blocks` thread blocks gets a few items: one per sweep. Two sweeps
@@ -47,7 +55,7 @@ constexpr ItemOrder unequal_order(int sequence_heads, int row_tiles, int heads_p
   const int heads = divide_up(fit > 0 ? fit : 1, heads_per_kv_head) * heads_per_kv_head;
   const int section = heads < sequence_heads ? heads : sequence_heads;
   const int sweeps = divide_up(static_cast<std::int64_t>(section) * row_tiles, blocks);
-  return {sequence_heads, row_tiles, section, sweeps, 0, divide_up(sequence_heads, section) * sweeps};
+  return {sequence_heads, row_tiles, section, sweeps, 0, 0, divide_up(sequence_heads, section) * sweeps};
 }
 
 struct ItemPlace {
@@ -61,9 +69,14 @@ DSPATTN_HOST_DEVICE constexpr ItemPlace item_of_turn(const ItemOrder& order, int
   const int sweep = turn - section * order.sweeps;
   if (order.section_heads == 0) {
     const auto count = static_cast<unsigned>(blocks);
-    const unsigned place =
-        (static_cast<unsigned>(block) + static_cast<unsigned>(sweep) % count * static_cast<unsigned>(order.shift)) %
-        count;
+    const auto moves = static_cast<unsigned>(order.mirrored != 0 ? sweep / 2 : sweep);
+    unsigned place = (static_cast<unsigned>(block) + moves % count * static_cast<unsigned>(order.shift)) % count;
+    if (order.mirrored != 0 && (sweep & 1) != 0) {
+      // The ranks of a thread block's two items add up to -1, modulo the row tiles.
+      const auto tiles = static_cast<unsigned>(order.row_tiles);
+      const unsigned ahead = 2u * static_cast<unsigned>(sweep) * count % tiles;
+      place = (2 * count - 1 - place - ahead % count) % count;
+    }
     const int rank = sweep * blocks + static_cast<int>(place);
     const int head = rank / order.row_tiles;
     return {head, head < order.sequence_heads ? rank - head * order.row_tiles : -1};

@@ -48,11 +48,16 @@ struct Config {
   // Q in registers saves reading it from shared memory with every key tile; only the narrow variant up to d = 128 has
   // room for it. Where it stays in shared memory, a second buffer lets the next item's Q arrive early.
   static constexpr bool kQInRegisters = kVariant == Variant::narrow && kHeadDim <= 128;
-  static constexpr int kQBuffers = !kQInRegisters && kHeadDim <= 64 ? 2 : 1;
+  static constexpr int kQBuffers = kHeadDim <= 64 ? 2 : 1;
   // Else the producer's three warps that do not drive the copy engine multiply it by 2^-e where it lies.
   static constexpr int kScalingWarps = 3;
   // The first scores of the next item can be issued with the last output of this one.
   static constexpr bool kChainsItems = kQInRegisters || kQBuffers == 2;
+
+  // Results leave by way of shared memory: the copy engine writes whole lines, and the warps need not wait. Beyond d =
+  // 64 there is room for them only where Q was.
+  static constexpr bool kStagesOutput = kChainsItems;
+  static constexpr bool kOutInPlaceOfQ = kStagesOutput && kHeadDim > 64;
 
   // Warpgroups issue their products in turn: measured faster for two warpgroups everywhere, see docs/fused_kernel.md.
   static constexpr bool kTakeTurns = true;
@@ -60,10 +65,8 @@ struct Config {
   static constexpr int kQuarters = kTileK / 64;  // 64 keys share a metadata word
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
   // units of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured
-  // (docs/fused_kernel.md): nothing at d = 64, 4 % at d = 128.
-  static constexpr int kHeldUnits = kVariant != Variant::narrow || kTileK < 128 ? 1
-                                    : kSelection == Selection::two_of_four      ? 3
-                                                                                : 2;
+  // (docs/fused_kernel.md): nothing at d = 64; at d = 128 2 are better than 1, 3 and 4.
+  static constexpr int kHeldUnits = kVariant == Variant::narrow && kHeadDim > 64 && kTileK == 128 ? 2 : 1;
 
   // Weights are exponentials relative to a reference score of an earlier tile. A lane's sum of a tile's weights past
   // this raises the reference. fp16 weights must stay below 65504; bf16 has fp32's range.
@@ -75,8 +78,10 @@ struct Config {
   static constexpr int kPanelKBytes = kTileK * 128;
   static constexpr int kTileQBytes = kPanels * kPanelQBytes;
   static constexpr int kTileKBytes = kPanels * kPanelKBytes;  // of V too
-  // As many stages as fit beside Q (227 KiB a block, 1 KiB of it for alignment), at most four: more gave nothing.
-  static constexpr int kRoom = 227 * 1024 - 1024 - 512 - kQBuffers * kTileQBytes;
+  static constexpr int kOutBytes = kStagesOutput && !kOutInPlaceOfQ ? kTileQBytes : 0;
+  // As many stages as fit beside Q and results (227 KiB a block, 1 KiB of it for alignment), at most four: more gave
+  // nothing.
+  static constexpr int kRoom = 227 * 1024 - 1024 - 512 - kQBuffers * kTileQBytes - kOutBytes;
   static constexpr int kStages = kRoom / (2 * kTileKBytes) < 4 ? kRoom / (2 * kTileKBytes) : 4;
   static_assert(kStages >= 2, "the producer could not run ahead");
 };
@@ -94,6 +99,8 @@ struct Item {
   int valid;      // 0: no more items
   int row_begin;  // first query row of the tile, within the sequence
   int rows;       // query rows of the sequence; the item's are those from row_begin up to this
+  int batch;      // of the output
+  int out_row;    // row of the output that holds row row_begin
   int sequence;   // index along the masks' batch dimension
   int head;
   int diagonal;  // of this sequence, see RowBand
@@ -112,6 +119,7 @@ struct alignas(1024) Shared {
   std::uint8_t q[C::kQBuffers][C::kTileQBytes];
   std::uint8_t k[C::kStages][C::kTileKBytes];
   std::uint8_t v[C::kStages][C::kTileKBytes];
+  std::uint8_t out[C::kOutBytes > 0 ? C::kOutBytes : 1];
   // full: the producer's data has arrived; empty: every consumer warpgroup is done with it. q_scaled: Q stays in shared
   // memory and has been multiplied by 2^-e there.
   std::uint64_t q_full[C::kQBuffers], q_scaled[C::kQBuffers], q_empty[C::kQBuffers];

@@ -49,6 +49,7 @@ struct Consumer {
   RowState state;
   std::uint32_t k_ready = 0, v_ready = 0;  // whether the next tile's K and V were seen to be there already
   float tile0 = 0, tile1 = 0;              // sums of the last tile's weights, not yet in `state`
+  std::uint32_t q_taken = 0;               // results of the last item are in the place of Q
 
   __device__ __forceinline__ Consumer(const FusedParams& p, Shared<C>& s, int warpgroup)
       : params(p), shared(s), index(warpgroup) {
@@ -126,11 +127,13 @@ struct Consumer {
     }
   }
 
-  // Takes Q times 2^-e to registers, in the layout of a wgmma A operand. In shared memory it is scaled already.
+  // Takes Q times 2^-e to registers, in the layout of a wgmma A operand. In shared memory it is scaled already. Its
+  // place in shared memory is then free, for results first where there is no other place for them.
   __device__ __forceinline__ void load_q(int of) {
     if constexpr (C::kQInRegisters) {
       const int row = row_in_tile();
-      const std::uint32_t base = ptx::shared_address(shared.q[0]) + 4u * static_cast<std::uint32_t>(thread() & 3);
+      const std::uint32_t base =
+          ptx::shared_address(shared.q[of % C::kQBuffers]) + 4u * static_cast<std::uint32_t>(thread() & 3);
 #pragma unroll
       for (int step = 0; step < kScoreSteps; ++step) {
 #pragma unroll
@@ -141,7 +144,7 @@ struct Consumer {
         }
       }
       __syncwarp();  // every lane has read its share
-      release_q(of);
+      if constexpr (!C::kOutInPlaceOfQ) release_q(of);
     }
   }
 
@@ -166,7 +169,6 @@ struct Consumer {
         }
       }
     }
-    ptx::wgmma_commit();
   }
 
   __device__ __forceinline__ void issue_output(int stage, int accumulate) {
@@ -181,7 +183,6 @@ struct Consumer {
         ptx::wgmma_sparse<C::kType, 1>(out, a[0], a[1], a[2], a[3], b, metadata[step / 2], 1);
       }
     }
-    ptx::wgmma_commit();
   }
 
   // The weights and metadata a product will read are computed before its fence, not sunk below it.
@@ -293,7 +294,7 @@ struct Consumer {
     const auto packed = packed_scores<kMasked>();
     state = {0, 0, NAN, NAN};
     tile0 = tile1 = 0;
-    if constexpr (kMasked || !C::kSamplesReference) {
+    if constexpr (C::kGeneral || !C::kSamplesReference) {
       const Raised raised = raise_reference<C>(packed, params.exp2_scale, state);
       weigh(packed, [] {});
       forget_unset(raised, state);
@@ -334,7 +335,7 @@ struct Consumer {
     }
   }
 
-  // One step of the main loop: output of the tile before, scores and weights of tile `tile_index`.
+  // Output of the tile before, scores and weights of tile `tile_index`.
   __device__ __forceinline__ void next_tile(int accumulate) {
     Ring<C::kStages> next = ring;
     next.advance();
@@ -342,7 +343,9 @@ struct Consumer {
     take_turn();
     ptx::wgmma_fence();
     issue_scores(next.stage, number);
+    ptx::wgmma_commit();
     issue_output(ring.stage, accumulate);
+    ptx::wgmma_commit();
     pass_turn();
     ptx::wgmma_wait<1>();
     release(shared.k_empty, next);
@@ -388,13 +391,33 @@ struct Consumer {
     k_ready = 1;
   }
 
+  // Writes the item's results. kStaged: by way of shared memory, where the place for them is free but for what the copy
+  // engine still has to read of the last ones.
+  template <bool kStaged>
   __device__ __forceinline__ void write_item() {
-    store_rows<C>(params, item(number), row_in_tile(), lane(), out, state);
+    const auto& of = item(number);
+    const int row = row_in_tile();
+    const RowSums sums = sum_up(state);
+    if constexpr (kStaged) {
+      if constexpr (!C::kOutInPlaceOfQ) await_staged();
+      const std::uint32_t tile = ptx::shared_address(C::kOutInPlaceOfQ ? shared.q[0] : shared.out) +
+                                 static_cast<std::uint32_t>(row & ~15) * 128;
+      stage_rows<C>(tile, lane(), out, sums);
+      send_rows<C>(params, of, tile, row & ~15, lane());
+    } else {
+      store_rows<C>(params, of, row, lane(), out, sums);
+    }
+    store_lse<C>(params, of, row, lane(), sums, state);
+  }
+  // Until the copy engine has read the warp's last results from shared memory.
+  __device__ __forceinline__ void await_staged() {
+    if (C::kStagesOutput && leader != 0) ptx::tma_store_wait_read();
+    __syncwarp();
   }
   // An item none of whose rows here sees a key.
   __device__ __forceinline__ void write_empty() {
-    state = {0, 0, NAN, NAN};
-    store_rows<C>(params, item(number), row_in_tile(), lane(), out, state);
+    store_zeros<C>(params, item(number), row_in_tile() & ~15, lane());
+    store_lse<C>(params, item(number), row_in_tile(), lane(), {0, 0}, {0, 0, NAN, NAN});
   }
 
   // All tiles of the item from its first scores on; true when the next item's first scores are computed already.
@@ -407,6 +430,11 @@ struct Consumer {
       first_tile<false>();
     } else {
       first_tile<true>();
+    }
+    if (C::kOutInPlaceOfQ && q_taken != 0) {  // by now the copy engine has read the last item's results
+      await_staged();
+      release_q(number);
+      q_taken = 0;
     }
     await_tile();
     settle();
@@ -433,20 +461,30 @@ struct Consumer {
     take_turn();
     ptx::wgmma_fence();
     issue_output(ring.stage, accumulate);
+    ptx::wgmma_commit();
     if (chained) {
       ptx::wgmma_fence();
       issue_scores(next.stage, number + 1);
-      pass_turn();
-      ptx::wgmma_wait<1>();
-      release(shared.v_empty, ring);
-      write_item();  // while the tensor core works on the scores
-      ptx::wgmma_wait<0>();
-      release(shared.k_empty, next);
+    }
+    ptx::wgmma_fence();   // asked for where the two ways meet (C7519)
+    ptx::wgmma_commit();  // where not chained, of nothing: the waits are the same
+    pass_turn();
+    ptx::wgmma_wait<1>();
+    release(shared.v_empty, ring);
+    // While the tensor core works on the scores. Results may take the place of Q only when the next Q has left it.
+    if constexpr (C::kOutInPlaceOfQ) {
+      if (chained) {
+        write_item<true>();
+      } else {
+        write_item<false>();
+      }
     } else {
-      pass_turn();
-      ptx::wgmma_wait<0>();
-      release(shared.v_empty, ring);
-      write_item();
+      write_item<C::kStagesOutput>();
+    }
+    ptx::wgmma_wait<0>();
+    if (chained) {
+      release(shared.k_empty, next);
+      q_taken = 1;
     }
     ++number;
     ring = next;
@@ -467,10 +505,12 @@ struct Consumer {
         continue;
       }
       load_q(number);
+      if constexpr (C::kOutInPlaceOfQ) release_q(number);
       skip_tiles(skip_before);
       wait_full(shared.k_full, ring);
       ptx::wgmma_fence();
       issue_scores(ring.stage, number);
+      ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       release(shared.k_empty, ring);
 #pragma unroll 1
@@ -478,6 +518,7 @@ struct Consumer {
       }
     }
     if (C::kTakeTurns && index == 0) ptx::named_barrier_sync(kBarrierTurn, 256);  // the last turn passed on
+    await_staged();  // before the block's shared memory is gone
   }
 };
 

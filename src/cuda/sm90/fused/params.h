@@ -27,10 +27,14 @@ struct MaskTensor {
   std::int64_t key_stride = 0;  // times 128 within 32 bits
 };
 
+// Rows of the output that a warp stores at once.
+inline constexpr int kStoredRows = 16;
+
 struct FusedParams {
   CUtensorMap q_map;  // (column, row, head, batch)
   CUtensorMap k_map;  // (column, element, row, head, batch): see tensor_maps.cpp
   CUtensorMap v_map;
+  CUtensorMap out_map;  // (column, row, head, batch)
 
   Rows q, k, v;
   void* out = nullptr;  // [batch, heads, rows, d_v]
@@ -64,7 +68,7 @@ struct FusedParams {
   float one = 1;  // a factor the compiler does not know
 
   // The copy engine cannot read a tensor whose base or strides are no multiple of 16 bytes: then threads copy.
-  int copy_engine_q = 0, copy_engine_k = 0, copy_engine_v = 0;
+  int copy_engine_q = 0, copy_engine_k = 0, copy_engine_v = 0, copy_engine_out = 0;
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0;  // rows are 16-byte aligned: copies of 16 bytes
 };
 

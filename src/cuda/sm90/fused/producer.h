@@ -1,7 +1,8 @@
 // The producer warpgroup of the fused kernel: walks the items and their key tiles and fills the stages.
 //
-// One thread drives the copy engine. What it cannot load (the last, partial block of a sequence, whose absent keys must
-// be zeros, and tensors it cannot address) all 128 threads copy with predicated loads, zero-filled.
+// Where the copy engine can do it all, single threads drive it. What it cannot load (the last, partial block of a
+// sequence, whose absent keys must be zeros, and tensors it cannot address) all 128 threads copy with predicated loads,
+// zero-filled.
 #pragma once
 
 #include <cstdint>
@@ -117,6 +118,8 @@ __device__ __forceinline__ void announce(const FusedParams& params, const Work& 
   item.valid = 1;
   item.row_begin = work.row_begin;
   item.rows = work.rows;
+  item.batch = work.batch;
+  item.out_row = work.q_row + work.row_begin;
   item.sequence = work.sequence;
   item.head = work.head;
   item.diagonal = work.band.diagonal;
@@ -144,15 +147,20 @@ __device__ __forceinline__ void announce(const FusedParams& params, const Work& 
   }
 }
 
-// Q of item number `number` of this block, and its description.
+// Q of item number `number` of this block, and its description. Thread `driver` drives the copy engine.
 template <typename C>
-__device__ __forceinline__ void load_q(const FusedParams& params, Shared<C>& shared, const Work& work, int number) {
+__device__ __forceinline__ void load_q(const FusedParams& params, Shared<C>& shared, const Work& work, int number,
+                                       unsigned driver) {
   const int buffer = number % C::kQBuffers;
   const int parity = number / C::kQBuffers & 1;
   const std::uint32_t full = ptx::shared_address(&shared.q_full[buffer]);
   const std::uint32_t empty = ptx::shared_address(&shared.q_empty[buffer]);
   if (!C::kGeneral || params.copy_engine_q != 0) {
-    if (threadIdx.x != 0) return;
+    if (threadIdx.x != driver) return;
+#pragma unroll 1
+    for (int panel = 0; panel < C::kPanels; ++panel) {  // the place may be free late: short items would wait for memory
+      ptx::tma_prefetch_4d(&params.q_map, panel * 64, work.q_row + work.row_begin, work.head, work.batch);
+    }
     ptx::mbarrier_wait(empty, parity ^ 1);
     announce<C>(params, work, shared.items[number % kItemSlots]);
     ptx::mbarrier_arrive_expect(full, C::kTileQBytes);
@@ -218,24 +226,52 @@ __device__ __forceinline__ void load_tile(std::uint32_t tile, std::uint32_t full
   publish_copy(full);
 }
 
-// What is left for three warps when the copy engine does all copies. The end comes as an item of its own.
+// After the last item: consumers read valid == 0.
 template <typename C>
-__device__ __forceinline__ void scale_all(const FusedParams& params, Shared<C>& shared) {
+__device__ __forceinline__ void announce_end(Shared<C>& shared, int number, unsigned driver) {
+  if (threadIdx.x != driver) return;
+  const int buffer = number % C::kQBuffers;
+  ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[buffer]), (number / C::kQBuffers & 1) ^ 1);
+  shared.items[number % kItemSlots].valid = 0;
+  ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[buffer]));
+}
+
+// Where the copy engine does all copies, one thread brings K and V and another Q: the next items' keys need not wait
+// until a buffer for their Q is free. Three warps scale Q; the first of them has the thread that brings it.
+inline constexpr unsigned kQueryDriver = 32;
+
+template <typename C>
+__device__ __forceinline__ void produce_queries(const FusedParams& params, Shared<C>& shared) {
+  if (threadIdx.x >= 64) {
 #pragma unroll 1
-  for (int number = 0;; number = (number + 1) & 3) {
+    for (int number = 0;; number = (number + 1) & 3) {
+      scale_q<C>(params, shared, number);
+      if (shared.items[number % kItemSlots].valid == 0) return;
+    }
+  }
+  int number = 0;
+#pragma unroll 1
+  for (int turn = 0; turn < params.order.turns; ++turn) {
+    Work work;
+    if (!describe_item<C>(params, turn, work)) continue;
+    load_q<C>(params, shared, work, number, kQueryDriver);
+    if constexpr (!C::kQInRegisters) {
+      __syncwarp();
+      scale_q<C>(params, shared, number);
+    }
+    number = (number + 1) & 3;
+  }
+  announce_end<C>(shared, number, kQueryDriver);
+  if constexpr (!C::kQInRegisters) {
+    __syncwarp();
     scale_q<C>(params, shared, number);
-    if (shared.items[number % kItemSlots].valid == 0) return;
   }
 }
 
-template <typename C>
-__device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& shared) {
-  // Where the copy engine does it all one thread is enough for copies. Its warp mates leave: they would not idle but
-  // run through the whole walk while it waits.
-  if (threadIdx.x != 0 && params.partial_blocks == 0) {
-    if (!C::kQInRegisters && threadIdx.x >= 32) scale_all<C>(params, shared);
-    return;
-  }
+// Walks the items and brings their K and V. kTogether: all 128 threads walk, copy where the copy engine cannot, and
+// bring Q too.
+template <typename C, bool kTogether>
+__device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>& shared) {
   Ring<C::kStages> ring;
   const std::uint32_t k_full = ptx::shared_address(shared.k_full);
   const std::uint32_t k_empty = ptx::shared_address(shared.k_empty);
@@ -249,8 +285,10 @@ __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& sh
   for (; walk >> 2 < params.order.turns; walk += 4) {
     Work work;
     if (!describe_item<C>(params, walk >> 2, work)) continue;
-    load_q<C>(params, shared, work, walk & 3);
-    if (!C::kQInRegisters && threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
+    if constexpr (kTogether) {
+      load_q<C>(params, shared, work, walk & 3, 0);
+      if (!C::kQInRegisters && threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
+    }
     walk = (walk & ~3) | ((walk + 1) & 3);
     const int kv_head = work.head / params.heads_per_kv_head;
     const int batch = work.batch;
@@ -259,7 +297,7 @@ __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& sh
     const int present_end = work.band.key_length - work.blocks.end * tile::kBlockKeys;  // and after the last block
 #pragma unroll 1
     for (int part = 0; present > present_end;) {
-      const bool whole = present >= tile::kBlockKeys;
+      const bool whole = !kTogether || present >= tile::kBlockKeys;
       const std::uint32_t at = 8u * static_cast<std::uint32_t>(ring.stage);
       const bool engine_k = whole && (!C::kGeneral || params.copy_engine_k != 0);
       const bool engine_v = whole && (!C::kGeneral || params.copy_engine_v != 0);
@@ -273,7 +311,7 @@ __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& sh
       load_tile<C, 1>(ptx::shared_address(shared.v[ring.stage]), v_full + at, v_empty + at, ring.parity, engine_v,
                       params.v_map, params.v, row, part * params.keys.part_step, 0, kv_head, batch, params.d_v,
                       params.vector_v, [&](int r) { return visible(tile::slot_of_v_row(r)); });
-      if (params.partial_blocks != 0)
+      if constexpr (kTogether)
         __syncwarp();  // the driving thread's warp stays together: its other lanes must not run ahead of it
       ring.advance();
       if (++part == C::kTilesPerBlock) {
@@ -283,13 +321,24 @@ __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& sh
       }
     }
   }
-  const int number = walk & 3;  // the end: consumers read valid == 0
-  if (!C::kQInRegisters && threadIdx.x >= 32) scale_q<C>(params, shared, number);
-  if (threadIdx.x == 0) {
-    const int buffer = number % C::kQBuffers;
-    ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[buffer]), (number / C::kQBuffers & 1) ^ 1);
-    shared.items[number % kItemSlots].valid = 0;
-    ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[buffer]));
+  if constexpr (kTogether) {
+    if (!C::kQInRegisters && threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
+    announce_end<C>(shared, walk & 3, 0);
+  }
+}
+
+template <typename C>
+__device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& shared) {
+  if (C::kGeneral || params.partial_blocks != 0) {
+    walk_items<C, true>(params, shared);
+    return;
+  }
+  // The other threads of these warps leave: they would not idle but run through the whole walk while one waits.
+  if constexpr (!C::kGeneral) {
+    if (threadIdx.x == 0) walk_items<C, false>(params, shared);
+    if (C::kQInRegisters ? threadIdx.x == kQueryDriver : threadIdx.x >= kQueryDriver) {
+      produce_queries<C>(params, shared);
+    }
   }
 }
 

@@ -238,7 +238,8 @@ __device__ __forceinline__ Raised raise_reference(const Packed& packed, float sc
   return result;
 }
 
-// The largest of the first keys as the reference, for a tile that every row sees: it need not be the largest of all.
+// The largest of the first keys as the reference: it need not be the largest of all. A row that sees none of them has
+// no reference yet.
 template <typename C, typename Packed>
 __device__ __forceinline__ void sample_reference(const Packed& packed, float scale, RowState& state) {
   std::uint32_t largest = ptx::max_f16x2(ptx::max_f16x2(packed.word(0, 0), packed.word(0, 1)),
@@ -247,8 +248,8 @@ __device__ __forceinline__ void sample_reference(const Packed& packed, float sca
   largest = ptx::max_f16x2(largest, __shfl_xor_sync(~0u, largest, 2));
   float top0, top1;
   ptx::unpack_f16x2(largest, top0, top1);
-  state.minus0 = -top0 * scale;
-  state.minus1 = -top1 * scale;
+  state.minus0 = top0 <= kLowestScore ? NAN : -top0 * scale;
+  state.minus1 = top1 <= kLowestScore ? NAN : -top1 * scale;
 }
 
 __device__ __forceinline__ void forget_unset(const Raised& raised, RowState& state) {

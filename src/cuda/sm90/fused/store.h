@@ -5,6 +5,7 @@
 
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/packed_half.h"
+#include "cuda/ptx/tma.h"
 #include "cuda/sm90/fused/config.h"
 #include "cuda/sm90/fused/params.h"
 #include "cuda/sm90/fused/softmax.h"
@@ -25,32 +26,133 @@ __device__ __forceinline__ void transpose_quad(std::uint32_t (&x)[4], int t) {
   (upper ? x[1] : x[3]) = d;
 }
 
-// `row` is row g of the thread's warp within the item; row g + 8 is the other.
-template <typename C>
-__device__ __forceinline__ void store_rows(const FusedParams& params, const Item<C::kConsumers>& item, int row,
-                                           int lane, float (&out)[C::kHeadDim / 2], const RowState& state) {
-  const int t = lane & 3;
+// Sums of a thread's two rows, over all their lanes.
+struct RowSums {
+  float sum0, sum1;
+  // What the output is multiplied by; rows that see no key are zeros.
+  __device__ __forceinline__ float inverse0() const { return sum0 == 0 ? 0.0f : __fdividef(1.0f, sum0); }
+  __device__ __forceinline__ float inverse1() const { return sum1 == 0 ? 0.0f : __fdividef(1.0f, sum1); }
+};
+
+__device__ __forceinline__ RowSums sum_up(const RowState& state) {
   const auto over_quad = [](float x) {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
   };
-  const float sum0 = over_quad(state.sum0);
-  const float sum1 = over_quad(state.sum1);
-  const int rows = item.rows - item.row_begin;
-  const bool stored0 = row < rows;
-  const bool stored1 = row + 8 < rows;
-  if (params.lse != nullptr && t == 0) {
+  return {over_quad(state.sum0), over_quad(state.sum1)};
+}
+
+// `row` is row g of the thread's warp within the item; row g + 8 is the other. After store_staged(): its fence would
+// wait for these stores.
+template <typename C>
+__device__ __forceinline__ void store_lse(const FusedParams& params, const Item<C::kConsumers>& item, int row, int lane,
+                                          const RowSums& sums, const RowState& state) {
+  if (params.lse != nullptr && (lane & 3) == 0) {
+    const int rows = item.rows - item.row_begin;
     constexpr float kLn2 = 0.6931471805599453f;
     float* lse = params.lse + item.lse_offset + row * params.lse_row_stride;
     // An empty row has sum 0 and no reference: its logarithm is -inf.
-    if (stored0) *lse = sum0 == 0 ? -INFINITY : (__log2f(sum0) - state.minus0) * kLn2;
-    if (stored1) lse[8 * params.lse_row_stride] = sum1 == 0 ? -INFINITY : (__log2f(sum1) - state.minus1) * kLn2;
+    if (row < rows) *lse = sums.sum0 == 0 ? -INFINITY : (__log2f(sums.sum0) - state.minus0) * kLn2;
+    if (row + 8 < rows)
+      lse[8 * params.lse_row_stride] = sums.sum1 == 0 ? -INFINITY : (__log2f(sums.sum1) - state.minus1) * kLn2;
   }
-  const float inverse0 = sum0 == 0 ? 0.0f : __fdividef(1.0f, sum0);
-  const float inverse1 = sum1 == 0 ? 0.0f : __fdividef(1.0f, sum1);
-  const auto pack = [](float low, float high) {
-    return C::kType == DType::bf16 ? ptx::pack_bf16x2(low, high) : ptx::pack_f16x2(low, high);
-  };
+}
+
+template <typename C>
+__device__ __forceinline__ std::uint32_t pack_out(float low, float high) {
+  return C::kType == DType::bf16 ? ptx::pack_bf16x2(low, high) : ptx::pack_f16x2(low, high);
+}
+
+// A warp's 16 rows to shared memory, normalised. `tile` is the first of them in a swizzled tile.
+template <typename C>
+__device__ __forceinline__ void stage_rows(std::uint32_t tile, int lane, float (&out)[C::kHeadDim / 2],
+                                           const RowSums& sums) {
+  if (!__all_sync(~0u, sums.sum0 != 0 && sums.sum1 != 0)) {  // a row without a key is 0, whatever V holds
+#pragma unroll
+    for (int i = 0; i < C::kHeadDim / 2; ++i) {
+      if (((i & 2) == 0 ? sums.sum0 : sums.sum1) == 0) out[i] = 0;
+    }
+  }
+  const float inverse0 = sums.inverse0();
+  const float inverse1 = sums.inverse1();
+  // Of a pair of 8-column blocks lane l addresses row l % 16 of block l / 16.
+  const std::uint32_t row = tile + static_cast<std::uint32_t>(lane & 15) * 128;
+  const std::uint32_t chunk = static_cast<std::uint32_t>((lane >> 4) ^ (lane & 7)) << 4;
+#pragma unroll
+  for (int block = 0; block < C::kHeadDim / 8; block += 2) {
+    const float* o = out + 4 * block;
+    const std::uint32_t panel = static_cast<std::uint32_t>(block / 8) * C::kPanelQBytes;
+    ptx::store_matrices(row + panel + (chunk ^ static_cast<std::uint32_t>(block % 8) << 4),
+                        pack_out<C>(o[0] * inverse0, o[1] * inverse0), pack_out<C>(o[2] * inverse1, o[3] * inverse1),
+                        pack_out<C>(o[4] * inverse0, o[5] * inverse0), pack_out<C>(o[6] * inverse1, o[7] * inverse1));
+  }
+}
+
+// From there to the output. The copy engine does it, and lane 0 must wait for it before the place is used again; but
+// where the warp's rows do not all exist and others follow, or it cannot address the output, the warp copies.
+template <typename C>
+__device__ __forceinline__ void send_rows(const FusedParams& params, const Item<C::kConsumers>& item,
+                                          std::uint32_t tile, int warp_row, int lane) {
+  const int rows = item.rows - item.row_begin - warp_row;
+  if (params.copy_engine_out != 0 && (rows >= kStoredRows || params.cumulative_q == nullptr)) {
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) {
+#pragma unroll 1
+      for (int panel = 0; panel < C::kPanels; ++panel) {
+        ptx::tma_store_4d(&params.out_map, tile + static_cast<std::uint32_t>(panel) * C::kPanelQBytes, panel * 64,
+                          item.out_row + warp_row, item.head, item.batch);
+      }
+      ptx::tma_store_commit();
+    }
+    return;
+  }
+  __syncwarp();
+  const int stored = rows < kStoredRows ? rows : kStoredRows;
+  const int width = !C::kGeneral || params.vector_out != 0 ? 8 : 1;  // elements a lane copies at once
+  const int pieces = params.d_v / width;
+  auto* base = static_cast<std::uint16_t*>(params.out) + item.out_offset + warp_row * params.out_row_stride;
+#pragma unroll 1
+  for (int i = lane; i < stored * pieces; i += 32) {
+    const int row = i / pieces;
+    const int column = (i - row * pieces) * width;
+    const std::uint32_t from = tile + static_cast<std::uint32_t>((column >> 6) * C::kPanelQBytes +
+                                                                 tile::swizzled_offset(row, (column & 63) >> 3));
+    std::uint16_t* to = base + row * params.out_row_stride + column;
+    if (!C::kGeneral || width == 8) {
+      const float4 x = ptx::load_shared_16(from);
+      ptx::store_global_16(to, __float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z), __float_as_uint(x.w));
+    } else {
+      const std::uint32_t pair = ptx::load_shared(from + 4u * static_cast<std::uint32_t>((column & 7) >> 1));
+      *to = static_cast<std::uint16_t>((column & 1) != 0 ? pair >> 16 : pair);
+    }
+  }
+  __syncwarp();
+}
+
+// A warp's rows of an item none of which sees a key.
+template <typename C>
+__device__ __forceinline__ void store_zeros(const FusedParams& params, const Item<C::kConsumers>& item, int warp_row,
+                                            int lane) {
+  const int rows = item.rows - item.row_begin - warp_row;
+  auto* base = static_cast<std::uint16_t*>(params.out) + item.out_offset + warp_row * params.out_row_stride;
+#pragma unroll 1
+  for (int row = 0; row < (rows < kStoredRows ? rows : kStoredRows); ++row) {
+#pragma unroll 1
+    for (int column = lane; column < params.d_v; column += 32) base[row * params.out_row_stride + column] = 0;
+  }
+}
+
+// From registers. `row` as in store_lse().
+template <typename C>
+__device__ __forceinline__ void store_rows(const FusedParams& params, const Item<C::kConsumers>& item, int row,
+                                           int lane, const float (&out)[C::kHeadDim / 2], const RowSums& sums) {
+  const int t = lane & 3;
+  const int rows = item.rows - item.row_begin;
+  const bool stored0 = row < rows;
+  const bool stored1 = row + 8 < rows;
+  const float inverse0 = sums.inverse0();
+  const float inverse1 = sums.inverse1();
   auto* base = static_cast<std::uint16_t*>(params.out) + item.out_offset + row * params.out_row_stride;
   std::uint16_t* base8 = base + 8 * params.out_row_stride;
 #pragma unroll
@@ -59,8 +161,8 @@ __device__ __forceinline__ void store_rows(const FusedParams& params, const Item
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       const float* o = out + 16 * i + 4 * b;
-      x[b] = sum0 == 0 ? 0u : pack(o[0] * inverse0, o[1] * inverse0);
-      y[b] = sum1 == 0 ? 0u : pack(o[2] * inverse1, o[3] * inverse1);
+      x[b] = sums.sum0 == 0 ? 0u : pack_out<C>(o[0] * inverse0, o[1] * inverse0);
+      y[b] = sums.sum1 == 0 ? 0u : pack_out<C>(o[2] * inverse1, o[3] * inverse1);
     }
     if (!C::kGeneral || params.vector_out != 0) {  // lane t takes columns 8t..8t+7 of these 32
       transpose_quad(x, t);

@@ -85,6 +85,10 @@ bool make_q_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DT
   return make_rows_map(map, tensor, extents, type, tile_q, 1);
 }
 
+bool make_out_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type) {
+  return make_rows_map(map, tensor, extents, type, kStoredRows, 1);
+}
+
 bool make_k_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, const tile::KeyMap& keys,
                 int tile_k) {
   // One half of the tile: pairs of keys pair_step apart, one pair a group.

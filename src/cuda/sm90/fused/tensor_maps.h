@@ -1,4 +1,4 @@
-// Descriptions of Q, K and V for the copy engine (TMA).
+// Descriptions of Q, K, V and the output for the copy engine (TMA).
 #pragma once
 
 #include <cuda.h>
@@ -16,7 +16,7 @@ struct Extents {
   std::int64_t batch, heads, rows, columns;
 };
 
-// Each returns false when the copy engine cannot read the tensor (alignment, strides); the map is then unusable.
+// Each returns false when the copy engine cannot address the tensor (alignment, strides); the map is then unusable.
 //
 // (column, row, head, batch), boxes of 128 bytes of columns x `rows` rows, every row_step-th. Rows past the tensor's
 // end are filled with zeros. fp32 is rounded to tf32.
@@ -24,6 +24,9 @@ bool make_rows_map(CUtensorMap& map, const Rows& tensor, const Extents& extents,
 
 // Q: tile_q rows as they lie.
 bool make_q_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, int tile_q);
+
+// The output: the rows of one warp, from shared memory.
+bool make_out_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type);
 
 // K and V permute the keys of a tile into groups (tile/key_map.h) on the way. Both are (column, element, row, head,
 // batch), where a step of `element` moves by some rows and a step of `row` by one: the two overlap, so a tile may start
