@@ -15,13 +15,6 @@ __device__ __forceinline__ void tma_load_4d(std::uint32_t destination, const voi
       : "memory");
 }
 
-// Brings it as far as the L2 cache.
-__device__ __forceinline__ void tma_prefetch_4d(const void* map, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(c0), "r"(c1),
-               "r"(c2), "r"(c3)
-               : "memory");
-}
-
 __device__ __forceinline__ void tma_load_5d(std::uint32_t destination, const void* map, std::uint32_t barrier, int c0,
                                             int c1, int c2, int c3, int c4) {
   asm volatile(

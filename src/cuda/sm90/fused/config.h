@@ -65,8 +65,10 @@ struct Config {
   static constexpr int kQuarters = kTileK / 64;  // 64 keys share a metadata word
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
   // units of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured
-  // (docs/fused_kernel.md): nothing at d = 64; at d = 128 2 are better than 1, 3 and 4.
-  static constexpr int kHeldUnits = kVariant == Variant::narrow && kHeadDim > 64 && kTileK == 128 ? 2 : 1;
+  // (docs/fused_kernel.md): nothing with three warpgroups, 5 % with two.
+  static constexpr int kHeldUnits = kVariant != Variant::narrow || kTileK < 128              ? 1
+                                    : kHeadDim <= 64 && kSelection == Selection::two_of_four ? 3
+                                                                                             : 2;
 
   // Weights are exponentials relative to a reference score of an earlier tile. A lane's sum of a tile's weights past
   // this raises the reference. fp16 weights must stay below 65504; bf16 has fp32's range.

@@ -398,6 +398,7 @@ struct Consumer {
     const auto& of = item(number);
     const int row = row_in_tile();
     const RowSums sums = sum_up(state);
+    store_lse<C>(params, of, row, lane(), sums, state);
     if constexpr (kStaged) {
       if constexpr (!C::kOutInPlaceOfQ) await_staged();
       const std::uint32_t tile = ptx::shared_address(C::kOutInPlaceOfQ ? shared.q[0] : shared.out) +
@@ -407,12 +408,19 @@ struct Consumer {
     } else {
       store_rows<C>(params, of, row, lane(), out, sums);
     }
-    store_lse<C>(params, of, row, lane(), sums, state);
   }
   // Until the copy engine has read the warp's last results from shared memory.
   __device__ __forceinline__ void await_staged() {
     if (C::kStagesOutput && leader != 0) ptx::tma_store_wait_read();
     __syncwarp();
+  }
+  // Gives back the place of item `of`'s Q, which the results of the item before have taken.
+  __device__ __forceinline__ void free_q(int of) {
+    if (C::kOutInPlaceOfQ && q_taken != 0) {
+      await_staged();
+      release_q(of);
+      q_taken = 0;
+    }
   }
   // An item none of whose rows here sees a key.
   __device__ __forceinline__ void write_empty() {
@@ -431,11 +439,7 @@ struct Consumer {
     } else {
       first_tile<true>();
     }
-    if (C::kOutInPlaceOfQ && q_taken != 0) {  // by now the copy engine has read the last item's results
-      await_staged();
-      release_q(number);
-      q_taken = 0;
-    }
+    free_q(number);
     await_tile();
     settle();
     int accumulate = 0;
@@ -485,6 +489,7 @@ struct Consumer {
     if (chained) {
       release(shared.k_empty, next);
       q_taken = 1;
+      if (tile_end - tile_index < 3) free_q(number + 1);  // a short item: its successor's Q must come soon
     }
     ++number;
     ring = next;

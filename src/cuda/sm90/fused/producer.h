@@ -157,10 +157,6 @@ __device__ __forceinline__ void load_q(const FusedParams& params, Shared<C>& sha
   const std::uint32_t empty = ptx::shared_address(&shared.q_empty[buffer]);
   if (!C::kGeneral || params.copy_engine_q != 0) {
     if (threadIdx.x != driver) return;
-#pragma unroll 1
-    for (int panel = 0; panel < C::kPanels; ++panel) {  // the place may be free late: short items would wait for memory
-      ptx::tma_prefetch_4d(&params.q_map, panel * 64, work.q_row + work.row_begin, work.head, work.batch);
-    }
     ptx::mbarrier_wait(empty, parity ^ 1);
     announce<C>(params, work, shared.items[number % kItemSlots]);
     ptx::mbarrier_arrive_expect(full, C::kTileQBytes);
