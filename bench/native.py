@@ -28,6 +28,7 @@ class Call(ctypes.Structure):
         [(name, View) for name in ("q", "k", "v", "out", "lse", "key_lengths", "allowed", "bias", "cu_q", "cu_k")]
         + [(name, ctypes.c_int64) for name in ("max_q", "max_k", "window_left", "window_right")]
         + [("scale", ctypes.c_double), ("stream", ctypes.c_void_p)]
+        + [("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_int64)]
         + [(name, ctypes.c_int32) for name in ("keep", "group", "consecutive", "causal", "top_left")]
     )
 
@@ -95,7 +96,13 @@ def prepare(
     call.consecutive, call.causal, call.top_left = grouping == "consecutive", causal, top_left
     message = ctypes.create_string_buffer(4096)
     function, reference = library(path).dspattn_bench_forward, ctypes.byref(call)
-    keep_alive = (q, k, v, out, lse, key_lengths, allowed, bias, cu_q, cu_k)
+    bytes_needed = ctypes.c_int64()
+    if library(path).dspattn_bench_workspace(reference, ctypes.byref(bytes_needed), message, len(message)):
+        raise RuntimeError(message.value.decode())
+    call.workspace_bytes = bytes_needed.value
+    workspace = torch.empty(bytes_needed.value, dtype=torch.uint8, device=q.device) if bytes_needed.value else None
+    call.workspace = workspace.data_ptr() if workspace is not None else None
+    keep_alive = (q, k, v, out, lse, key_lengths, allowed, bias, cu_q, cu_k, workspace)
 
     def run(_keep_alive=keep_alive):
         call.stream = torch.cuda.current_stream().cuda_stream

@@ -312,6 +312,8 @@ struct Chosen {
   std::int64_t n_q, n_k;
   Tensor q, k, v, out;
   Problem device_problem, host_problem;
+  std::vector<std::int32_t> ends;  // of sequences end to end, from 0 on; empty: one sequence
+  core::DeviceBuffer device_ends, space;
 
   Chosen(const Row& of, std::int64_t queries, std::int64_t keys) : row(of), n_q(queries), n_k(keys) {
     check::Random random(9, 2);
@@ -340,15 +342,31 @@ struct Chosen {
       problem.mask.alignment = Alignment::top_left;
       problem.scale = 1.0 / 16;
       if (on_device) problem.device = kGpu;
+      if (ends.empty()) return;
+      const ConstTensorView cumulative(on_device ? device_ends.data() : ends.data(), DType::i32,
+                                       {static_cast<std::int64_t>(ends.size())});
+      problem.packed = Packed{cumulative, cumulative, n_q, n_k};
     };
+    if (!ends.empty()) {
+      device_ends = core::DeviceBuffer(gpu_memory(), ends.size() * sizeof ends[0]);
+      gpu_memory().copy_in(device_ends.data(), ends.data(), ends.size() * sizeof ends[0]);
+    }
     set(device_problem, true);
     set(host_problem, false);
-    ForwardArgs args;
-    args.problem = device_problem;
-    args.out = out.device_view();
-    args.run.kernel = row.name;
-    forward(args);
+    forward(args());
     out.download();
+  }
+  // As run() has set it up.
+  ForwardArgs args() {
+    ForwardArgs result;
+    result.problem = device_problem;
+    result.out = out.device_view();
+    result.run.kernel = row.name;
+    const std::size_t bytes = forward_workspace_bytes(result);
+    if (bytes > space.bytes()) space = core::DeviceBuffer(gpu_memory(), bytes);
+    result.run.workspace = bytes > 0 ? space.data() : nullptr;
+    result.run.workspace_bytes = bytes;
+    return result;
   }
   std::vector<double> result() const {
     std::vector<double> values;
@@ -441,11 +459,38 @@ TEST_P(RobustRow, NotFiniteInV) {
   }
 }
 
+// Blocks of 128 keys are loaded whole, also the last of a sequence: what lies behind its end must not show.
+TEST_P(RobustRow, NoSequenceSeesItsNeighbours) {
+  const std::vector<std::int32_t> ends = {0, 70, 170, 300, 430, 431};
+  Chosen problem(row(), 431, 431);
+  problem.ends = ends;
+  problem.run();
+  const std::vector<double> clean = problem.result();
+  for (std::size_t spoilt_sequence = 0; spoilt_sequence + 1 < ends.size(); ++spoilt_sequence) {
+    Chosen spoilt(row(), 431, 431);
+    spoilt.ends = ends;
+    for (std::int64_t key = ends[spoilt_sequence]; key < ends[spoilt_sequence + 1]; ++key) {
+      for (std::int64_t c = 0; c < row().dim; ++c) {
+        spoilt.k.set(kNaN, 0, 0, key, c);
+        spoilt.v.set(kInfinity, 0, 0, key, c);
+      }
+    }
+    spoilt.run();
+    const std::vector<double> found = spoilt.result();
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const auto query = static_cast<std::int64_t>(i) / row().dim;
+      const bool own = query >= ends[spoilt_sequence] && query < ends[spoilt_sequence + 1];
+      ASSERT_TRUE(own ? std::isnan(found[i]) : found[i] == clean[i]) << "query " << query;
+    }
+  }
+}
+
 // On a stream of the caller's, captured into a graph: no allocation, no synchronisation, same bits. Long enough for the
 // variant with three warpgroups.
 TEST_P(RobustRow, RunsFromAGraphOnTheCallersStream) {
-  for (const bool causal : {false, true}) {
-    Chosen problem(row(), 600, 300);
+  for (const auto& [causal, packed] : {std::pair{false, false}, {true, false}, {false, true}}) {
+    Chosen problem(row(), 600, packed ? 600 : 300);
+    if (packed) problem.ends = {0, 30, 500, 600};
     problem.run(causal);
     const std::vector<double> expected = problem.result();
     problem.out.poison();
@@ -455,10 +500,7 @@ TEST_P(RobustRow, RunsFromAGraphOnTheCallersStream) {
     cudaGraphExec_t executable = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-    ForwardArgs args;
-    args.problem = problem.device_problem;
-    args.out = problem.out.device_view();
-    args.run.kernel = GetParam();
+    ForwardArgs args = problem.args();
     args.run.stream = stream;
     EXPECT_NO_THROW(forward(args));
     ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);

@@ -119,6 +119,11 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
 // Ordinary shared-memory writes of this thread become visible to the tensor cores and the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Waits until the kernels this one was allowed to overtake have ended, and their writes are visible.
+__device__ __forceinline__ void wait_for_kernels_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Lets the next kernel start, if it is launched so that it may.
+__device__ __forceinline__ void start_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 template <int kRegisters>
 __device__ __forceinline__ void shrink_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

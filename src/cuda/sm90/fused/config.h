@@ -95,7 +95,11 @@ struct Share {
   int skip_before, skip_after;       // tiles that only other warpgroups need
 };
 
-// What the producer tells the consumers about an item.
+// Who brings an item's last block, when it has fewer than 128 keys (none: it has not): the copy engine, with rows past
+// the sequence's end besides, or threads.
+enum class Tail : std::int32_t { none, by_engine, by_threads };
+
+// What the producer tells the consumers about an item, and the warps that assist it.
 template <int kConsumers>
 struct Item {
   int valid;      // 0: no more items
@@ -110,6 +114,9 @@ struct Item {
   std::int64_t out_offset;  // elements to row row_begin of the output
   std::int64_t lse_offset;
   Share shares[kConsumers];
+  Tail tail;
+  int tiles;  // of all the item's blocks
+  int k_row;  // row of K and V that holds the sequence's key 0
 };
 
 // A consumer may still write the results of an item whose two successors are already announced; one more is a power
@@ -127,6 +134,7 @@ struct alignas(1024) Shared {
   std::uint64_t q_full[C::kQBuffers], q_scaled[C::kQBuffers], q_empty[C::kQBuffers];
   std::uint64_t k_full[C::kStages], k_empty[C::kStages];
   std::uint64_t v_full[C::kStages], v_empty[C::kStages];
+  std::uint64_t tail_begun[C::kStages];   // a tile of a last block is the assistants' to complete
   Item<C::kConsumers> items[kItemSlots];  // one a q_full, in turn
 };
 
@@ -146,8 +154,13 @@ struct Ring {
   }
 };
 
+// Threads of the producer: the first brings K and V. Warps from kFirstAssistant on are those of assistant.h.
+inline constexpr unsigned kQueryDriver = 32;
+inline constexpr unsigned kFirstAssistant = 32;
+inline constexpr int kAssistants = 3;
+
 // Named barriers (0 is __syncthreads).
-inline constexpr int kBarrierProducer = 1;  // the producer's 128 threads
+inline constexpr int kBarrierProducer = 1;  // the producer's 128 threads, or its assistants
 inline constexpr int kBarrierTurn = 2;      // + consumer index: its turn to issue products
 
 }  // namespace dspattn::cuda::sm90

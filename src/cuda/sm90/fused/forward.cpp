@@ -5,6 +5,7 @@
 
 #include "core/geometry.h"
 #include "cuda/device.h"
+#include "cuda/sm90/fused/schedule.h"
 #include "cuda/sm90/fused/tensor_maps.h"
 #include "dspattn/error.h"
 
@@ -111,6 +112,13 @@ tile::ItemOrder order_of(const FusedParams& p, const Problem& problem, const cor
 
 namespace {
 
+// The first element of the last row of the last head.
+std::int64_t last_row(const ConstTensorView& tensor) {
+  std::int64_t offset = 0;
+  for (int dim = 0; dim < 3; ++dim) offset += (tensor.extent(dim) - 1) * tensor.step(dim);
+  return offset;
+}
+
 // Completes the parameters for a variant; false when the variant cannot serve them.
 bool complete(FusedParams& p, const FusedRow& row, const ForwardArgs& args, const core::Geometry& geometry,
               Variant variant, const Launcher& launcher, int blocks) {
@@ -125,7 +133,32 @@ bool complete(FusedParams& p, const FusedRow& row, const ForwardArgs& args, cons
   p.order = order_of(p, problem, geometry, launcher.tile_q, blocks);
   p.partial_blocks =
       variant == Variant::general || problem.packed || p.key_lengths != nullptr || geometry.n_k % tile::kBlockKeys != 0;
+  p.last_k = last_row(problem.k);
+  p.last_v = last_row(problem.v);
   return variant == Variant::general || !needs_general(p);
+}
+
+// Sequences whose lengths only the device knows. The general variant walks through them as they come.
+bool scheduled(const Problem& problem) { return problem.packed || problem.mask.key_lengths.present(); }
+
+std::int64_t schedule_entries(const Problem& problem, const core::Geometry& geometry) {
+  return problem.packed ? problem.q.extent(2) / tile::kLeastTileRows + geometry.batch
+                        : geometry.batch * tile::divide_up(geometry.n_q, tile::kLeastTileRows);
+}
+
+ScheduleParams schedule_of(const FusedParams& p, const ForwardArgs& args, const core::Geometry& geometry, int tile_q) {
+  ScheduleParams s;
+  s.header = static_cast<tile::ScheduleHeader*>(args.run.workspace);
+  s.entries = reinterpret_cast<tile::ScheduleEntry*>(s.header + 1);
+  s.capacity = static_cast<int>(schedule_entries(args.problem, geometry));
+  s.cumulative_q = p.cumulative_q;
+  s.cumulative_k = p.cumulative_k;
+  s.key_lengths = p.key_lengths;
+  s.sequences = static_cast<int>(geometry.batch);
+  s.n_q = p.n_q;
+  s.n_k = p.n_k;
+  s.tile_q = tile_q;
+  return s;
 }
 
 }  // namespace
@@ -170,13 +203,20 @@ core::Reasons fused_why_not(const FusedRow& row, const Problem& problem) {
   return reasons;
 }
 
+std::size_t fused_workspace(const ForwardArgs& args) {
+  if (!scheduled(args.problem)) return 0;
+  return tile::schedule_bytes(schedule_entries(args.problem, core::geometry_of(args.problem)));
+}
+
 void fused_forward_launch(const FusedRow& row, const ForwardArgs& args) {
   const core::Geometry geometry = core::geometry_of(args.problem);
   if (geometry.batch == 0 || geometry.heads == 0 || geometry.n_q == 0 || geometry.d_v == 0) return;
   const CurrentDevice device(args.problem.device.index);
   FusedParams params = params_of(args, geometry);
   const bool full = params.left == tile::kMaxRows && params.right == tile::kMaxRows;
-  const bool wide = has_wide(row.dim) && geometry.n_q >= (full ? kWideFromRowsFull : kWideFromRows);
+  // Of a packed batch, the mean length decides.
+  const std::int64_t rows = args.problem.packed ? args.problem.q.extent(2) / geometry.batch : geometry.n_q;
+  const bool wide = has_wide(row.dim) && rows >= (full ? kWideFromRowsFull : kWideFromRows);
   const Variant preferred = wide ? Variant::wide : Variant::narrow;
   for (const Variant variant : {preferred, Variant::general}) {
     const Launcher launcher = variant == Variant::general ? row.general_launcher(variant) : row.launcher(variant);
@@ -186,6 +226,11 @@ void fused_forward_launch(const FusedRow& row, const ForwardArgs& args) {
     const int blocks =
         static_cast<int>(std::min<std::int64_t>(items, device_facts(args.problem.device.index).multiprocessors));
     if (!complete(params, row, args, geometry, variant, launcher, blocks)) continue;
+    if (variant != Variant::general && scheduled(args.problem)) {
+      const ScheduleParams schedule = schedule_of(params, args, geometry, launcher.tile_q);
+      params.schedule = schedule.header;
+      check(launch_schedule(schedule, static_cast<cudaStream_t>(args.run.stream)), "launching the schedule");
+    }
     check(launcher.launch(params, blocks, static_cast<cudaStream_t>(args.run.stream)), "launching the fused kernel");
     return;
   }

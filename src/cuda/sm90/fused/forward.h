@@ -29,6 +29,9 @@ tile::ItemOrder order_of(const FusedParams& params, const Problem& problem, cons
 
 core::Reasons fused_why_not(const FusedRow& row, const Problem& problem);
 
+// For sequences of different lengths: the order in which their items are taken.
+std::size_t fused_workspace(const ForwardArgs& args);
+
 // Enqueues on the caller's stream; nothing is allocated or waited for.
 void fused_forward_launch(const FusedRow& row, const ForwardArgs& args);
 

@@ -23,6 +23,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
   // Every consumer warp arrives for itself: were one to arrive for its warpgroup, a warp that lags could still be
   // waiting for a phase that is two phases gone, and a parity cannot tell those apart.
   constexpr int kConsumerWarps = 4 * C::kConsumers;
+  const bool ragged = !C::kGeneral && params.partial_blocks != 0;
+  // So do the assistants, where nothing else keeps an item's description until they have read it.
+  const int readers = C::kQInRegisters && ragged ? kAssistants : 0;
   if (threadIdx.x == 0) {
     const auto init = [](std::uint64_t& barrier, int arrivals) {
       ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
@@ -30,16 +33,18 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
     for (int i = 0; i < C::kQBuffers; ++i) {
       init(shared.q_full[i], 1);
       init(shared.q_scaled[i], C::kScalingWarps);
-      init(shared.q_empty[i], kConsumerWarps);
+      init(shared.q_empty[i], kConsumerWarps + readers);
     }
     for (int i = 0; i < C::kStages; ++i) {
       init(shared.k_full[i], 1);
       init(shared.v_full[i], 1);
       init(shared.k_empty[i], kConsumerWarps);
       init(shared.v_empty[i], kConsumerWarps);
+      init(shared.tail_begun[i], 1);
     }
     ptx::mbarrier_init_fence();
   }
+  if (params.schedule != nullptr) ptx::wait_for_kernels_before();
   __syncthreads();  // the barriers are initialised for everyone
   if (warpgroup == 0) {
     ptx::shrink_registers<C::kProducerRegisters>();

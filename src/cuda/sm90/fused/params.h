@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/tile/key_map.h"
+#include "cuda/tile/schedule.h"
 #include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::sm90 {
@@ -50,8 +51,11 @@ struct FusedParams {
   const std::int32_t* cumulative_k = nullptr;
   const std::int32_t* key_lengths = nullptr;
 
-  tile::ItemOrder order;
-  int partial_blocks = 1;  // 0: no block of keys is ever partial, and no thread copies
+  tile::ItemOrder order;                     // where there is no schedule
+  tile::ScheduleHeader* schedule = nullptr;  // its entries lie behind it
+  int partial_blocks = 1;                    // 0: no sequence has a last block of fewer than 128 keys
+  // The copy engine may read past a sequence's end, up to these elements of K and V: the first of the last row.
+  std::int64_t last_k = 0, last_v = 0;
   tile::KeyMap keys;
   int heads = 0;
   int heads_per_kv_head = 1;

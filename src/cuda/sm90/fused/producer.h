@@ -12,7 +12,9 @@
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/fused/config.h"
 #include "cuda/sm90/fused/params.h"
+#include "cuda/sm90/fused/ragged.h"
 #include "cuda/sm90/fused/softmax.h"
+#include "cuda/sm90/fused/work.h"
 
 namespace dspattn::cuda::sm90 {
 
@@ -70,83 +72,6 @@ __device__ __forceinline__ void publish_copy(std::uint32_t full) {
   if (threadIdx.x == 0) ptx::mbarrier_arrive(full);
 }
 
-// An item as the producer needs it.
-struct Work {
-  int row_begin, rows;  // first query row, and rows of the sequence
-  int q_row, k_row;     // rows of the tensors that hold the sequence's row 0
-  int batch, sequence, head;
-  tile::RowBand band;
-  tile::BlockRange blocks;  // blocks of keys that any row of the item sees
-};
-
-// False when there is none in this turn, or it lies past the end of its (packed) sequence.
-template <typename C>
-__device__ __forceinline__ bool describe_item(const FusedParams& params, int turn, Work& work) {
-  const tile::ItemPlace place =
-      tile::item_of_turn(params.order, turn, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
-  if (place.row_tile < 0) return false;
-  work.sequence = place.sequence_head / params.heads;
-  work.head = place.sequence_head - work.sequence * params.heads;
-  work.row_begin = place.row_tile * C::kTileQ;
-  work.rows = params.n_q;
-  work.q_row = 0;
-  work.batch = work.sequence;
-  work.k_row = 0;
-  int n_k = params.n_k;
-  if (params.cumulative_q != nullptr) {
-    work.batch = 0;
-    work.q_row = params.cumulative_q[work.sequence];
-    work.rows = params.cumulative_q[work.sequence + 1] - work.q_row;
-    work.k_row = params.cumulative_k[work.sequence];
-    n_k = params.cumulative_k[work.sequence + 1] - work.k_row;
-  }
-  if (work.row_begin >= work.rows) return false;
-  int key_length = n_k;
-  if (params.key_lengths != nullptr) {
-    const int given = params.key_lengths[work.sequence];
-    key_length = given < key_length ? (given > 0 ? given : 0) : key_length;
-  }
-  work.band = {params.left, params.right, params.bottom_right != 0 ? n_k - work.rows : 0, key_length};
-  const int last = work.row_begin + C::kTileQ < work.rows ? work.row_begin + C::kTileQ - 1 : work.rows - 1;
-  work.blocks = tile::visible_blocks(work.band, work.row_begin, last);
-  return true;
-}
-
-// Writes the consumers' description; one thread does it for all.
-template <typename C>
-__device__ __forceinline__ void announce(const FusedParams& params, const Work& work, Item<C::kConsumers>& item) {
-  item.valid = 1;
-  item.row_begin = work.row_begin;
-  item.rows = work.rows;
-  item.batch = work.batch;
-  item.out_row = work.q_row + work.row_begin;
-  item.sequence = work.sequence;
-  item.head = work.head;
-  item.diagonal = work.band.diagonal;
-  item.key_length = work.band.key_length;
-  const std::int64_t row = work.q_row + work.row_begin;
-  item.out_offset =
-      work.batch * params.out_batch_stride + work.head * params.out_head_stride + row * params.out_row_stride;
-  item.lse_offset =
-      work.batch * params.lse_batch_stride + work.head * params.lse_head_stride + row * params.lse_row_stride;
-#pragma unroll 1
-  for (int i = 0; i < C::kConsumers; ++i) {
-    const int first = work.row_begin + i * 64;
-    const int last = first + 63 < work.rows ? first + 63 : work.rows - 1;
-    const tile::BlockRange own = tile::visible_blocks(work.band, first, last);
-    tile::BlockRange interior = tile::interior_blocks(work.band, first, last);
-    if (C::kGeneral && (params.allowed.data != nullptr || params.bias.data != nullptr)) interior = {0, 0};
-    const bool any = own.end > own.begin;
-    Share& share = item.shares[i];
-    share.begin = own.begin * C::kTilesPerBlock;
-    share.end = own.end * C::kTilesPerBlock;
-    share.interior_begin = interior.begin;
-    share.interior_end = interior.end;
-    share.skip_before = ((any ? own.begin : work.blocks.end) - work.blocks.begin) * C::kTilesPerBlock;
-    share.skip_after = any ? (work.blocks.end - own.end) * C::kTilesPerBlock : 0;
-  }
-}
-
 // Q of item number `number` of this block, and its description. Thread `driver` drives the copy engine.
 template <typename C>
 __device__ __forceinline__ void load_q(const FusedParams& params, Shared<C>& shared, const Work& work, int number,
@@ -156,15 +81,7 @@ __device__ __forceinline__ void load_q(const FusedParams& params, Shared<C>& sha
   const std::uint32_t full = ptx::shared_address(&shared.q_full[buffer]);
   const std::uint32_t empty = ptx::shared_address(&shared.q_empty[buffer]);
   if (!C::kGeneral || params.copy_engine_q != 0) {
-    if (threadIdx.x != driver) return;
-    ptx::mbarrier_wait(empty, parity ^ 1);
-    announce<C>(params, work, shared.items[number % kItemSlots]);
-    ptx::mbarrier_arrive_expect(full, C::kTileQBytes);
-#pragma unroll 1
-    for (int panel = 0; panel < C::kPanels; ++panel) {
-      ptx::tma_load_4d(ptx::shared_address(shared.q[buffer]) + static_cast<std::uint32_t>(panel * C::kPanelQBytes),
-                       &params.q_map, full, panel * 64, work.q_row + work.row_begin, work.head, work.batch);
-    }
+    if (threadIdx.x == driver) load_q_by_engine<C>(params, shared, work, number);
     return;
   }
   begin_copy(empty, parity);
@@ -204,16 +121,7 @@ __device__ __forceinline__ void load_tile(std::uint32_t tile, std::uint32_t full
   if (engine) {
     if (threadIdx.x != 0) return;
     ptx::mbarrier_wait(empty, parity ^ 1);
-    ptx::mbarrier_arrive_expect(full, C::kTileKBytes);
-#pragma unroll 1
-    for (int panel = 0; panel < C::kPanels; ++panel) {
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        const int at = panel * C::kPanelKBytes + half * (C::kPanelKBytes / 2);
-        ptx::tma_load_5d(tile + static_cast<std::uint32_t>(at), &map, full, panel * 64, 0,
-                         row + part_rows + half * half_step, kv_head, batch);
-      }
-    }
+    load_by_engine<C, kHalves>(tile, full, map, row + part_rows, half_step, kv_head, batch);
     return;
   }
   begin_copy(empty, parity);
@@ -222,20 +130,8 @@ __device__ __forceinline__ void load_tile(std::uint32_t tile, std::uint32_t full
   publish_copy(full);
 }
 
-// After the last item: consumers read valid == 0.
-template <typename C>
-__device__ __forceinline__ void announce_end(Shared<C>& shared, int number, unsigned driver) {
-  if (threadIdx.x != driver) return;
-  const int buffer = number % C::kQBuffers;
-  ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[buffer]), (number / C::kQBuffers & 1) ^ 1);
-  shared.items[number % kItemSlots].valid = 0;
-  ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[buffer]));
-}
-
 // Where the copy engine does all copies, one thread brings K and V and another Q: the next items' keys need not wait
 // until a buffer for their Q is free. Three warps scale Q; the first of them has the thread that brings it.
-inline constexpr unsigned kQueryDriver = 32;
-
 template <typename C>
 __device__ __forceinline__ void produce_queries(const FusedParams& params, Shared<C>& shared) {
   if (threadIdx.x >= 64) {
@@ -257,7 +153,7 @@ __device__ __forceinline__ void produce_queries(const FusedParams& params, Share
     }
     number = (number + 1) & 3;
   }
-  announce_end<C>(shared, number, kQueryDriver);
+  if (threadIdx.x == kQueryDriver) announce_end<C>(shared, number);
   if constexpr (!C::kQInRegisters) {
     __syncwarp();
     scale_q<C>(params, shared, number);
@@ -319,18 +215,19 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
   }
   if constexpr (kTogether) {
     if (!C::kQInRegisters && threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
-    announce_end<C>(shared, walk & 3, 0);
+    if (threadIdx.x == 0) announce_end<C>(shared, walk & 3);
   }
 }
 
 template <typename C>
 __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& shared) {
-  if (C::kGeneral || params.partial_blocks != 0) {
+  // The other threads of the warps that drive the copy engine leave: they would not idle but run through the whole walk
+  // while one waits.
+  if constexpr (C::kGeneral) {
     walk_items<C, true>(params, shared);
-    return;
-  }
-  // The other threads of these warps leave: they would not idle but run through the whole walk while one waits.
-  if constexpr (!C::kGeneral) {
+  } else if (params.partial_blocks != 0) {
+    produce_ragged<C>(params, shared);
+  } else {
     if (threadIdx.x == 0) walk_items<C, false>(params, shared);
     if (C::kQInRegisters ? threadIdx.x == kQueryDriver : threadIdx.x >= kQueryDriver) {
       produce_queries<C>(params, shared);

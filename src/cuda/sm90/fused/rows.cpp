@@ -20,7 +20,7 @@ struct Fused {
                                  &launcher<kType, kSelection, general_dim(kDim)>};
 
   static core::Reasons why_not(const Problem& problem) { return fused_why_not(kRow, problem); }
-  static std::size_t workspace(const ForwardArgs&) { return 0; }
+  static std::size_t workspace(const ForwardArgs& args) { return fused_workspace(args); }
   static void forward(const ForwardArgs& args) { fused_forward_launch(kRow, args); }
 
   static core::KernelRow row() {

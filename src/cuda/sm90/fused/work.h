@@ -1,0 +1,145 @@
+// What the producer of the fused kernel knows of an item, how it tells the others, and how it drives the copy engine.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/tma.h"
+#include "cuda/sm90/fused/config.h"
+#include "cuda/sm90/fused/params.h"
+
+namespace dspattn::cuda::sm90 {
+
+// An item as the producer needs it.
+struct Work {
+  int row_begin, rows;  // first query row, and rows of the sequence
+  int q_row, k_row;     // rows of the tensors that hold the sequence's row 0
+  int batch, sequence, head;
+  tile::RowBand band;
+  tile::BlockRange blocks;  // blocks of keys that any row of the item sees
+  Tail tail = Tail::none;
+};
+
+// Where the sequence lies; returns its number of keys.
+__device__ __forceinline__ int describe_sequence(const FusedParams& params, int sequence, Work& work) {
+  work.sequence = sequence;
+  work.rows = params.n_q;
+  work.q_row = 0;
+  work.batch = sequence;
+  work.k_row = 0;
+  if (params.cumulative_q == nullptr) return params.n_k;
+  work.batch = 0;
+  work.q_row = params.cumulative_q[sequence];
+  work.rows = params.cumulative_q[sequence + 1] - work.q_row;
+  work.k_row = params.cumulative_k[sequence];
+  return params.cumulative_k[sequence + 1] - work.k_row;
+}
+
+// Which keys the item's rows see, of n_k.
+template <typename C>
+__device__ __forceinline__ void describe_keys(const FusedParams& params, int n_k, Work& work) {
+  int key_length = n_k;
+  if (params.key_lengths != nullptr) {
+    const int given = params.key_lengths[work.sequence];
+    key_length = given < key_length ? (given > 0 ? given : 0) : key_length;
+  }
+  work.band = {params.left, params.right, params.bottom_right != 0 ? n_k - work.rows : 0, key_length};
+  const int last = work.row_begin + C::kTileQ < work.rows ? work.row_begin + C::kTileQ - 1 : work.rows - 1;
+  work.blocks = tile::visible_blocks(work.band, work.row_begin, last);
+}
+
+// False when there is none in this turn, or it lies past the end of its (packed) sequence.
+template <typename C>
+__device__ __forceinline__ bool describe_item(const FusedParams& params, int turn, Work& work) {
+  const tile::ItemPlace place =
+      tile::item_of_turn(params.order, turn, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  if (place.row_tile < 0) return false;
+  const int sequence = place.sequence_head / params.heads;
+  const int n_k = describe_sequence(params, sequence, work);
+  work.head = place.sequence_head - sequence * params.heads;
+  work.row_begin = place.row_tile * C::kTileQ;
+  if (work.row_begin >= work.rows) return false;
+  describe_keys<C>(params, n_k, work);
+  return true;
+}
+
+// Writes the consumers' description; one thread does it for all.
+template <typename C>
+__device__ __forceinline__ void announce(const FusedParams& params, const Work& work, Item<C::kConsumers>& item) {
+  item.valid = 1;
+  item.row_begin = work.row_begin;
+  item.rows = work.rows;
+  item.batch = work.batch;
+  item.out_row = work.q_row + work.row_begin;
+  item.sequence = work.sequence;
+  item.head = work.head;
+  item.diagonal = work.band.diagonal;
+  item.key_length = work.band.key_length;
+  const std::int64_t row = work.q_row + work.row_begin;
+  item.out_offset =
+      work.batch * params.out_batch_stride + work.head * params.out_head_stride + row * params.out_row_stride;
+  item.lse_offset =
+      work.batch * params.lse_batch_stride + work.head * params.lse_head_stride + row * params.lse_row_stride;
+#pragma unroll 1
+  for (int i = 0; i < C::kConsumers; ++i) {
+    const int first = work.row_begin + i * 64;
+    const int last = first + 63 < work.rows ? first + 63 : work.rows - 1;
+    const tile::BlockRange own = tile::visible_blocks(work.band, first, last);
+    tile::BlockRange interior = tile::interior_blocks(work.band, first, last);
+    if (C::kGeneral && (params.allowed.data != nullptr || params.bias.data != nullptr)) interior = {0, 0};
+    const bool any = own.end > own.begin;
+    Share& share = item.shares[i];
+    share.begin = own.begin * C::kTilesPerBlock;
+    share.end = own.end * C::kTilesPerBlock;
+    share.interior_begin = interior.begin;
+    share.interior_end = interior.end;
+    share.skip_before = ((any ? own.begin : work.blocks.end) - work.blocks.begin) * C::kTilesPerBlock;
+    share.skip_after = any ? (work.blocks.end - own.end) * C::kTilesPerBlock : 0;
+  }
+  item.tail = work.tail;
+  item.tiles = (work.blocks.end - work.blocks.begin) * C::kTilesPerBlock;
+  item.k_row = work.k_row;
+}
+
+// After the last item: consumers read valid == 0.
+template <typename C>
+__device__ __forceinline__ void announce_end(Shared<C>& shared, int number) {
+  const int buffer = number % C::kQBuffers;
+  ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[buffer]), (number / C::kQBuffers & 1) ^ 1);
+  shared.items[number % kItemSlots].valid = 0;
+  ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[buffer]));
+}
+
+// Q of item number `number` of this block, and its description.
+template <typename C>
+__device__ __forceinline__ void load_q_by_engine(const FusedParams& params, Shared<C>& shared, const Work& work,
+                                                 int number) {
+  const int buffer = number % C::kQBuffers;
+  const std::uint32_t full = ptx::shared_address(&shared.q_full[buffer]);
+  ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[buffer]), (number / C::kQBuffers & 1) ^ 1);
+  announce<C>(params, work, shared.items[number % kItemSlots]);
+  ptx::mbarrier_arrive_expect(full, C::kTileQBytes);
+#pragma unroll 1
+  for (int panel = 0; panel < C::kPanels; ++panel) {
+    ptx::tma_load_4d(ptx::shared_address(shared.q[buffer]) + static_cast<std::uint32_t>(panel * C::kPanelQBytes),
+                     &params.q_map, full, panel * 64, work.q_row + work.row_begin, work.head, work.batch);
+  }
+}
+
+// One K or V tile. kHalves: copies per panel (K's two halves of the groups, V's whole rows).
+template <typename C, int kHalves>
+__device__ __forceinline__ void load_by_engine(std::uint32_t tile, std::uint32_t full, const CUtensorMap& map, int row,
+                                               int half_step, int kv_head, int batch) {
+  ptx::mbarrier_arrive_expect(full, C::kTileKBytes);
+#pragma unroll 1
+  for (int panel = 0; panel < C::kPanels; ++panel) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int at = panel * C::kPanelKBytes + half * (C::kPanelKBytes / 2);
+      ptx::tma_load_5d(tile + static_cast<std::uint32_t>(at), &map, full, panel * 64, 0, row + half * half_step,
+                       kv_head, batch);
+    }
+  }
+}
+
+}  // namespace dspattn::cuda::sm90
