@@ -49,6 +49,8 @@ struct Config {
   // room for it. Where it stays in shared memory, a second buffer lets the next item's Q arrive early.
   static constexpr bool kQInRegisters = kVariant == Variant::narrow && kHeadDim <= 128;
   static constexpr int kQBuffers = kHeadDim <= 64 ? 2 : 1;
+  // At d = 256 half of it fits: of 16 steps of the score product 8 read Q from registers.
+  static constexpr int kQSteps = kVariant == Variant::narrow && kHeadDim == 256 ? 8 : 0;
   // Else the producer's three warps that do not drive the copy engine multiply it by 2^-e where it lies.
   static constexpr int kScalingWarps = 3;
   // The first scores of the next item can be issued with the last output of this one.
@@ -59,8 +61,8 @@ struct Config {
   static constexpr bool kStagesOutput = kChainsItems;
   static constexpr bool kOutInPlaceOfQ = kStagesOutput && kHeadDim > 64;
 
-  // Warpgroups issue their products in turn: measured faster for two warpgroups everywhere, see docs/fused_kernel.md.
-  static constexpr bool kTakeTurns = true;
+  // Warpgroups issue their products in turn: measured faster but at d = 256, see docs/fused_kernel.md.
+  static constexpr bool kTakeTurns = kHeadDim < 256 || kGeneral;
 
   static constexpr int kQuarters = kTileK / 64;  // 64 keys share a metadata word
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many

@@ -145,6 +145,24 @@ struct Consumer {
       }
       __syncwarp();  // every lane has read its share
       if constexpr (!C::kOutInPlaceOfQ) release_q(of);
+    } else if constexpr (C::kQSteps > 0) {
+      load_q_steps(of);
+    }
+  }
+
+  // The steps that are taken to registers, of Q in shared memory.
+  __device__ __forceinline__ void load_q_steps(int of) {
+    const int row = row_in_tile();
+    const std::uint32_t base =
+        ptx::shared_address(shared.q[of % C::kQBuffers]) + 4u * static_cast<std::uint32_t>(thread() & 3);
+#pragma unroll
+    for (int step = 0; step < C::kQSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at =
+            (step / 4) * C::kPanelQBytes + tile::swizzled_offset(row + 8 * (i & 1), 2 * (step % 4) + (i >> 1));
+        q[step][i] = ptx::load_shared(base + static_cast<std::uint32_t>(at));
+      }
     }
   }
 
@@ -153,7 +171,7 @@ struct Consumer {
 #pragma unroll
     for (int step = 0; step < kScoreSteps; ++step) {
       const std::uint64_t b = ptx::descriptor(k + (step / 4) * (C::kPanelKBytes >> 4) + (step % 4) * 2);
-      if constexpr (C::kQInRegisters) {
+      if (C::kQInRegisters || step < C::kQSteps) {
         if (step == 0) {
           ptx::wgmma_dense_first<C::kType>(scores, q[step], b);
         } else {
