@@ -11,6 +11,7 @@ import sys
 
 SCORE_WIDTHS = (64, 128)  # keys per tile
 VALUE_WIDTHS = (32, 64, 96, 128, 192, 256)  # head dims
+STORED_WIDTH = 64  # columns of V where the sparse A lies in shared memory: the pipeline's pv_sparse
 TF32_SCORE_WIDTHS = (32, 64)
 TYPES = (("DType::bf16", "bf16"), ("DType::f16", "f16"))
 
@@ -99,6 +100,22 @@ def main():
                 '"r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(metadata), "r"(accumulate), "n"(kMetadataPair)',
             )
         )
+    c = STORED_WIDTH // 2
+    print(f"// the same for {STORED_WIDTH} columns with A's kept values in shared memory")
+    print("template <DType kType>")
+    print(
+        function(
+            f"__device__ __forceinline__ void wgmma_sparse_stored(float (&d)[{c}], std::uint64_t a, std::uint64_t b, "
+            f"std::uint32_t metadata)",
+            lambda t: (
+                f"{{.reg .pred p; setp.ne.b32 p, 1, 0; "
+                f"wgmma.mma_async.sp.sync.aligned.m64n{STORED_WIDTH}k32.f32.{t}.{t} "
+                f"{{{registers(c)}}}, %{c}, %{c + 1}, %{c + 2}, 0, p, 1, 1, 0, 1;}}"
+            ),
+            c,
+            '"l"(a), "l"(b), "r"(metadata)',
+        )
+    )
     print("// clang-format on\n\n}  // namespace dspattn::cuda::ptx")
 
 
@@ -152,6 +169,16 @@ def main_tf32():
             c,
             f'{four}, "l"(b), "r"(metadata), "r"(accumulate), "n"(kMetadataPair)',
         )
+    c = STORED_WIDTH // 2
+    print(f"// the same for {STORED_WIDTH} columns with A's kept values in shared memory")
+    tf32_function(
+        f"wgmma_tf32_sparse_stored(float (&d)[{c}], std::uint64_t a, std::uint64_t b, std::uint32_t metadata)",
+        f"{{.reg .pred p; setp.ne.b32 p, 1, 0; "
+        f"wgmma.mma_async.sp.sync.aligned.m64n{STORED_WIDTH}k16.f32.tf32.tf32 "
+        f"{{{registers(c)}}}, %{c}, %{c + 1}, %{c + 2}, 0, p, 1, 1;}}",
+        c,
+        '"l"(a), "l"(b), "r"(metadata)',
+    )
     print("// clang-format on\n\n}  // namespace dspattn::cuda::ptx")
 
 

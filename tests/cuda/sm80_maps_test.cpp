@@ -116,17 +116,18 @@ TEST(Sm90Maps, PanelsAreOneToOneAndFreeOfConflicts) {
   }
 }
 
-// Each product takes 16 rows of every 32-row unit, and warp w's are those of unit w.
-TEST(Sm90Maps, AWarpsRowsOfBothProductsAreOneUnit) {
-  std::set<int> seen;
-  for (int row = 0; row < 128; ++row) {
-    const int at = sm90::product_row(row);
-    EXPECT_EQ(at / 64, row / 16 % 2);   // product
-    EXPECT_EQ(at % 64 / 16, row / 32);  // warp
-    EXPECT_EQ(at % 16, row % 16);
-    seen.insert(at);
+// The words that count, those of lanes t = 0 and 1, are the two of rows g and g + 8 of the warp's half, in the order
+// that mma.sp reads a whole unit in.
+TEST(Sm90Maps, LanesGiveTheWordsOfTheirRows) {
+  for (int row16 = 0; row16 < 128; row16 += 16) {
+    for (int lane = 0; lane < 32; ++lane) {
+      const int g = lane / 4, t = lane % 4;
+      if (t > 1) continue;
+      EXPECT_EQ(sm90::lane_word(row16, lane), metadata_word(128, row16 / 32 * 32, row16 / 16 % 2, g, t));
+      EXPECT_EQ(sm90::lane_word(row16, lane) / 32, row16 / 32);
+      EXPECT_EQ(sm90::lane_word(row16, lane) % 32, 4 * g + (row16 % 32 == 0 ? 0 : 2) + t);
+    }
   }
-  EXPECT_EQ(seen.size(), 128u);
 }
 
 // Every score belongs to exactly one CTA; CTAs of a plain matrix have enough rows to be worth their copy of K, and

@@ -219,6 +219,10 @@ __device__ __forceinline__ void store_8(void* pointer, std::uint32_t first, std:
   asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(pointer), "r"(first), "r"(second) : "memory");
 }
 
+__device__ __forceinline__ void store_4(void* pointer, std::uint32_t word) {
+  asm volatile("st.global.b32 [%0], %1;" ::"l"(pointer), "r"(word) : "memory");
+}
+
 // Memory that is read or written once: kept out of the way of what is reused.
 __device__ __forceinline__ uint4 load_streaming(const uint4* pointer) { return __ldcs(pointer); }
 __device__ __forceinline__ void store_streaming(uint4* pointer, uint4 value) { __stcs(pointer, value); }

@@ -33,4 +33,13 @@ __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk
 // Until all committed stores have read shared memory.
 __device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
+// `bytes` that follow each other; addresses and size are multiples of 16.
+__device__ __forceinline__ void bulk_load(std::uint32_t destination, const void* source, int bytes,
+                                          std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 }  // namespace dspattn::cuda::ptx

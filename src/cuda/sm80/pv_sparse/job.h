@@ -19,11 +19,11 @@ struct PvJob {
   __device__ __forceinline__ int head(const PvSparseParams& p) const { return matrix % p.heads; }
 };
 
-__device__ __forceinline__ PvJob pv_job(const PvSparseParams& p, int rows, int columns) {
+__device__ __forceinline__ PvJob pv_job(const PvSparseParams& p, int number, int rows, int columns) {
   PvJob job;
   const int tiles = p.row_tiles * p.column_tiles;
-  const int tile = static_cast<int>(blockIdx.x) % tiles;
-  job.matrix = static_cast<int>(blockIdx.x) / tiles;
+  const int tile = number % tiles;
+  job.matrix = number / tiles;
   job.row0 = tile / p.column_tiles * rows;
   job.column0 = tile % p.column_tiles * columns;
   job.row_block = job.row0 / p.walk.block;

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__((PvConfig<Element, kHeadDim>::kMaxThreads), (P
   using WeightOffset = typename Config::WeightOffset;
   extern __shared__ __align__(1024) char shared[];
   const int rows = static_cast<int>(blockDim.x) / 32 * Config::kWarpRows;
-  const PvJob job = pv_job(p, rows, kHeadDim);
+  const PvJob job = pv_job(p, static_cast<int>(blockIdx.x), rows, kHeadDim);
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const Element* gV = matrix_of<Element>(p.v, job.batch(p), job.head(p) / p.heads_per_kv);

@@ -137,43 +137,60 @@ __device__ __forceinline__ void store_metadata(const LaneTarget& target, int row
 
 // The part of a tile that this lane holds of 16 rows; computed from scratch.
 template <typename Job>
-__device__ __forceinline__ LaneTile lane_tile_of(const QkPruneParams& p, const Job& job, int row16) {
+__device__ __forceinline__ LaneTile lane_tile_of(const QkPruneParams& p, const Job& job, int row16, int own) {
   constexpr int kTile = Job::kPlaces;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  return {job.batch(p), job.head(p), row16 + lane / 4, job.block_key(p, job.own_tile()),
-          p.walk.place_in_block<kTile>(job.own_tile()) + lane % 4 * (kTile / 4)};
+  return {job.batch(p), job.head(p), row16 + lane / 4, job.block_key(p, job.own_tile(own)),
+          p.walk.place_in_block<kTile>(job.own_tile(own)) + lane % 4 * (kTile / 4)};
 }
 
 // Whether all of 32 rows see all keys of the tile. `whole`: all keys of the tile exist.
 template <typename Job, QkMasks kMasks>
 __device__ __forceinline__ bool sees_all(const QkPruneParams& p, int row32, bool whole) {
   if constexpr (kMasks == QkMasks::elements) return false;
-  if (!p.banded) return whole && row32 + kRowUnit <= static_cast<int>(p.walk.n_q);
+  if (kMasks == QkMasks::none || !p.banded) return whole && row32 + kRowUnit <= static_cast<int>(p.walk.n_q);
   const Job job = same_job<Job>(p);
   const CommonKeys common = common_keys(p, row32, job.key_length(p));
   const CommonKeys own = job.keys(p, job.own_tile());
   return own.begin >= common.begin && own.end <= common.end;
 }
 
-// Everything after the product of 16 rows: bias and masks where the tile has any, selection, stores. Returns the
-// metadata word.
-template <typename Element, typename Job, QkMasks kMasks>
-__device__ __forceinline__ std::uint32_t finish_half(const QkPruneParams& p, int row16, bool all_visible,
-                                                     const LaneTarget& target, float (&scores)[Job::kPlaces / 8][4]) {
+// Which of the places of 16 rows that this lane holds of its tile `own` are visible; see visible_places.
+template <typename Job, QkMasks kMasks>
+__device__ __forceinline__ std::uint32_t visible_bits(const QkPruneParams& p, int row16, int own) {
+  const Job job = same_job<Job>(p);
+  const LaneTile tile = lane_tile_of(p, job, row16, own);
+  if constexpr (kMasks == QkMasks::none) return existing_places<Job::kPlaces / 4>(p, tile);
+  return visible_places<Job::kPlaces / 4>(p, tile, job.key_length(p));
+}
+
+// What follows the product of 16 rows by this thread's tile `own`: bias and masks where the tile has any, selection.
+// visible() gives the visible_bits.
+template <typename Element, typename Job, QkMasks kMasks, typename Visible>
+__device__ __forceinline__ LaneResult prune_half(const QkPruneParams& p, int row16, int own, bool all_visible,
+                                                 Visible visible, int group_log2, float value_scale,
+                                                 float (&scores)[Job::kPlaces / 8][4]) {
   constexpr bool kScaled = std::is_same_v<Element, __nv_bfloat16>;  // see prepare_keys
   if constexpr (kMasks == QkMasks::elements) {
     if (p.mask.bias != nullptr) {
-      add_bias<Job::kPlaces / 8>(p, lane_tile_of(p, same_job<Job>(p), row16),
+      add_bias<Job::kPlaces / 8>(p, lane_tile_of(p, same_job<Job>(p), row16, own),
                                  kScaled ? p.bias_scale * p.key_scale : p.bias_scale, scores);
     }
   }
   LaneKeys<Element> keys(scores, kScaled ? 1.0f : p.key_scale);
-  if (!all_visible) {
-    const Job job = same_job<Job>(p);
-    keys.hide(visible_places<Job::kPlaces / 4>(p, lane_tile_of(p, job, row16), job.key_length(p)));
-  }
+  if (!all_visible) keys.hide(visible());
   LaneResult result;
-  keys.prune(p.group_log2, p.value_scale, result);
+  keys.prune(group_log2, value_scale, result);
+  return result;
+}
+
+// The same with its nonzeros stored; returns the metadata word.
+template <typename Element, typename Job, QkMasks kMasks>
+__device__ __forceinline__ std::uint32_t finish_half(const QkPruneParams& p, int row16, bool all_visible,
+                                                     const LaneTarget& target, float (&scores)[Job::kPlaces / 8][4]) {
+  const LaneResult result = prune_half<Element, Job, kMasks>(
+      p, row16, 0, all_visible, [&] { return visible_bits<Job, kMasks>(p, row16, 0); }, p.group_log2, p.value_scale,
+      scores);
   store_nonzeros<Element>(p, target, row16, result);
   return result.metadata;
 }

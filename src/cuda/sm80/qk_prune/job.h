@@ -10,13 +10,13 @@
 
 namespace dspattn::cuda::sm80 {
 
-// What decides which keys a row sees: key lengths, causal masks and windows; or also booleans and biases, looked up one
-// by one.
-enum class QkMasks { band, elements };
+// What decides which keys a row sees: nothing but where the matrix ends; or key lengths, causal masks and windows; or
+// also booleans and biases, looked up one by one.
+enum class QkMasks { none, band, elements };
 
-// What a CTA works on: tiles of kTile places, one for every kTileThreads threads, and rows. Everything follows from the
-// CTA's number, so that rare paths compute it again instead of keeping registers.
-template <int kTile, int kTileThreads>
+// What a CTA works on: tiles of kTile places, kOwn neighbours for every kTileThreads threads, and rows. Everything
+// follows from the CTA's number, so that rare paths compute it again instead of keeping registers.
+template <int kTile, int kTileThreads, int kOwn = 1>
 struct QkJob {
   int matrix, row_tile;
   int first_tile, end_tile;  // end_tile is where the stored matrix ends, if that comes first
@@ -24,7 +24,7 @@ struct QkJob {
   static constexpr int kPlaces = kTile;
 
   __device__ __forceinline__ QkJob(const QkPruneParams& p, unsigned cta) {
-    const int tiles = static_cast<int>(blockDim.x) / kTileThreads;
+    const int tiles = static_cast<int>(blockDim.x) / kTileThreads * kOwn;
     const unsigned rest = cta / static_cast<unsigned>(p.key_groups);
     matrix = static_cast<int>(rest / static_cast<unsigned>(p.row_tiles));
     row_tile = static_cast<int>(rest) - matrix * p.row_tiles;
@@ -43,7 +43,10 @@ struct QkJob {
   __device__ __forceinline__ int row_begin(const QkPruneParams& p) const { return row_tile * p.rows_per_cta; }
   // With a block mask a CTA has one block row.
   __device__ __forceinline__ int row_block(const QkPruneParams& p) const { return row_begin(p) / p.walk.block; }
-  __device__ __forceinline__ int own_tile() const { return first_tile + static_cast<int>(threadIdx.x) / kTileThreads; }
+  // The i-th tile of this thread.
+  __device__ __forceinline__ int own_tile(int i = 0) const {
+    return first_tile + static_cast<int>(threadIdx.x) / kTileThreads * kOwn + i;
+  }
   // The first key of the block that a tile lies in.
   __device__ __forceinline__ int block_key(const QkPruneParams& p, int tile) const {
     return p.walk.key_block(row_block(p), p.walk.slot_of_tile<kTile>(tile)) * p.walk.block;
@@ -67,8 +70,8 @@ struct RowRange {
   int begin, end;
 };
 
-template <int kTile, int kTileThreads>
-__device__ __forceinline__ RowRange job_rows(const QkPruneParams& p, const QkJob<kTile, kTileThreads>& job) {
+template <int kTile, int kTileThreads, int kOwn>
+__device__ __forceinline__ RowRange job_rows(const QkPruneParams& p, const QkJob<kTile, kTileThreads, kOwn>& job) {
   RowRange rows{job.row_begin(p), min(job.row_begin(p) + p.rows_per_cta, static_cast<int>(p.scores.rows))};
   if (!p.walk.skip_masked) return rows;
   const int first_slot = p.walk.slot_of_tile<kTile>(job.first_tile);
@@ -82,7 +85,7 @@ __device__ __forceinline__ RowRange job_rows(const QkPruneParams& p, const QkJob
   return rows;
 }
 
-// Whether the block row of `row` visits this thread's tile.
+// Whether the block row of `row` visits this thread's tiles, which lie in one block.
 template <typename Job>
 __device__ __forceinline__ bool visits_tile(const QkPruneParams& p, int row) {
   const Job job = same_job<Job>(p);
@@ -91,41 +94,47 @@ __device__ __forceinline__ bool visits_tile(const QkPruneParams& p, int row) {
   return slot >= slots.begin && slot < slots.end;
 }
 
-// The CTA's K tiles, one after another; offset(row, chunk) says where a chunk lies in shared memory. A tile whose block
-// exists is copied by additions where keys (p.k.advance) and memory (Offset::step) allow it.
+// A tile of K; offset(row, chunk) says where a chunk lies from `at` on. A tile whose block exists is copied by
+// additions where keys (p.k.advance) and memory (Offset::step) allow it.
 template <typename Element, int kChunks, typename Job, typename Offset>
-__device__ __forceinline__ void load_keys(const QkPruneParams& p, const Job& job, char* shared, Offset offset) {
+__device__ __forceinline__ void load_key_tile(const QkPruneParams& p, const Job& job, const Element* keys, int tile,
+                                              char* at, Offset offset) {
   constexpr int kTile = Job::kPlaces;
   const int n_k = static_cast<int>(p.walk.n_k);
-  const Element* keys = matrix_of<Element>(p.k, job.batch(p), job.head(p) / p.heads_per_kv);
   const int pass = static_cast<int>(blockDim.x) / kChunks;
   const std::int64_t row_bytes = p.k.row_stride * static_cast<int>(sizeof(Element));
-  for (int tile = job.first_tile; tile < job.end_tile; ++tile) {
-    const int block_key = job.block_key(p, tile), place0 = p.walk.place_in_block<kTile>(tile);
-    const auto key_of = [&](int row) {
-      const int place = place0 + place_of_column(row, static_cast<int>(sizeof(Element)));
-      return block_key + key_in_block(place, p.group_log2, p.interleaved);
-    };
-    char* const at = shared + (tile - job.first_tile) * kTile * kChunks * kChunkBytes;
-    const int step = pass > 0 && kTile % pass == 0 ? Offset::step(pass) : 0;
-    if (p.k.advance > 0 && step > 0 && block_key + p.walk.block <= n_k) {
-      const int row = static_cast<int>(threadIdx.x) / kChunks, chunk = static_cast<int>(threadIdx.x) % kChunks;
-      const char* from = reinterpret_cast<const char*>(keys) + key_of(row) * row_bytes + chunk * kChunkBytes;
-      std::uint32_t to = ptx::shared_address(at + offset(row, chunk));
-      for (int i = 0; i < kTile; i += pass) {
-        ptx::cp_async_16(to, from);
-        from += p.k.advance * row_bytes;
-        to += static_cast<std::uint32_t>(step);
-      }
-    } else {
-      copy_rows<Element, kChunks>(
-          at, keys, p.k, 0, kTile, 0,
-          [&](int row) {
-            const int key = key_of(row);
-            return key < n_k ? key : -1;
-          },
-          offset);
+  const int block_key = job.block_key(p, tile), place0 = p.walk.place_in_block<kTile>(tile);
+  const auto key_of = [&](int row) {
+    const int place = place0 + place_of_column(row, static_cast<int>(sizeof(Element)));
+    return block_key + key_in_block(place, p.group_log2, p.interleaved);
+  };
+  const int step = pass > 0 && kTile % pass == 0 ? Offset::step(pass) : 0;
+  if (p.k.advance > 0 && step > 0 && block_key + p.walk.block <= n_k) {
+    const int row = static_cast<int>(threadIdx.x) / kChunks, chunk = static_cast<int>(threadIdx.x) % kChunks;
+    const char* from = reinterpret_cast<const char*>(keys) + key_of(row) * row_bytes + chunk * kChunkBytes;
+    std::uint32_t to = ptx::shared_address(at + offset(row, chunk));
+    for (int i = 0; i < kTile; i += pass) {
+      ptx::cp_async_16(to, from);
+      from += p.k.advance * row_bytes;
+      to += static_cast<std::uint32_t>(step);
     }
+  } else {
+    copy_rows<Element, kChunks>(
+        at, keys, p.k, 0, kTile, 0,
+        [&](int row) {
+          const int key = key_of(row);
+          return key < n_k ? key : -1;
+        },
+        offset);
+  }
+}
+
+// The CTA's K tiles; offset.tile(i) says where the i-th begins in shared memory.
+template <typename Element, int kChunks, typename Job, typename Offset>
+__device__ __forceinline__ void load_keys(const QkPruneParams& p, const Job& job, char* shared, Offset offset) {
+  const Element* keys = matrix_of<Element>(p.k, job.batch(p), job.head(p) / p.heads_per_kv);
+  for (int tile = job.first_tile; tile < job.end_tile; ++tile) {
+    load_key_tile<Element, kChunks>(p, job, keys, tile, shared + offset.tile(tile - job.first_tile), offset);
   }
 }
 
@@ -189,7 +198,7 @@ template <typename Element, int kChunks, typename Job, typename Offset>
 __device__ __forceinline__ void prepare_keys(const QkPruneParams& p, const Job& job, char* shared, Offset offset) {
   constexpr int kTile = Job::kPlaces;
   for (int tile = job.first_tile; tile < job.end_tile; ++tile) {
-    char* const at = shared + (tile - job.first_tile) * kTile * kChunks * kChunkBytes;
+    char* const at = shared + offset.tile(tile - job.first_tile);
     if constexpr (std::is_same_v<Element, float>) round_rows_tf32<kChunks>(at, kTile, offset);
     if constexpr (std::is_same_v<Element, __nv_bfloat16>) scale_rows_bf16<kChunks>(at, kTile, p.key_scale, offset);
   }

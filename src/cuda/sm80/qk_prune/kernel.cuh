@@ -40,11 +40,12 @@ struct QkConfig {
   static constexpr int shared_bytes(int warps) { return warps * kTileBytes + kStages * kStageBytes; }
 };
 
-// Q and K tiles: rows of kRowBytes, swizzled.
-template <int kRowBytes>
+// Q and K tiles: rows of kRowBytes, swizzled; K tiles of kRows rows.
+template <int kRowBytes, int kRows>
 struct TileOffset {
   __device__ __forceinline__ int operator()(int row, int chunk) const { return swizzled_wide(row, chunk, kRowBytes); }
   __device__ static __forceinline__ int step(int rows) { return rows % 8 == 0 ? rows * kRowBytes : 0; }
+  __device__ static __forceinline__ int tile(int index) { return index * kRows * kRowBytes; }
 };
 
 // The warp's K: fragments of step s and column blocks 2p, 2p + 1. Where they do not fit in registers they are read from
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(32 * QkConfig<Element, kHeadDim>::kMaxWarps, Q
     qk_prune_kernel(const __grid_constant__ QkPruneParams p) {
   using Config = QkConfig<Element, kHeadDim>;
   using Job = typename Config::Job;
-  using Offset = TileOffset<Config::kRowBytes>;
+  using Offset = TileOffset<Config::kRowBytes, Config::kTile>;
   extern __shared__ __align__(1024) char shared[];
   const Job job(p, blockIdx.x);
   if (job.first_tile >= job.end_tile) return;

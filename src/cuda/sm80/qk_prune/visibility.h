@@ -79,6 +79,19 @@ __device__ __forceinline__ std::uint32_t visible_places(const QkPruneParams& p, 
   return bits;
 }
 
+// The same where nothing but the ends of the matrix hides anything.
+template <int kPlaces>
+__device__ __forceinline__ std::uint32_t existing_places(const QkPruneParams& p, const LaneTile& tile) {
+  std::uint32_t bits = 0;
+#pragma unroll 1
+  for (int o = 0; o < kPlaces; ++o) {
+    if (tile.key(p, o) < static_cast<int>(p.walk.n_k)) bits |= (1u | 1u << kPlaces) << o;
+  }
+  constexpr std::uint32_t kRow = (1u << kPlaces) - 1;
+  const int n_q = static_cast<int>(p.walk.n_q);
+  return bits & ((tile.row(0) < n_q ? kRow : 0u) | (tile.row(1) < n_q ? kRow << kPlaces : 0u));
+}
+
 // bias * factor; a finite bias stays finite, so that the lowest number, as models write masks, does not become -inf.
 __device__ __forceinline__ float scaled_bias(float bias, float factor) {
   constexpr float kLargest = 3.40282347e38f;

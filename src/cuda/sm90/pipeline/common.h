@@ -13,8 +13,12 @@ DSPATTN_HOST_DEVICE constexpr int panel_offset(int rows, int row, int chunk) {
   return chunk / 8 * rows * kPanelBytes + sm80::swizzled_wide(row, chunk % 8, kPanelBytes);
 }
 
-// Row 32w + 16h + i of a stage of 128 is row 16w + i of product h, that is row 64h + 16w + i of the stage's memory: the
-// two products give a warp 32 rows in a row.
-DSPATTN_HOST_DEVICE constexpr int product_row(int row) { return row / 16 % 2 * 64 + row / 32 * 16 + row % 16; }
+// A product has 64 rows, 16 of each warp: half a unit of the metadata. The word, counted from the start of a word
+// column, that a lane gives wgmma.sp for its warp's rows from row16 on; lanes t and t + 2 give the same, the first two
+// count.
+DSPATTN_HOST_DEVICE constexpr int lane_word(int row16, int lane) {
+  constexpr int kUnit = sm80::kRowUnit;
+  return static_cast<int>(sm80::metadata_word(0, row16 / kUnit * kUnit, row16 / 16 % 2, lane / 4, lane % 2));
+}
 
 }  // namespace dspattn::cuda::sm90

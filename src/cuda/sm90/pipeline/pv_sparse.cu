@@ -1,62 +1,74 @@
 // Chooses the shape of a pv_sparse launch on Hopper and makes it.
+#include <algorithm>
+
 #include "cuda/sm80/device.h"
+#include "cuda/sm90/fused/tensor_maps.h"
 #include "cuda/sm90/pipeline/launch.h"
 #include "cuda/sm90/pipeline/pv_sparse.cuh"
 
 namespace dspattn::cuda::sm90 {
 namespace {
 
-// Two warpgroups share V where block rows do not differ in what they hold and none idles at the end of the rows.
-int groups_of(const PvSparseParams& params) {
-  constexpr int kPairRows = 2 * PvConfig<float>::kGroupRows;
-  const bool uniform = params.walk.columns == nullptr && !params.walk.skip_masked;
-  return uniform && (params.weights.rows + kPairRows / 2 - 1) / (kPairRows / 2) % 2 == 0 ? 2 : 1;
-}
-
-template <typename Element, int kGroups>
-void launch_groups(PvSparseParams& params, std::int64_t matrices, cudaStream_t stream) {
-  using Config = PvConfig<Element>;
-  constexpr int kRows = kGroups * Config::kGroupRows, kThreads = kGroups * kGroupThreads;
+template <typename Config>
+void launch_shape(DType dtype, PvSparseParams& params, std::int64_t matrices, cudaStream_t stream) {
   const sm80::LaunchLimits limits = sm80::limits_of_current_device();
-  params.row_tiles = static_cast<int>((params.weights.rows + kRows - 1) / kRows);
+  params.row_tiles = static_cast<int>((params.weights.rows + Config::kRows - 1) / Config::kRows);
   params.column_tiles = 1;
-  if (params.v.aligned && params.v.extent == Config::kColumns) {
-    params.v.advance =
-        sm80::value_advance(sm80::rows_per_pass(kThreads, Config::kValueChunks), params.group_log2, params.interleaved);
+  PvLaunch launch;
+  launch.jobs = static_cast<int>(sm80::grid_of(matrices * params.row_tiles));
+  const sm80::MatrixParams& weights = params.weights;
+  const std::int64_t row = weights.places / 2;
+  const sm80::RowsParams& v = params.v;
+  const tile::KeyMap keys =
+      tile::key_map({params.group_log2, 1 << params.group_log2},
+                    params.interleaved ? Grouping::interleaved : Grouping::consecutive, Config::kBoxPlaces);
+  const std::int64_t kv_heads = params.heads / params.heads_per_kv;
+  if (!make_rows_map(launch.nonzeros, {weights.nonzeros, 0, weights.rows * row, row}, {1, matrices, weights.rows, row},
+                     dtype, Config::kRows, 1) ||
+      !make_v_map(launch.values, {v.data, v.batch_stride, v.head_stride, v.row_stride},
+                  {matrices / params.heads, kv_heads, params.walk.n_k, v.extent}, dtype, keys, Config::kBoxPlaces)) {
+    throw Error("v: expected a tensor that the copy engine can address");
   }
-  const auto kernel = pv_sparse_kernel<Element, kGroups>;
+  launch.common = params;
+  const auto kernel = pv_sparse_kernel<Config>;
   sm80::allow_shared_memory(kernel, limits);
-  kernel<<<sm80::grid_of(matrices * params.row_tiles), kThreads, static_cast<std::size_t>(Config::shared_bytes(kRows)),
-           stream>>>(params);
+  const int ctas = std::min(launch.jobs, limits.multiprocessors * Config::kCtas);
+  kernel<<<static_cast<unsigned>(ctas), Config::kThreads, Config::kSharedBytes, stream>>>(launch);
   sm80::require(cudaGetLastError(), "launching pv_sparse");
 }
 
+// As many rows as share V without crossing a block row where block rows differ in what they hold, and without idling
+// at the end of the rows.
 template <typename Element>
-void launch_of(PvSparseParams& params, std::int64_t matrices, cudaStream_t stream) {
-  groups_of(params) == 2 ? launch_groups<Element, 2>(params, matrices, stream)
-                         : launch_groups<Element, 1>(params, matrices, stream);
+void launch_of(DType dtype, PvSparseParams& params, std::int64_t matrices, cudaStream_t stream) {
+  const bool uniform = params.walk.columns == nullptr && !params.walk.skip_masked;
+  const auto covered = [&](std::int64_t rows) { return (params.weights.rows + rows - 1) / rows * rows; };
+  if (!uniform && params.walk.block == 64) {
+    launch_shape<PvConfig<Element, 1, 1>>(dtype, params, matrices, stream);
+  } else if (!uniform || covered(128) < std::min(covered(192), covered(256))) {
+    launch_shape<PvConfig<Element, 1, 2>>(dtype, params, matrices, stream);
+  } else if (covered(192) < covered(256)) {
+    launch_shape<PvConfig<Element, 1, 3>>(dtype, params, matrices, stream);
+  } else {
+    launch_shape<PvConfig<Element, 2, 2>>(dtype, params, matrices, stream);
+  }
 }
 
 }  // namespace
 
-bool serves_pv_sparse(DType dtype, const PvSparseParams& params) {
-  // Measured: short rows are over before the tensor core's speed counts. A warpgroup of fp32 alone leaves no shared
-  // memory for a second one, and idles at every barrier.
-  const std::int64_t fewest_places = dtype == DType::f32 ? 512 : 1024;
-  return params.v.extent <= PvConfig<float>::kColumns && params.walk.block == 128 &&
-         params.weights.places >= fewest_places && params.weights.rows >= 96 &&
-         (dtype != DType::f32 || groups_of(params) == 2);
+bool serves_pv_sparse(DType, const PvSparseParams& params) {
+  return params.v.extent <= 64 && params.v.aligned && (!params.interleaved || params.walk.n_k % kInterleaveBlock == 0);
 }
 
 void launch_pv_sparse(DType dtype, PvSparseParams params, std::int64_t matrices, void* stream) {
   const auto handle = static_cast<cudaStream_t>(stream);
   switch (dtype) {
     case DType::bf16:
-      return launch_of<__nv_bfloat16>(params, matrices, handle);
+      return launch_of<__nv_bfloat16>(dtype, params, matrices, handle);
     case DType::f16:
-      return launch_of<__half>(params, matrices, handle);
+      return launch_of<__half>(dtype, params, matrices, handle);
     default:
-      return launch_of<float>(params, matrices, handle);
+      return launch_of<float>(dtype, params, matrices, handle);
   }
 }
 

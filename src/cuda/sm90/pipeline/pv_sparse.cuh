@@ -1,20 +1,23 @@
 // pv_sparse on Hopper: the product of cuda/sm80/pv_sparse with wgmma.sp, for d_v up to 64.
 //
-// A warpgroup takes 128 rows by all columns of one (batch, head), two warpgroups a CTA, and walks over tiles of 128
-// bytes of nonzeros a row (128 places of a 16-bit type, 64 of fp32). Nonzeros, metadata and V stream through a ring of
-// cp.async stages. A product has 64 rows, 16 of each warp; the two products of a warpgroup are the halves of the warps'
-// 32-row units, so that lane l's metadata is word l of its unit as in memory and the half is the sparsity selector.
-// Nonzeros come from registers, V from shared memory: 16-bit V as it is; tf32 operands must be K-major, so fp32 V is
-// transposed (and rounded) in shared memory, two tiles in turn.
+// A CTA per multiprocessor (or a few) takes jobs, kRows rows by all columns of one (batch, head), and walks over tiles
+// of 128 bytes of nonzeros a row (128 places of a 16-bit type, 64 of fp32). One thread drives the copy engine, which
+// fills a ring of stages with nonzeros, metadata and V rows, and runs ahead into the next job; kGroups warpgroups
+// multiply, kProducts times 64 rows each. Nonzeros and V are read by the tensor core where the copies put them; the
+// only thing that passes through registers is metadata (lane_word). tf32 operands must be K-major, so four more warps
+// transpose fp32 V. The copy engine rounds fp32 to tf32.
 //
-// Requires what cuda/sm80/pv_sparse/kernel.cuh requires, and sm_90a.
+// Requires what cuda/sm80/pv_sparse/kernel.cuh requires, V that the copy engine can address, whole blocks of 128 keys
+// if groups are interleaved, and sm_90a.
 #pragma once
+
+#include <cuda.h>
 
 #include <cstdint>
 
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/pin.h"
-#include "cuda/ptx/single.h"
+#include "cuda/ptx/tma.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/ptx/wgmma_shapes.h"
 #include "cuda/ptx/wgmma_tf32_shapes.h"
@@ -26,255 +29,352 @@ namespace dspattn::cuda::sm90 {
 using sm80::PvJob;
 using sm80::PvSparseParams;
 
-template <typename Element>
+struct PvLaunch {
+  PvSparseParams common;
+  int jobs = 0;
+  CUtensorMap nonzeros;  // (column, row, matrix, 1), boxes of 128 bytes by kRows
+  CUtensorMap values;    // (column, element, row, head, batch), boxes of a panel by 64 places
+};
+
+// Rows of a CTA: 64 * kProducts * kGroups.
+template <typename Type, int kProductsOfGroup, int kGroupsOfCta>
 struct PvConfig {
+  using Element = Type;
   static constexpr bool kFp32 = sizeof(Element) == 4;
+  static constexpr int kProducts = kProductsOfGroup, kGroups = kGroupsOfCta;
+  static constexpr int kRows = 64 * kProducts * kGroups;
   static constexpr int kColumns = 64;
-  static constexpr int kWeightBytes = 128;
-  static constexpr int kWeightChunks = kWeightBytes / sm80::kChunkBytes;
-  static constexpr int kTile = kWeightBytes / static_cast<int>(sizeof(Element)) * 2;
+  static constexpr int kTile = 256 / static_cast<int>(sizeof(Element));  // places
   static constexpr int kStepPlaces = sm80::places_per_word_column(sizeof(Element));
   static constexpr int kSteps = kTile / kStepPlaces;
-  static constexpr int kGroupRows = 128;
-  static constexpr int kValueRowBytes = kColumns * static_cast<int>(sizeof(Element));
-  static constexpr int kValueChunks = kValueRowBytes / sm80::kChunkBytes;
-  static constexpr int kValueBytes = kTile * kValueRowBytes;
-  static constexpr int kTransposedBytes = kFp32 ? 2 * kValueBytes : 0;
-  static constexpr int kStages = 3;
+  static constexpr int kBoxPlaces = 64;  // V rows of a copy: a tile of a 16-bit type may be two blocks of 64
+  static constexpr int kPanels = kColumns * static_cast<int>(sizeof(Element)) / kPanelBytes;
+  static constexpr int kNonzeroBytes = kRows * kPanelBytes;
+  static constexpr int kValueBytes = kTile * kPanels * kPanelBytes;
+  static constexpr int kBoxBytes = kBoxPlaces * kPanelBytes;
+  static constexpr int kMetadataBytes = kRows * 4 * kSteps;
+  static constexpr int kStageBytes = kNonzeroBytes + kValueBytes + kMetadataBytes;
+  static constexpr int kTransposed = kFp32 ? 2 : 0;  // tiles of transposed V
+  // That share a multiprocessor.
+  static constexpr int kCtas = kRows == 64 ? (kFp32 ? 2 : 3) : kRows == 128 && !kFp32 ? 2 : 1;
+  static constexpr int kRoom = (227 * 1024 / kCtas - 2048) / 1024 * 1024;
+  static constexpr int kStagesThatFit = (kRoom - kTransposed * kValueBytes) / kStageBytes;
+  static constexpr int kStages = kStagesThatFit < 4 ? kStagesThatFit : 4;
+  static_assert(kStages >= 2 && kStageBytes % 1024 == 0);
+  static constexpr int kSharedBytes = kTransposed * kValueBytes + kStages * kStageBytes;
+  static constexpr int kConsumerWarps = 4 * kGroups, kTransposerWarps = kFp32 ? 4 : 0;
+  static constexpr int kThreads = 32 * (kConsumerWarps + 1 + kTransposerWarps);
+};
 
-  static DSPATTN_HOST_DEVICE constexpr int stage_bytes(int rows) {
-    return rows * kWeightBytes + kValueBytes + rows * 4 * kSteps;
-  }
-  static DSPATTN_HOST_DEVICE constexpr int shared_bytes(int rows) {
-    return kTransposedBytes + kStages * stage_bytes(rows);
+// A stage of the ring and the parity of the turn it is in.
+template <int kStages>
+struct RingPlace {
+  int stage = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
   }
 };
 
-struct WeightOffset {
-  __device__ __forceinline__ int operator()(int row, int chunk) const {
-    return sm80::swizzled_wide(row, chunk, kPanelBytes);
+template <typename Config>
+struct PvShared {
+  char* base;  // transposed V, then the stages
+  std::uint64_t* barriers;
+
+  __device__ __forceinline__ std::uint32_t transposed(int i) const {
+    return ptx::shared_address(base) + static_cast<std::uint32_t>(i * Config::kValueBytes);
+  }
+  __device__ __forceinline__ std::uint32_t nonzeros(int stage) const {
+    return transposed(Config::kTransposed) + static_cast<std::uint32_t>(stage * Config::kStageBytes);
+  }
+  __device__ __forceinline__ std::uint32_t values(int stage) const { return nonzeros(stage) + Config::kNonzeroBytes; }
+  __device__ __forceinline__ std::uint32_t metadata(int stage) const { return values(stage) + Config::kValueBytes; }
+  // full: the copies have arrived; empty: all who read the stage are done.
+  __device__ __forceinline__ std::uint32_t full(int stage) const { return ptx::shared_address(barriers + stage); }
+  __device__ __forceinline__ std::uint32_t empty(int stage) const {
+    return ptx::shared_address(barriers + Config::kStages + stage);
+  }
+  // The same of transposed tiles.
+  __device__ __forceinline__ std::uint32_t turned(int i) const {
+    return ptx::shared_address(barriers + 2 * Config::kStages + i);
+  }
+  __device__ __forceinline__ std::uint32_t used(int i) const {
+    return ptx::shared_address(barriers + 2 * Config::kStages + Config::kTransposed + i);
+  }
+
+  __device__ __forceinline__ void init() const {
+    for (int i = 0; i < Config::kStages; ++i) {
+      ptx::mbarrier_init(full(i), 1);
+      ptx::mbarrier_init(empty(i), Config::kConsumerWarps + Config::kTransposerWarps);
+    }
+    for (int i = 0; i < Config::kTransposed; ++i) {
+      ptx::mbarrier_init(turned(i), Config::kTransposerWarps);
+      ptx::mbarrier_init(used(i), Config::kConsumerWarps);
+    }
+    ptx::mbarrier_init_fence();
   }
 };
 
-// 16-bit V as wgmma reads it; fp32 V as it is, to be transposed.
-template <typename Element>
-struct ValueOffset {
-  __device__ __forceinline__ int operator()(int row, int chunk) const {
-    return PvConfig<Element>::kFp32 ? row * PvConfig<Element>::kValueRowBytes + chunk * sm80::kChunkBytes
-                                    : sm80::swizzled_wide(row, chunk, kPanelBytes);
-  }
-};
-
-// Columns of V become rows of `to`, in panels of 32 places; each thread takes a column, four places at a time. Lanes
-// are neighbouring columns: neither the reads nor the swizzled writes meet in a bank.
-__device__ __forceinline__ void transpose_values(const char* from, char* to) {
-  using Config = PvConfig<float>;
-  const int column = static_cast<int>(threadIdx.x) % Config::kColumns;
-  const int step = static_cast<int>(blockDim.x) / Config::kColumns;
-#pragma unroll 2
-  for (int quad = static_cast<int>(threadIdx.x) / Config::kColumns; quad < Config::kTile / 4; quad += step) {
-    const auto* word = reinterpret_cast<const float*>(from) + quad * 4 * Config::kColumns + column;
-    uint4 places;
-    places.x = ptx::nearest_tf32(word[0 * Config::kColumns]);
-    places.y = ptx::nearest_tf32(word[1 * Config::kColumns]);
-    places.z = ptx::nearest_tf32(word[2 * Config::kColumns]);
-    places.w = ptx::nearest_tf32(word[3 * Config::kColumns]);
-    *reinterpret_cast<uint4*>(to + panel_offset(Config::kColumns, column, quad)) = places;
-  }
+template <typename Config>
+__device__ __forceinline__ PvJob job_of(const PvLaunch& launch, int number) {
+  return sm80::pv_job(launch.common, number, Config::kRows, Config::kColumns);
 }
 
-// What one warp multiplies in one step: the nonzeros of its two halves, and their metadata.
-struct WeightFragments {
-  std::uint32_t nonzeros[2][4];
-  std::uint32_t metadata;
-};
+// The thread that drives the copy engine.
+template <typename Config>
+struct PvProducer {
+  const PvLaunch& launch;
+  const PvShared<Config>& shared;
 
-template <typename Element>
-__device__ __forceinline__ void load_fragments(WeightFragments& f, std::uint32_t nonzero_row, std::uint32_t metadata,
-                                               int rows, int step) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    ptx::ldmatrix_x4(f.nonzeros[half], (nonzero_row ^ static_cast<std::uint32_t>(step * sm80::kStepBytes)) +
-                                           static_cast<std::uint32_t>(16 * half * kPanelBytes));
-    if constexpr (PvConfig<Element>::kFp32) {
-#pragma unroll
-      for (std::uint32_t& word : f.nonzeros[half]) word = ptx::nearest_tf32(__uint_as_float(word));
-    }
-  }
-  f.metadata = ptx::load_shared(metadata + static_cast<std::uint32_t>(4 * step * rows));
-}
-
-// Issues the two products of a step. `values`: the tile of V, transposed if fp32.
-template <typename Element>
-__device__ __forceinline__ void issue_step(float (&acc)[2][32], const WeightFragments& f, std::uint32_t values,
-                                           int step) {
-  using Config = PvConfig<Element>;
-  if constexpr (Config::kFp32) {
-    // 64 bytes of places a step, two steps a panel.
-    const std::uint32_t at = values + static_cast<std::uint32_t>(step / 2 * Config::kColumns * kPanelBytes +
-                                                                 step % 2 * 2 * sm80::kStepBytes);
-    const std::uint64_t b = ptx::descriptor(ptx::descriptor_low(at, 16));
-    ptx::wgmma_tf32_sparse<0>(acc[0], f.nonzeros[0], b, f.metadata, 1);
-    ptx::wgmma_tf32_sparse<1>(acc[1], f.nonzeros[1], b, f.metadata, 1);
-  } else {
-    constexpr DType kType = std::is_same_v<Element, __half> ? DType::f16 : DType::bf16;
-    const std::uint32_t at = values + static_cast<std::uint32_t>(step * Config::kStepPlaces * kPanelBytes);
-    const std::uint64_t b = ptx::descriptor(ptx::descriptor_low(at, Config::kValueBytes));
-    const std::uint32_t(&a)[2][4] = f.nonzeros;
-    ptx::wgmma_sparse<kType, 0>(acc[0], a[0][0], a[0][1], a[0][2], a[0][3], b, f.metadata, 1);
-    ptx::wgmma_sparse<kType, 1>(acc[1], a[1][0], a[1][1], a[1][2], a[1][3], b, f.metadata, 1);
-  }
-}
-
-// The operands of a CTA of kGroups warpgroups, tile by tile: streams where whole tiles exist, else piece by piece.
-template <typename Element, int kGroups>
-struct TileLoader {
-  using Config = PvConfig<Element>;
-  static constexpr int kRows = kGroups * Config::kGroupRows;
-  static constexpr int kThreads = kGroups * kGroupThreads;
-  static constexpr int kValuePasses = Config::kTile * Config::kValueChunks / kThreads;
-  static_assert(kRows == kThreads, "one chunk of metadata a thread");
-  const Element* v;
-  sm80::RowStream<kRows * Config::kWeightChunks / kThreads> nonzeros;
-  sm80::RowStream<1> metadata;
-  sm80::RowStream<kValuePasses> values;
-  int weights_end = 0, values_end = 0;  // places up to which tiles are streamed
-
-  __device__ __forceinline__ TileLoader(const PvSparseParams& p, const PvJob& job)
-      : v(sm80::matrix_of<Element>(p.v, job.batch(p), job.head(p) / p.heads_per_kv)) {
-    const int thread = static_cast<int>(threadIdx.x);
-    if (job.row0 + kRows <= static_cast<int>(p.weights.rows)) {
-      constexpr int kPass = kThreads / Config::kWeightChunks;
-      const int row = thread / Config::kWeightChunks, chunk = thread % Config::kWeightChunks;
-      const std::int64_t row_bytes = p.weights.places / 2 * static_cast<int>(sizeof(Element));
-      nonzeros.from = static_cast<const char*>(p.weights.nonzeros) +
-                      (job.matrix * p.weights.rows + job.row0 + row) * row_bytes +
-                      job.first_place / 2 * static_cast<int>(sizeof(Element)) + chunk * sm80::kChunkBytes;
-      nonzeros.pass_bytes = kPass * row_bytes;
-      nonzeros.tile_bytes = Config::kWeightBytes;
-      nonzeros.to = static_cast<std::uint32_t>(WeightOffset()(row, chunk));
-      nonzeros.to_step = kPass * kPanelBytes;
-      const int column = thread % Config::kSteps, first = thread / Config::kSteps * 4;
-      metadata.from = reinterpret_cast<const char*>(p.weights.metadata + job.matrix * p.weights.metadata_words +
-                                                    (job.first_place / Config::kStepPlaces + column) * p.weights.rows +
-                                                    job.row0 + first);
-      metadata.tile_bytes = 4 * Config::kSteps * p.weights.rows;
-      metadata.to = static_cast<std::uint32_t>(4 * (column * kRows + first));
-      weights_end = job.end_place;
-    }
-    // The keys of one tile to the next are kTile apart if the grouping is consecutive or a tile is a block.
-    if (p.v.advance > 0 && p.walk.columns == nullptr && (!p.interleaved || Config::kTile == kInterleaveBlock)) {
-      constexpr int kPass = kThreads / Config::kValueChunks;
-      const int row = thread / Config::kValueChunks, chunk = thread % Config::kValueChunks;
-      const std::int64_t row_bytes = p.v.row_stride * static_cast<int>(sizeof(Element));
-      const int key = job.first_place + sm80::key_in_block(row, p.group_log2, p.interleaved);
-      values.from = reinterpret_cast<const char*>(v) + key * row_bytes + chunk * sm80::kChunkBytes;
-      values.pass_bytes = p.v.advance * row_bytes;
-      values.tile_bytes = Config::kTile * row_bytes;
-      values.to = static_cast<std::uint32_t>(ValueOffset<Element>()(row, chunk));
-      values.to_step = kPass * Config::kValueRowBytes;
-      values_end = min(job.key_length, job.end_place);
+  // The metadata of a tile, `columns` word columns of it: whole rows at once, or by units of 32 rows where the matrix
+  // ends; units past it repeat the last one, for metadata must be valid even where results are not stored.
+  __device__ __forceinline__ void load_metadata(const PvJob& job, int place, int columns, int stage) const {
+    const PvSparseParams& p = launch.common;
+    const std::uint32_t* words = p.weights.metadata + job.matrix * p.weights.metadata_words +
+                                 static_cast<std::int64_t>(place / Config::kStepPlaces) * p.weights.rows;
+    std::uint32_t to = shared.metadata(stage);
+    const int rows = static_cast<int>(p.weights.rows);
+    const bool whole = job.row0 + Config::kRows <= rows;
+    for (int column = 0; column < columns; ++column, words += rows, to += 4 * Config::kRows) {
+      if (whole) {
+        ptx::bulk_load(to, words + job.row0, 4 * Config::kRows, shared.full(stage));
+      } else {
+        for (int unit = 0; unit < Config::kRows; unit += sm80::kRowUnit) {
+          ptx::bulk_load(to + static_cast<std::uint32_t>(4 * unit), words + sm80::weight_row(p, job, unit),
+                         4 * sm80::kRowUnit, shared.full(stage));
+        }
+      }
     }
   }
 
-  // Tiles in ascending order.
-  __device__ __forceinline__ void load(const PvSparseParams& p, const PvJob& job, int place, char* to_nonzeros,
-                                       char* to_values, char* to_metadata) {
-    if (place + Config::kTile <= weights_end) {
-      nonzeros.copy(ptx::shared_address(to_nonzeros));
-      metadata.copy(ptx::shared_address(to_metadata));
-    } else {
-      sm80::load_nonzeros<Element, Config::kWeightChunks>(p, job, place, kRows, to_nonzeros, WeightOffset());
-      sm80::load_metadata<Config::kSteps, Config::kStepPlaces>(p, job, place, kRows, to_metadata);
+  __device__ __forceinline__ void load(const PvJob& job, int place, int stage) const {
+    const PvSparseParams& p = launch.common;
+    const int columns = min(Config::kSteps, (job.end_place - place) / Config::kStepPlaces);
+    const int boxes = min(Config::kTile, job.end_place - place + Config::kBoxPlaces - 1) / Config::kBoxPlaces;
+    ptx::mbarrier_arrive_expect(shared.full(stage), Config::kNonzeroBytes + columns * 4 * Config::kRows +
+                                                        boxes * Config::kPanels * Config::kBoxBytes);
+    ptx::tma_load_4d(shared.nonzeros(stage), &launch.nonzeros, shared.full(stage), place / 2, job.row0, job.matrix, 0);
+    load_metadata(job, place, columns, stage);
+    std::uint32_t to = shared.values(stage);
+    for (int box = 0; box < boxes; ++box) {
+      const int at = place + box * Config::kBoxPlaces;
+      const int key = p.walk.key_block(job.row_block, at / p.walk.block) * p.walk.block +
+                      sm80::key_in_block(at & (p.walk.block - 1), p.group_log2, p.interleaved);
+      for (int panel = 0; panel < Config::kPanels; ++panel, to += Config::kBoxBytes) {
+        ptx::tma_load_5d(to, &launch.values, shared.full(stage), panel * (Config::kColumns / Config::kPanels), 0, key,
+                         job.head(p) / p.heads_per_kv, job.batch(p));
+      }
     }
-    if (place + Config::kTile <= values_end) {
-      values.copy(ptx::shared_address(to_values));
-    } else {
-      sm80::load_values<Element, Config::kValueChunks, Config::kTile>(p, job, v, place, to_values,
-                                                                      Config::kValueRowBytes, ValueOffset<Element>());
+  }
+
+  __device__ __forceinline__ void run() const {
+    RingPlace<Config::kStages> at;
+    for (int number = static_cast<int>(blockIdx.x); number < launch.jobs; number += static_cast<int>(gridDim.x)) {
+      const PvJob job = job_of<Config>(launch, number);
+      for (int place = job.first_place; place < job.end_place; place += Config::kTile, at.advance()) {
+        ptx::mbarrier_wait(shared.empty(at.stage), at.parity ^ 1);
+        load(job, place, at.stage);
+      }
     }
   }
 };
 
-template <typename Element, int kGroups>
-__global__ void __launch_bounds__(kGroupThreads* kGroups, 1)
-    pv_sparse_kernel(const __grid_constant__ PvSparseParams p) {
-  using Config = PvConfig<Element>;
-  constexpr int rows = kGroups * Config::kGroupRows;
-  extern __shared__ __align__(1024) char shared[];
-  const PvJob job = sm80::pv_job(p, rows, Config::kColumns);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * sm80::kRowUnit;
-  char* ring = shared + Config::kTransposedBytes;
-  const auto nonzeros_of = [&](int stage) { return ring + stage * Config::stage_bytes(rows); };
-  const auto values_of = [&](int stage) { return nonzeros_of(stage) + rows * Config::kWeightBytes; };
-  const auto metadata_of = [&](int stage) { return values_of(stage) + Config::kValueBytes; };
-  TileLoader<Element, kGroups> tiles(p, job);
-  const auto load = [&](int place, int stage) {
-    if (place < job.end_place) tiles.load(p, job, place, nonzeros_of(stage), values_of(stage), metadata_of(stage));
-    ptx::cp_async_commit();
-  };
+// V rows of a tile that lie past the sequence's key length, while the tensor does not end there, become zeros: their
+// weights are 0, but 0 times NaN is not. `threads` threads from `thread` on; true if anything was written.
+template <typename Config>
+__device__ __forceinline__ bool clear_values(const PvSparseParams& p, const PvJob& job, int place, std::uint32_t values,
+                                             int thread, int threads) {
+  if (p.walk.key_lengths == nullptr) return false;
+  bool any = false;
+  for (int i = thread; i < Config::kTile * Config::kPanels; i += threads) {
+    const int row = i / Config::kBoxPlaces / Config::kPanels * Config::kBoxPlaces + i % Config::kBoxPlaces;
+    const int at = place + row;
+    if (at >= job.end_place) continue;
+    const int key = p.walk.key_block(job.row_block, at / p.walk.block) * p.walk.block +
+                    sm80::key_in_block(at & (p.walk.block - 1), p.group_log2, p.interleaved);
+    if (key < job.key_length) continue;
+    any = true;
+    for (std::uint32_t chunk = 0; chunk < kPanelBytes; chunk += 16) {
+      ptx::store_shared_16(values + static_cast<std::uint32_t>(i * kPanelBytes) + chunk, 0, 0, 0, 0);
+    }
+  }
+  return any;
+}
 
-  float acc[2][32];
+// The warps that transpose fp32 V: columns become rows, in panels of 32 places; each thread takes a column, four places
+// at a time. Lanes are neighbouring columns: neither the reads nor the swizzled writes meet in a bank.
+template <typename Config>
+__device__ __forceinline__ void transpose_values(const PvLaunch& launch, const PvShared<Config>& shared) {
+  constexpr int kThreads = 32 * Config::kTransposerWarps;
+  constexpr int kQuadStep = kThreads / Config::kColumns;
+  const int thread = static_cast<int>(threadIdx.x) - 32 * (Config::kConsumerWarps + 1);
+  const int column = thread % Config::kColumns, first_quad = thread / Config::kColumns;
+  RingPlace<Config::kStages> at;
+  RingPlace<Config::kTransposed> to;
+  for (int number = static_cast<int>(blockIdx.x); number < launch.jobs; number += static_cast<int>(gridDim.x)) {
+    const PvJob job = job_of<Config>(launch, number);
+    for (int place = job.first_place; place < job.end_place; place += Config::kTile, at.advance(), to.advance()) {
+      ptx::mbarrier_wait(shared.full(at.stage), at.parity);
+      if (launch.common.walk.key_lengths != nullptr) {
+        clear_values<Config>(launch.common, job, place, shared.values(at.stage), thread, kThreads);
+        ptx::named_barrier_sync(1, kThreads);  // the cleared rows are visible to all who transpose
+      }
+      ptx::mbarrier_wait(shared.used(to.stage), to.parity ^ 1);
+      const std::uint32_t from = shared.values(at.stage) + static_cast<std::uint32_t>(column / 32 * Config::kBoxBytes);
 #pragma unroll
-  for (int i = 0; i < 64; ++i) acc[i / 32][i % 32] = 0.0f;
+      for (int i = 0; i < Config::kTile / 4 / kQuadStep; ++i) {
+        const int quad = first_quad + i * kQuadStep;
+        std::uint32_t words[4];
 #pragma unroll
-  for (int s = 0; s < Config::kStages - 1; ++s) load(job.first_place + s * Config::kTile, s);
-
-  int stage = 0, turn = 0;
-  for (int place = job.first_place; place < job.end_place; place += Config::kTile) {
-    ptx::cp_async_wait<Config::kStages - 2>();
-    ptx::fence_async_proxy();
-    __syncthreads();  // this tile's copies are visible to all; all have left the stage that is loaded next
-    load(place + (Config::kStages - 1) * Config::kTile, stage == 0 ? Config::kStages - 1 : stage - 1);
-    std::uint32_t values = ptx::shared_address(values_of(stage));
-    if constexpr (Config::kFp32) {
-      char* transposed = shared + turn * Config::kValueBytes;
-      transpose_values(values_of(stage), transposed);
-      values = ptx::shared_address(transposed);
-      turn ^= 1;
+        for (int j = 0; j < 4; ++j) {
+          const int row = 4 * quad + j;
+          words[j] =
+              ptx::load_shared(from + static_cast<std::uint32_t>(
+                                          sm80::swizzled_wide(row, column % 32 / 4, kPanelBytes) + column % 4 * 4));
+        }
+        ptx::store_shared_16(
+            shared.transposed(to.stage) + static_cast<std::uint32_t>(panel_offset(Config::kColumns, column, quad)),
+            words[0], words[1], words[2], words[3]);
+      }
       ptx::fence_async_proxy();
-      __syncthreads();  // the tensor core sees the transposed tile; the other one is free since the barrier above
+      __syncwarp();  // this warp's part is written, and visible to the tensor core
+      if (threadIdx.x % 32 == 0) {
+        ptx::mbarrier_arrive(shared.turned(to.stage));
+        ptx::mbarrier_arrive(shared.empty(at.stage));
+      }
     }
-    const std::uint32_t nonzero_row =
-        ptx::shared_address(nonzeros_of(stage) + WeightOffset()(warp_row + lane % 16, lane / 16));
-    const std::uint32_t metadata =
-        ptx::shared_address(metadata_of(stage)) + static_cast<std::uint32_t>(4 * (warp_row + lane));
-    const int steps = (job.end_place - place) / Config::kStepPlaces;
-    if (steps >= Config::kSteps) {
-      WeightFragments f[Config::kSteps];
+  }
+}
+
+// A warpgroup that multiplies.
+template <typename Config>
+struct PvConsumer {
+  using Element = typename Config::Element;
+  const PvLaunch& launch;
+  const PvShared<Config>& shared;
+
+  // Issues the products of one step. a, b: the low words of the operands' descriptors at step 0.
+  __device__ __forceinline__ void issue(float (&acc)[Config::kProducts][32], std::uint32_t a, std::uint32_t b, int step,
+                                        const std::uint32_t (&codes)[Config::kProducts]) const {
+    // fp32: 64 bytes of places a step, two steps a panel of transposed V.
+    const int b_bytes = Config::kFp32 ? step / 2 * Config::kColumns * kPanelBytes + step % 2 * 2 * sm80::kStepBytes
+                                      : step * Config::kStepPlaces * kPanelBytes;
+    const std::uint64_t values = ptx::descriptor(b + static_cast<std::uint32_t>(b_bytes >> 4));
 #pragma unroll
-      for (int step = 0; step < Config::kSteps; ++step) {
-        load_fragments<Element>(f[step], nonzero_row, metadata, rows, step);
+    for (int i = 0; i < Config::kProducts; ++i) {
+      const std::uint64_t nonzeros =
+          ptx::descriptor(a + static_cast<std::uint32_t>((64 * i * kPanelBytes + step * sm80::kStepBytes) >> 4));
+      if constexpr (Config::kFp32) {
+        ptx::wgmma_tf32_sparse_stored(acc[i], nonzeros, values, codes[i]);
+      } else {
+        constexpr DType kType = std::is_same_v<Element, __half> ? DType::f16 : DType::bf16;
+        ptx::wgmma_sparse_stored<kType>(acc[i], nonzeros, values, codes[i]);
+      }
+    }
+  }
+
+  // acc += one tile, of which the job has `steps` word columns. word: offset of this lane's metadata in a column.
+  __device__ __forceinline__ void multiply(float (&acc)[Config::kProducts][32], int stage, std::uint32_t values,
+                                           int steps, int group_row, std::uint32_t word) const {
+    const std::uint32_t metadata = shared.metadata(stage) + word;
+    const auto code = [&](int step, int i) {
+      return ptx::load_shared(metadata + static_cast<std::uint32_t>(4 * (step * Config::kRows + 64 * i)));
+    };
+    const std::uint32_t a =
+        ptx::descriptor_low(shared.nonzeros(stage) + static_cast<std::uint32_t>(group_row * kPanelBytes), 16);
+    const std::uint32_t b = ptx::descriptor_low(values, Config::kFp32 ? 16 : Config::kValueBytes);
+    if (steps >= Config::kSteps) {
+      std::uint32_t codes[Config::kSteps][Config::kProducts];
+#pragma unroll
+      for (int i = 0; i < Config::kSteps * Config::kProducts; ++i) {
+        codes[i / Config::kProducts][i % Config::kProducts] = code(i / Config::kProducts, i % Config::kProducts);
       }
       ptx::wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < Config::kSteps; ++step) issue_step<Element>(acc, f[step], values, step);
+      for (int step = 0; step < Config::kSteps; ++step) issue(acc, a, b, step, codes[step]);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
     } else {
 #pragma unroll 1
       for (int step = 0; step < steps; ++step) {
-        WeightFragments f;
-        load_fragments<Element>(f, nonzero_row, metadata, rows, step);
+        std::uint32_t codes[Config::kProducts];
+#pragma unroll
+        for (int i = 0; i < Config::kProducts; ++i) codes[i] = code(step, i);
         ptx::wgmma_fence();
-        issue_step<Element>(acc, f, values, step);
+        issue(acc, a, b, step, codes);
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
       }
     }
-    stage = stage + 1 == Config::kStages ? 0 : stage + 1;
   }
-  ptx::cp_async_wait<0>();
-  ptx::pin_accumulators(acc[0]);
-  ptx::pin_accumulators(acc[1]);
 
+  __device__ __forceinline__ void store(const PvJob& job, int row, float (&acc)[Config::kProducts][32]) const {
+    const PvSparseParams& p = launch.common;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::int64_t row = job.row0 + warp_row + 8 * i + lane / 4;
-    Element* out = static_cast<Element*>(p.out) + job.batch(p) * p.out_stride[0] + job.head(p) * p.out_stride[1] +
-                   row * p.out_stride[2];
-    sm80::store_row<Element>(p, job, out, row < p.walk.n_q, reinterpret_cast<float(&)[8][4]>(acc[i / 2]), i % 2);
+    for (int i = 0; i < 2 * Config::kProducts; ++i) {
+      const std::int64_t at = row + 64 * (i / 2) + 8 * (i % 2);
+      Element* out = static_cast<Element*>(p.out) + job.batch(p) * p.out_stride[0] + job.head(p) * p.out_stride[1] +
+                     at * p.out_stride[2];
+      sm80::store_row<Element>(p, job, out, at < p.walk.n_q, reinterpret_cast<float(&)[8][4]>(acc[i / 2]), i % 2);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int group_row = warp / 4 * 64 * Config::kProducts, warp_row = warp % 4 * 16;
+    const auto word = static_cast<std::uint32_t>(4 * lane_word(group_row + warp_row, lane));
+    RingPlace<Config::kStages> at;
+    RingPlace<Config::kTransposed> turn;
+    for (int number = static_cast<int>(blockIdx.x); number < launch.jobs; number += static_cast<int>(gridDim.x)) {
+      const PvJob job = job_of<Config>(launch, number);
+      float acc[Config::kProducts][32];
+#pragma unroll
+      for (int i = 0; i < 32 * Config::kProducts; ++i) acc[i / 32][i % 32] = 0.0f;
+      for (int place = job.first_place; place < job.end_place; place += Config::kTile, at.advance()) {
+        ptx::mbarrier_wait(shared.full(at.stage), at.parity);
+        std::uint32_t values = shared.values(at.stage);
+        if constexpr (Config::kFp32) {
+          ptx::mbarrier_wait(shared.turned(turn.stage), turn.parity);
+          values = shared.transposed(turn.stage);
+        } else if (launch.common.walk.key_lengths != nullptr) {
+          // Every warpgroup clears all of it: the same zeros, and no barrier between warpgroups.
+          clear_values<Config>(launch.common, job, place, values, static_cast<int>(threadIdx.x) % kGroupThreads,
+                               kGroupThreads);
+          ptx::fence_async_proxy();
+          ptx::named_barrier_sync(1 + warp / 4, kGroupThreads);
+        }
+        multiply(acc, at.stage, values, (job.end_place - place) / Config::kStepPlaces, group_row, word);
+        if (lane == 0) {
+          ptx::mbarrier_arrive(shared.empty(at.stage));
+          if constexpr (Config::kFp32) ptx::mbarrier_arrive(shared.used(turn.stage));
+        }
+        if constexpr (Config::kFp32) turn.advance();
+      }
+#pragma unroll
+      for (int i = 0; i < Config::kProducts; ++i) ptx::pin_accumulators(acc[i]);
+      store(job, job.row0 + group_row + warp_row + lane / 4, acc);
+    }
+  }
+};
+
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
+    pv_sparse_kernel(const __grid_constant__ PvLaunch launch) {
+  extern __shared__ __align__(1024) char base[];
+  __shared__ std::uint64_t barriers[2 * (Config::kStages + Config::kTransposed)];
+  const PvShared<Config> shared{base, barriers};
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();  // the barriers are set
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp < Config::kConsumerWarps) {
+    PvConsumer<Config>{launch, shared}.run();
+  } else if (warp == Config::kConsumerWarps) {
+    if (threadIdx.x % 32 == 0) PvProducer<Config>{launch, shared}.run();
+  } else if constexpr (Config::kFp32) {
+    transpose_values<Config>(launch, shared);
   }
 }
 

@@ -1,21 +1,24 @@
-// qk_prune on Hopper: the kernel of cuda/sm80/qk_prune with the products of wgmma, for 16-bit types and head dims up to
-// 64.
+// qk_prune on Hopper: the kernel of cuda/sm80/qk_prune with the products of wgmma, for head dims up to 64.
 //
-// A tile of 64 places belongs to a warpgroup, two of them to a CTA; K stays in shared
-// memory, Q streams through a ring of cp.async stages of 128 rows. A product covers 64 rows; its accumulators have the
-// lane layout of mma.sync, so that the epilogue is the same. Rows are stored in shared memory so that a warp's 16 rows
-// of the two products of a stage are 32 rows in a row: the metadata's unit. While the first half is selected and
-// stored, the tensor core computes the second.
+// A warpgroup has 64 places (one tile of a 16-bit type, two of fp32), a CTA kGroups of them; K stays in shared memory,
+// Q streams through a ring of stages of 64 rows that the copy engine fills (and rounds to tf32). Warpgroups run through
+// the ring independently of each other: what hides a product's latency are the other warpgroups of the multiprocessor.
+// A product's accumulators have the lane layout of mma.sync, so that the epilogue is the same; a warp has 16 rows of
+// it, half a unit of the metadata, and its lanes store their words as they are.
 //
-// Requires what cuda/sm80/qk_prune/kernel.cuh requires, and sm_90a.
+// Requires what cuda/sm80/qk_prune/kernel.cuh requires, Q that the copy engine can address, and sm_90a.
 #pragma once
+
+#include <cuda.h>
 
 #include <cstdint>
 
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/pin.h"
+#include "cuda/ptx/tma.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/ptx/wgmma_shapes.h"
+#include "cuda/ptx/wgmma_tf32_shapes.h"
 #include "cuda/sm80/qk_prune/epilogue.h"
 #include "cuda/sm90/pipeline/common.h"
 
@@ -24,125 +27,235 @@ namespace dspattn::cuda::sm90 {
 using sm80::QkMasks;
 using sm80::QkPruneParams;
 
-template <typename Element>
-struct QkConfig {
-  static_assert(sizeof(Element) == 2);
-  static constexpr int kRowBytes = 128;
-  static constexpr int kChunks = kRowBytes / sm80::kChunkBytes;
-  static constexpr int kTile = sm80::tile_places(sizeof(Element));
-  static constexpr int kBlocks = kTile / 8;
-  static constexpr int kTileBytes = kTile * kRowBytes;
-  static constexpr int kStageRows = 128;
-  static constexpr int kStageBytes = kStageRows * kRowBytes;
-  static constexpr int kStages = 3;
-  static constexpr int kMaxGroups = 2;
-  static constexpr int kMinCtas = 2;
-  using Job = sm80::QkJob<kTile, kGroupThreads>;
-
-  static constexpr int shared_bytes(int groups) { return groups * kTileBytes + kStages * kStageBytes; }
+struct QkLaunch {
+  QkPruneParams common;
+  CUtensorMap q;  // (column, row, head, batch), boxes of a panel by kStageRows
 };
 
-template <typename Element>
+template <typename Element, QkMasks kMasks>
+struct QkConfig {
+  static constexpr bool kFp32 = sizeof(Element) == 4;
+  static constexpr int kRowBytes = 64 * static_cast<int>(sizeof(Element));
+  static constexpr int kPanels = kRowBytes / kPanelBytes;
+  static constexpr int kChunks = kRowBytes / sm80::kChunkBytes;
+  static constexpr int kPlaces = 64;  // of a warpgroup
+  static constexpr int kTile = sm80::tile_places(sizeof(Element));
+  static constexpr int kTiles = kPlaces / kTile;
+  static constexpr int kTileBytes = kTile * kRowBytes;
+  static constexpr int kKeyBytes = kPlaces * kRowBytes;
+  static constexpr int kStageRows = 64;
+  static constexpr int kStageBytes = kStageRows * kRowBytes;
+  static constexpr int kStages = 4;
+  static constexpr int kGroups = 2;
+  // More warps hide more; masks need the registers.
+  static constexpr int kMinCtas = kMasks == QkMasks::none ? 3 : 2;
+  using Job = sm80::QkJob<kTile, kGroupThreads, kTiles>;
+
+  static constexpr int shared_bytes(int groups) { return groups * kKeyBytes + kStages * kStageBytes; }
+};
+
+// A warpgroup's K: panel by panel, each of its 64 places' rows. Tiles are copied one by one; `tile` bytes into the
+// first panel is where load_keys puts the next.
+template <typename Config>
 struct KeyOffset {
   __device__ __forceinline__ int operator()(int row, int chunk) const {
-    return panel_offset(QkConfig<Element>::kTile, row, chunk);
+    return panel_offset(Config::kPlaces, row, chunk);
   }
   __device__ static __forceinline__ int step(int rows) { return rows % 8 == 0 ? rows * kPanelBytes : 0; }
-};
-
-template <typename Element>
-struct QueryOffset {
-  __device__ __forceinline__ int operator()(int row, int chunk) const {
-    return panel_offset(QkConfig<Element>::kStageRows, product_row(row), chunk);
+  __device__ static __forceinline__ int tile(int index) {
+    return index / Config::kTiles * Config::kKeyBytes + index % Config::kTiles * Config::kTile * kPanelBytes;
   }
-  // 32 rows on is the next warp's 16.
-  __device__ static __forceinline__ int step(int rows) { return rows == 32 ? 16 * kPanelBytes : 0; }
 };
 
-// Issues acc = Q K^T of 64 rows by a tile; q and k are the low words of their first descriptors.
+// acc = Q K^T of 64 rows by 64 places; q and k are the low words of their first descriptors.
 template <typename Element>
-__device__ __forceinline__ void issue_product(float (&acc)[QkConfig<Element>::kBlocks * 4], std::uint32_t q,
-                                              std::uint32_t k) {
-  constexpr DType kType = std::is_same_v<Element, __half> ? DType::f16 : DType::bf16;
+__device__ __forceinline__ void multiply(float (&acc)[32], std::uint32_t q, std::uint32_t k) {
+  constexpr int kSteps = 64 * static_cast<int>(sizeof(Element)) / sm80::kStepBytes;
+  ptx::wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kPanelBytes / sm80::kStepBytes; ++step) {
-    const auto at = static_cast<std::uint32_t>(step * sm80::kStepBytes >> 4);
-    if (step == 0) {
-      ptx::wgmma_dense_first<kType>(acc, ptx::descriptor(q + at), ptx::descriptor(k + at));
+  for (int step = 0; step < kSteps; ++step) {
+    const auto at = static_cast<std::uint32_t>(step / 4 * (64 * kPanelBytes >> 4) + step % 4 * (sm80::kStepBytes >> 4));
+    const std::uint64_t a = ptx::descriptor(q + at), b = ptx::descriptor(k + at);
+    if constexpr (sizeof(Element) == 4) {
+      step == 0 ? ptx::wgmma_tf32_first(acc, a, b) : ptx::wgmma_tf32(acc, a, b);
     } else {
-      ptx::wgmma_dense<kType>(acc, ptx::descriptor(q + at), ptx::descriptor(k + at));
+      constexpr DType kType = std::is_same_v<Element, __half> ? DType::f16 : DType::bf16;
+      step == 0 ? ptx::wgmma_dense_first<kType>(acc, a, b) : ptx::wgmma_dense<kType>(acc, a, b);
     }
   }
   ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::pin_accumulators(acc);
 }
 
-template <typename Element, QkMasks kMasks>
-__global__ void __launch_bounds__(kGroupThreads* QkConfig<Element>::kMaxGroups, QkConfig<Element>::kMinCtas)
-    qk_prune_kernel(const __grid_constant__ QkPruneParams p) {
-  using Config = QkConfig<Element>;
+// Q of a CTA, 64 rows at a time. full: the copy engine's bytes have arrived; empty: every warp that multiplies is done.
+template <typename Config>
+struct QueryRing {
+  char* stages;
+  std::uint32_t full, empty;  // barriers, 8 bytes each
+  int head, batch;
+
+  __device__ __forceinline__ void init(int warps) const {
+    for (std::uint32_t s = 0; s < Config::kStages; ++s) {
+      ptx::mbarrier_init(full + 8 * s, 1);
+      ptx::mbarrier_init(empty + 8 * s, warps);
+    }
+    ptx::mbarrier_init_fence();
+  }
+
+  __device__ __forceinline__ void load(const QkLaunch& launch, int row, int stage) const {
+    const std::uint32_t barrier = full + 8 * static_cast<std::uint32_t>(stage);
+    ptx::mbarrier_arrive_expect(barrier, Config::kStageBytes);
+#pragma unroll
+    for (int panel = 0; panel < Config::kPanels; ++panel) {
+      ptx::tma_load_4d(ptx::shared_address(stages + stage * Config::kStageBytes) +
+                           static_cast<std::uint32_t>(panel * Config::kStageRows * kPanelBytes),
+                       &launch.q, barrier, panel * (kPanelBytes * 64 / Config::kRowBytes), row, head, batch);
+    }
+  }
+};
+
+// Where a lane stores what it keeps of the 16 rows its warp has of a product.
+template <typename Element, typename Config>
+struct LaneStores {
+  char* nonzeros;           // of row g
+  std::uint32_t* metadata;  // word of rows g and g + 8
+  std::int64_t below;       // bytes from row g to row g + 8
+  std::int64_t next_tile;   // words from a tile's metadata to the next tile's
+  bool inside[Config::kTiles];
+
+  __device__ __forceinline__ LaneStores(const QkPruneParams& p, const typename Config::Job& job, int row16) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
+    const std::int64_t row_bytes = p.scores.places / 2 * static_cast<int>(sizeof(Element));
+    const std::int64_t place = static_cast<std::int64_t>(job.own_tile()) * Config::kTile + t * (Config::kTile / 4);
+    nonzeros = static_cast<char*>(p.scores.nonzeros) + (job.matrix * p.scores.rows + row16 + g) * row_bytes +
+               place / 2 * static_cast<int>(sizeof(Element));
+    metadata = p.scores.metadata + job.matrix * p.scores.metadata_words +
+               sm80::metadata_word(p.scores.rows, row16 / sm80::kRowUnit * sm80::kRowUnit, row16 / 16 % 2, g,
+                                   static_cast<std::int64_t>(job.own_tile()) * 4 + t);
+    below = 8 * row_bytes;
+    next_tile = 2 * p.scores.rows;
+    for (int i = 0; i < Config::kTiles; ++i) inside[i] = place + i * Config::kTile < p.scores.places;
+  }
+
+  __device__ __forceinline__ void store(int tile, const sm80::LaneResult& result) const {
+    if (!inside[tile]) return;
+    char* to = nonzeros + tile * (Config::kTile / 2 * static_cast<int>(sizeof(Element)));
+    ptx::store_16(to, result.nonzeros[0]);
+    ptx::store_16(to + below, result.nonzeros[1]);
+    ptx::store_4(metadata + tile * next_tile, result.metadata);
+  }
+
+  // To the product 64 rows below, and to that of the next 64 places.
+  __device__ __forceinline__ void move_down() {
+    nonzeros += below * 8;
+    metadata += 64;
+  }
+  __device__ __forceinline__ void move_right() {
+    nonzeros += Config::kPlaces / 2 * static_cast<int>(sizeof(Element));
+    metadata += Config::kTiles * next_tile;
+  }
+};
+
+// Prunes and stores what a warp has of a product; visible[i]: the visible_bits of tile i, of this thread's tile own +
+// i.
+template <typename Element, typename Config, QkMasks kMasks, int kGroupLog2, typename Stores>
+__device__ __forceinline__ void prune_product(const QkPruneParams& p, int row16, int own, bool all_visible,
+                                              const std::uint32_t (&visible)[Config::kTiles], float value_scale,
+                                              const Stores& stores, const float (&acc)[32]) {
+#pragma unroll
+  for (int tile = 0; tile < Config::kTiles; ++tile) {
+    float scores[Config::kTile / 8][4];
+#pragma unroll
+    for (int i = 0; i < Config::kTile / 2; ++i) scores[i / 4][i % 4] = acc[tile * (Config::kTile / 2) + i];
+    stores.store(
+        tile, sm80::prune_half<Element, typename Config::Job, kMasks>(
+                  p, row16, own + tile, all_visible, [&] { return visible[tile]; }, kGroupLog2, value_scale, scores));
+  }
+}
+
+// The visible_bits of this thread's tiles from `own` on. Called while no scores take registers.
+template <typename Config, QkMasks kMasks>
+__device__ __forceinline__ void find_visible(const QkPruneParams& p, int row16, int own,
+                                             std::uint32_t (&visible)[Config::kTiles]) {
+#pragma unroll 1
+  for (int tile = 0; tile < Config::kTiles; ++tile) {
+    const std::uint32_t bits = sm80::visible_bits<typename Config::Job, kMasks>(p, row16, own + tile);
+    if (tile == 0) visible[0] = bits;
+    visible[Config::kTiles - 1] = bits;
+  }
+}
+
+template <typename Element, QkMasks kMasks, int kGroupLog2>
+__global__ void __launch_bounds__(kGroupThreads* QkConfig<Element, kMasks>::kGroups,
+                                  QkConfig<Element, kMasks>::kMinCtas)
+    qk_prune_kernel(const __grid_constant__ QkLaunch launch) {
+  using Config = QkConfig<Element, kMasks>;
   using Job = typename Config::Job;
+  using Offset = KeyOffset<Config>;
+  const QkPruneParams& p = launch.common;
   extern __shared__ __align__(1024) char shared[];
+  __shared__ std::uint64_t barriers[2 * Config::kStages];
   const Job job(p, blockIdx.x);
   if (job.first_tile >= job.end_tile) return;
   const sm80::RowRange rows = job_rows(p, job);
   if (rows.begin >= rows.end) return;
   char* sK = shared;
-  char* sQ = shared + static_cast<int>(blockDim.x) / kGroupThreads * Config::kTileBytes;
-  sm80::QueryStages<Element, Config::kChunks, Config::kStageRows, QueryOffset<Element>> queries(
-      p, sm80::matrix_of<Element>(p.q, job.batch(p), job.head(p)), rows.begin);
-  const auto load = [&](int row, int stage) {
-    if (row < rows.end) queries.load(p, row, sQ + stage * Config::kStageBytes);
-    ptx::cp_async_commit();
-  };
-
-  sm80::load_keys<Element, Config::kChunks>(p, job, sK, KeyOffset<Element>());
-#pragma unroll
-  for (int s = 0; s < Config::kStages - 1; ++s) load(rows.begin + s * Config::kStageRows, s);
-  ptx::cp_async_wait<Config::kStages - 2>();
-  sm80::prepare_keys<Element, Config::kChunks>(p, job, sK, KeyOffset<Element>());
-
-  const sm80::LaneTarget target = sm80::lane_target<Element>(p, job);
-  const bool exists = job.own_tile() < job.end_tile;
-  const bool whole = exists && job.keys(p, job.own_tile()).end <= static_cast<int>(p.walk.n_k);
-  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
-  const int warp_row = static_cast<int>(threadIdx.x) % kGroupThreads / 32 * sm80::kRowUnit;
-  const std::uint32_t k_low =
-      ptx::descriptor_low(ptx::shared_address(sK) + static_cast<std::uint32_t>(group * Config::kTileBytes), 16);
-  const std::uint32_t q_low = ptx::descriptor_low(ptx::shared_address(sQ), 16);
-  int stage = 0;
-  for (int row = rows.begin; row < rows.end; row += Config::kStageRows) {
-    ptx::cp_async_wait<Config::kStages - 2>();
-    ptx::fence_async_proxy();
-    __syncthreads();  // the tensor core sees this stage's copies (and K's); all have left the stage that is loaded next
-    load(row + (Config::kStages - 1) * Config::kStageRows, stage == 0 ? Config::kStages - 1 : stage - 1);
-    if (exists && (!p.walk.skip_masked || sm80::visits_tile<Job>(p, row))) {
-      const std::uint32_t q_tile = q_low + static_cast<std::uint32_t>(stage * (Config::kStageBytes >> 4));
-      float acc[2][Config::kBlocks * 4];
-      ptx::wgmma_fence();
-      issue_product<Element>(acc[0], q_tile, k_low);
-      issue_product<Element>(acc[1], q_tile + (64 * kPanelBytes >> 4), k_low);
-      const int row32 = row + warp_row;
-      const bool all_visible = sm80::sees_all<Job, kMasks>(p, row32, whole);
-      std::uint32_t metadata[2];
-      ptx::wgmma_wait<1>();
-      ptx::pin_accumulators(acc[0]);
-      // Rows of the last stage may lie past the matrix; products are the warpgroup's, stores the warp's.
-      const bool inside = row32 < rows.end;
-      if (inside) {
-        metadata[0] = sm80::finish_half<Element, Job, kMasks>(p, row32, all_visible, target,
-                                                              reinterpret_cast<float(&)[Config::kBlocks][4]>(acc[0]));
-      }
-      ptx::wgmma_wait<0>();
-      ptx::pin_accumulators(acc[1]);
-      if (inside) {
-        metadata[1] = sm80::finish_half<Element, Job, kMasks>(p, row32 + 16, all_visible, target,
-                                                              reinterpret_cast<float(&)[Config::kBlocks][4]>(acc[1]));
-        sm80::store_metadata(target, row32, metadata);
-      }
+  const QueryRing<Config> ring{shared + static_cast<int>(blockDim.x) / kGroupThreads * Config::kKeyBytes,
+                               ptx::shared_address(barriers), ptx::shared_address(barriers + Config::kStages),
+                               job.head(p), job.batch(p)};
+  sm80::load_keys<Element, Config::kChunks>(p, job, sK, Offset());
+  ptx::cp_async_commit();
+  if (threadIdx.x == 0) {
+    ring.init((job.end_tile - job.first_tile + Config::kTiles - 1) / Config::kTiles * (kGroupThreads / 32));
+    for (int s = 0; s < Config::kStages && rows.begin + s * Config::kStageRows < rows.end; ++s) {
+      ring.load(launch, rows.begin + s * Config::kStageRows, s);
     }
-    stage = stage + 1 == Config::kStages ? 0 : stage + 1;
   }
   ptx::cp_async_wait<0>();
+  sm80::prepare_keys<Element, Config::kChunks>(p, job, sK, Offset());
+  ptx::fence_async_proxy();
+  __syncthreads();  // the barriers are set; the tensor core sees K
+  if (job.own_tile() >= job.end_tile) return;
+
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
+  const int warp_row = static_cast<int>(threadIdx.x) % kGroupThreads / 32 * 16;
+  const std::uint32_t k_low =
+      ptx::descriptor_low(ptx::shared_address(sK) + static_cast<std::uint32_t>(group * Config::kKeyBytes), 16);
+  const std::uint32_t q_low = ptx::descriptor_low(ptx::shared_address(ring.stages), 16);
+  LaneStores<Element, Config> stores(p, job, rows.begin + warp_row);
+  const bool whole = job.keys(p, job.own_tile(Config::kTiles - 1)).end <= static_cast<int>(p.walk.n_k);
+  const float value_scale = p.value_scale;
+  int stage = 0, parity = 0;
+  for (int row = rows.begin; row < rows.end; row += Config::kStageRows) {
+    const int row16 = row + warp_row;
+    const bool visits = kMasks == QkMasks::none || !p.walk.skip_masked || sm80::visits_tile<Job>(p, row);
+    const bool all_visible = sm80::sees_all<Job, kMasks>(p, row16 / sm80::kRowUnit * sm80::kRowUnit, whole);
+    std::uint32_t visible[Config::kTiles];
+    if (!all_visible) find_visible<Config, kMasks>(p, row16, 0, visible);
+    ptx::mbarrier_wait(ring.full + 8 * static_cast<std::uint32_t>(stage), parity);
+    float acc[32];
+    if (visits) {
+      multiply<Element>(acc, q_low + static_cast<std::uint32_t>(stage * (Config::kStageBytes >> 4)), k_low);
+    }
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ring.empty + 8 * static_cast<std::uint32_t>(stage));
+    // The stage before this one is filled again: by now the other warpgroups have left it, or will soon.
+    const int next = row + (Config::kStages - 1) * Config::kStageRows;
+    if (threadIdx.x == 0 && row > rows.begin && next < rows.end) {
+      const int last = stage == 0 ? Config::kStages - 1 : stage - 1;
+      ptx::mbarrier_wait(ring.empty + 8 * static_cast<std::uint32_t>(last), stage == 0 ? parity ^ 1 : parity);
+      ring.load(launch, next, last);
+    }
+    if (++stage == Config::kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+    // Rows of the last stage may lie past the matrix; products are the warpgroup's, stores the warp's.
+    if (visits && row16 < rows.end) {
+      prune_product<Element, Config, kMasks, kGroupLog2>(p, row16, 0, all_visible, visible, value_scale, stores, acc);
+    }
+    stores.move_down();
+  }
 }
 
 }  // namespace dspattn::cuda::sm90
