@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import math
+import shlex
 import statistics
 import subprocess
 import sys
@@ -212,6 +213,22 @@ def commit():
     return revision + ("-dirty" if shell("git", "status", "--porcelain") else "") if revision else "unknown"
 
 
+def environment(revision=None):
+    """What a committed result says about how and where it was measured."""
+    clock, driver = (shell("nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits")
+                     for what in ("clocks.sm", "driver_version"))  # fmt: skip
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "command": shlex.join(["python3", *sys.argv]),
+        "commit": revision or commit(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "device": {"name": properties.name, "sm_clock_mhz": int(clock) if clock.isdigit() else None,
+                   "driver": driver, "cores": properties.multi_processor_count},
+        "versions": {"cuda": torch.version.cuda, "torch": torch.__version__,
+                     "cudnn": str(torch.backends.cudnn.version()), "compiler": shell("nvcc", "--version").split("\n")[-1]},  # noqa: E501
+    }  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default="build", help="where libdspattn_pipeline_c.so was built")
@@ -248,20 +265,11 @@ def main():
     rows += memory_rows(library)
     print("memory", rows[-1]["memory_ratio"], flush=True)
     if arguments.out:
-        clock, driver = (shell("nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits")
-                         for what in ("clocks.sm", "driver_version"))  # fmt: skip
-        properties = torch.cuda.get_device_properties(0)
         document = {
-            "command": " ".join(["python3", *sys.argv]),
-            "commit": arguments.commit or commit(),
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "device": {"name": properties.name, "sm_clock_mhz": int(clock) if clock.isdigit() else None,
-                       "driver": driver, "cores": properties.multi_processor_count},
-            "versions": {"cuda": torch.version.cuda, "torch": torch.__version__,
-                         "cudnn": str(torch.backends.cudnn.version()), "compiler": shell("nvcc", "--version").split("\n")[-1]},  # noqa: E501
+            **environment(arguments.commit),
             "ceilings": {name: round(value, 3) for name, value in limits.items()},
             "rows": rows,
-        }  # fmt: skip
+        }
         with open(arguments.out, "w", encoding="utf-8") as file:
             json.dump(document, file, indent=1)
             file.write("\n")

@@ -46,7 +46,7 @@ if wanted sanitizers; then
   declare -A reduced=(
     [cuda_fused_gpu_tests]='*RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128:*FromAGraph*'
     [cuda_fused_tf32_gpu_tests]='*RandomProblems/*'
-    [cuda_pipeline_tests]='*WritesTheBytesOfTheCpu:*ANanScore*:*EmptyProblems*'
+    [cuda_pipeline_tests]='*EveryKernelOnSmallProblems:*ANanScore*:*EmptyProblems*'
   )
   for program in "${!reduced[@]}"; do
     [ -x "$build/tests/cuda/$program" ] || continue

@@ -29,6 +29,31 @@ class PipelineGpu : public ::testing::Test {
   }
 };
 
+// Metadata and, where sums are exact, scores byte for byte; results to within rounding, of the functions and the chain.
+void expect_results_of_the_cpu(const std::vector<PipelineCase>& cases) {
+  for (const PipelineCase& drawn : cases) {
+    const PipelineProblem problem(drawn);
+    const PipelineResult gpu = problem.run(kGpu), cpu = problem.run({}), chained = problem.run(kGpu, true);
+    if (drawn.blocks.empty()) {  // slots that a block mask does not fill are nobody's
+      EXPECT_EQ(gpu.metadata, cpu.metadata) << test::describe(drawn);
+      if (drawn.d == 64 && !drawn.bias) {
+        EXPECT_EQ(gpu.scores, cpu.scores) << test::describe(drawn);
+      }
+    }
+    double worst = 0;
+    const std::int64_t count = drawn.batch * drawn.heads * drawn.n_q * drawn.d_v;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const double want = core::load_element(cpu.out.data(), drawn.dtype, i);
+      for (const PipelineResult* result : {&gpu, &chained}) {
+        const double error = std::abs(core::load_element(result->out.data(), drawn.dtype, i) - want);
+        if (!(error <= worst)) worst = error;
+      }
+    }
+    // Scores of d = 40 round to either neighbour, up to eight bits below 32: a weight is off by that much at most.
+    EXPECT_LE(worst, drawn.dtype == DType::bf16 ? 0x1p-4 : 0x1p-7) << test::describe(drawn);
+  }
+}
+
 TEST_F(PipelineGpu, AgreesWithTheOracle) {
   for (const PipelineCase& drawn : test::pipeline_cases()) {
     const PipelineProblem problem(drawn);
@@ -98,27 +123,43 @@ TEST_F(PipelineGpu, LongMatricesAgreeWithTheCpu) {
       cases.push_back(blocked);
     }
   }
-  for (const PipelineCase& drawn : cases) {
-    const PipelineProblem problem(drawn);
-    const PipelineResult gpu = problem.run(kGpu), cpu = problem.run({}), chained = problem.run(kGpu, true);
-    if (drawn.blocks.empty()) {  // slots that a block mask does not fill are nobody's
-      EXPECT_EQ(gpu.metadata, cpu.metadata) << test::describe(drawn);
-      if (drawn.d == 64 && !drawn.bias) {
-        EXPECT_EQ(gpu.scores, cpu.scores) << test::describe(drawn);
-      }
+  expect_results_of_the_cpu(cases);
+}
+
+// One or two tiles of each kernel: what compute-sanitizer can take apart in reasonable time.
+TEST_F(PipelineGpu, EveryKernelOnSmallProblems) {
+  std::vector<PipelineCase> cases;
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    PipelineCase plain{.dtype = dtype, .pattern = {1, 2}};
+    if (dtype != DType::f32) plain.pattern = {2, 4};
+    plain.batch = plain.heads = plain.kv_heads = 1;
+    plain.n_k = 160;
+    for (const std::int64_t rows : {96, 192, 256}) {  // as many rows a CTA of pv_sparse has
+      plain.n_q = rows;
+      cases.push_back(plain);
     }
-    double worst = 0;
-    const std::int64_t count = drawn.batch * drawn.heads * drawn.n_q * drawn.d_v;
-    for (std::int64_t i = 0; i < count; ++i) {
-      const double want = core::load_element(cpu.out.data(), drawn.dtype, i);
-      for (const PipelineResult* result : {&gpu, &chained}) {
-        const double error = std::abs(core::load_element(result->out.data(), drawn.dtype, i) - want);
-        if (!(error <= worst)) worst = error;
-      }
+    PipelineCase shorter = plain;
+    shorter.n_q = 70;
+    shorter.key_lengths = {100};
+    cases.push_back(shorter);
+    PipelineCase causal = plain;
+    causal.n_q = 160;
+    causal.causal = true;
+    cases.push_back(causal);
+    PipelineCase wide = plain;  // wider than Hopper's own kernels serve
+    wide.n_q = 64;
+    wide.d = wide.d_v = 128;
+    cases.push_back(wide);
+    for (const int block : {64, 128}) {
+      PipelineCase blocked = plain;
+      blocked.n_q = 192;
+      blocked.block = block;
+      for (int row = 0; row * block < blocked.n_q; ++row) blocked.blocks.push_back({row % 2, row % 2 + 1});
+      if (block == 128) blocked.n_k = 320;
+      cases.push_back(blocked);
     }
-    // Scores of d = 40 round to either neighbour, up to eight bits below 32: a weight is off by that much at most.
-    EXPECT_LE(worst, drawn.dtype == DType::bf16 ? 0x1p-4 : 0x1p-7) << test::describe(drawn);
   }
+  expect_results_of_the_cpu(cases);
 }
 
 TEST_F(PipelineGpu, SoftmaxTakesRowsOfAnyLength) {

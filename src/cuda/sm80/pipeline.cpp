@@ -121,7 +121,7 @@ void run_qk_prune(const QkPruneArgs& args, const BlockWalk& walk, Code code) {
   params.value_scale = static_cast<float>(scale / key_scale);
   params.bias_scale = static_cast<float>(1.0 / scale);
   const CurrentDevice current(args.device.index);
-  if (code == Code::sm90 && sm90::serves_qk_prune(shape.dtype, params)) {
+  if (code == Code::sm90 && sm90::serves_qk_prune(params, shape.matrices())) {
     return sm90::launch_qk_prune(shape.dtype, params, shape.matrices(), args.run.stream);
   }
   launch_qk_prune(shape.dtype, params, shape.matrices(), args.run.stream);
@@ -159,7 +159,7 @@ void run_pv_sparse(const PvSparseArgs& args, const BlockWalk& walk, Code code) {
   params.group_log2 = group_log2(shape.pattern);
   params.interleaved = shape.grouping == Grouping::interleaved;
   const CurrentDevice current(args.device.index);
-  if (code == Code::sm90 && sm90::serves_pv_sparse(shape.dtype, params)) {
+  if (code == Code::sm90 && sm90::serves_pv_sparse(params, shape.matrices())) {
     return sm90::launch_pv_sparse(shape.dtype, params, shape.matrices(), args.run.stream);
   }
   launch_pv_sparse(shape.dtype, params, shape.matrices(), args.run.stream);

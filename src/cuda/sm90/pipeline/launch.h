@@ -9,12 +9,18 @@
 
 namespace dspattn::cuda::sm90 {
 
-// 16-bit types, head dims up to 64, long matrices, no block mask.
-bool serves_qk_prune(DType dtype, const sm80::QkPruneParams& params);
+// Whether the copy engine can address [batch, heads, n, d] rows: no dimension is broadcast.
+inline bool addressable(const sm80::RowsParams& rows, std::int64_t batch, std::int64_t heads, std::int64_t n) {
+  return rows.aligned && (batch == 1 || rows.batch_stride > 0) && (heads == 1 || rows.head_stride > 0) &&
+         (n == 1 || rows.row_stride > 0);
+}
+
+// Head dims up to 64. matrices: batch * heads.
+bool serves_qk_prune(const sm80::QkPruneParams& params, std::int64_t matrices);
 void launch_qk_prune(DType dtype, sm80::QkPruneParams params, std::int64_t matrices, void* stream);
 
-// d_v up to 64, long rows, no blocks of 64: a warpgroup has 128 rows.
-bool serves_pv_sparse(DType dtype, const sm80::PvSparseParams& params);
+// d_v up to 64; interleaved groups of whole blocks.
+bool serves_pv_sparse(const sm80::PvSparseParams& params, std::int64_t matrices);
 void launch_pv_sparse(DType dtype, sm80::PvSparseParams params, std::int64_t matrices, void* stream);
 
 }  // namespace dspattn::cuda::sm90

@@ -56,8 +56,10 @@ void launch_of(DType dtype, PvSparseParams& params, std::int64_t matrices, cudaS
 
 }  // namespace
 
-bool serves_pv_sparse(DType, const PvSparseParams& params) {
-  return params.v.extent <= 64 && params.v.aligned && (!params.interleaved || params.walk.n_k % kInterleaveBlock == 0);
+bool serves_pv_sparse(const PvSparseParams& params, std::int64_t matrices) {
+  // The map of interleaved groups cannot see where a block of 128 keys ends early.
+  return params.v.extent <= 64 && (!params.interleaved || params.walk.n_k % kInterleaveBlock == 0) &&
+         addressable(params.v, matrices / params.heads, params.heads / params.heads_per_kv, params.walk.n_k);
 }
 
 void launch_pv_sparse(DType dtype, PvSparseParams params, std::int64_t matrices, void* stream) {

@@ -61,7 +61,8 @@ struct PvConfig {
   static constexpr int kStagesThatFit = (kRoom - kTransposed * kValueBytes) / kStageBytes;
   static constexpr int kStages = kStagesThatFit < 4 ? kStagesThatFit : 4;
   static_assert(kStages >= 2 && kStageBytes % 1024 == 0);
-  static constexpr int kSharedBytes = kTransposed * kValueBytes + kStages * kStageBytes;
+  static constexpr int kBarriers = 2 * (kStages + kTransposed);
+  static constexpr int kSharedBytes = kTransposed * kValueBytes + kStages * kStageBytes + 8 * kBarriers;
   static constexpr int kConsumerWarps = 4 * kGroups, kTransposerWarps = kFp32 ? 4 : 0;
   static constexpr int kThreads = 32 * (kConsumerWarps + 1 + kTransposerWarps);
 };
@@ -80,28 +81,26 @@ struct RingPlace {
 
 template <typename Config>
 struct PvShared {
-  char* base;  // transposed V, then the stages
-  std::uint64_t* barriers;
+  std::uint32_t base;  // transposed V, the stages, the barriers
 
   __device__ __forceinline__ std::uint32_t transposed(int i) const {
-    return ptx::shared_address(base) + static_cast<std::uint32_t>(i * Config::kValueBytes);
+    return base + static_cast<std::uint32_t>(i * Config::kValueBytes);
   }
   __device__ __forceinline__ std::uint32_t nonzeros(int stage) const {
     return transposed(Config::kTransposed) + static_cast<std::uint32_t>(stage * Config::kStageBytes);
   }
   __device__ __forceinline__ std::uint32_t values(int stage) const { return nonzeros(stage) + Config::kNonzeroBytes; }
   __device__ __forceinline__ std::uint32_t metadata(int stage) const { return values(stage) + Config::kValueBytes; }
+  __device__ __forceinline__ std::uint32_t barrier(int i) const {
+    return nonzeros(Config::kStages) + static_cast<std::uint32_t>(8 * i);
+  }
   // full: the copies have arrived; empty: all who read the stage are done.
-  __device__ __forceinline__ std::uint32_t full(int stage) const { return ptx::shared_address(barriers + stage); }
-  __device__ __forceinline__ std::uint32_t empty(int stage) const {
-    return ptx::shared_address(barriers + Config::kStages + stage);
-  }
+  __device__ __forceinline__ std::uint32_t full(int stage) const { return barrier(stage); }
+  __device__ __forceinline__ std::uint32_t empty(int stage) const { return barrier(Config::kStages + stage); }
   // The same of transposed tiles.
-  __device__ __forceinline__ std::uint32_t turned(int i) const {
-    return ptx::shared_address(barriers + 2 * Config::kStages + i);
-  }
+  __device__ __forceinline__ std::uint32_t turned(int i) const { return barrier(2 * Config::kStages + i); }
   __device__ __forceinline__ std::uint32_t used(int i) const {
-    return ptx::shared_address(barriers + 2 * Config::kStages + Config::kTransposed + i);
+    return barrier(2 * Config::kStages + Config::kTransposed + i);
   }
 
   __device__ __forceinline__ void init() const {
@@ -364,8 +363,7 @@ template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     pv_sparse_kernel(const __grid_constant__ PvLaunch launch) {
   extern __shared__ __align__(1024) char base[];
-  __shared__ std::uint64_t barriers[2 * (Config::kStages + Config::kTransposed)];
-  const PvShared<Config> shared{base, barriers};
+  const PvShared<Config> shared{ptx::shared_address(base)};
   if (threadIdx.x == 0) shared.init();
   __syncthreads();  // the barriers are set
   const int warp = static_cast<int>(threadIdx.x) / 32;

@@ -25,7 +25,7 @@ void launch_masks(DType dtype, QkPruneParams& params, std::int64_t matrices, cud
   if (!make_rows_map(launch.q, {q.data, q.batch_stride, q.head_stride, q.row_stride},
                      {matrices / params.heads, params.heads, params.walk.n_q, q.extent}, dtype, Config::kStageRows,
                      1)) {
-    throw Error("q: the copy engine cannot address the tensor");
+    throw Error("q: expected a tensor that the copy engine can address");
   }
   const auto kernel = qk_prune_kernel<Element, kMasks, kGroupLog2>;
   sm80::allow_shared_memory(kernel, limits);
@@ -67,7 +67,9 @@ void launch_of(DType dtype, QkPruneParams& params, std::int64_t matrices, cudaSt
 
 }  // namespace
 
-bool serves_qk_prune(DType, const QkPruneParams& params) { return params.q.extent <= 64 && params.q.aligned; }
+bool serves_qk_prune(const QkPruneParams& params, std::int64_t matrices) {
+  return params.q.extent <= 64 && addressable(params.q, matrices / params.heads, params.heads, params.walk.n_q);
+}
 
 void launch_qk_prune(DType dtype, QkPruneParams params, std::int64_t matrices, void* stream) {
   const auto handle = static_cast<cudaStream_t>(stream);

@@ -51,7 +51,8 @@ struct QkConfig {
   static constexpr int kMinCtas = kMasks == QkMasks::none ? 3 : 2;
   using Job = sm80::QkJob<kTile, kGroupThreads, kTiles>;
 
-  static constexpr int shared_bytes(int groups) { return groups * kKeyBytes + kStages * kStageBytes; }
+  // K, the stages, two barriers a stage.
+  static constexpr int shared_bytes(int groups) { return groups * kKeyBytes + kStages * (kStageBytes + 16); }
 };
 
 // A warpgroup's K: panel by panel, each of its 64 places' rows. Tiles are copied one by one; `tile` bytes into the
@@ -195,15 +196,14 @@ __global__ void __launch_bounds__(kGroupThreads* QkConfig<Element, kMasks>::kGro
   using Offset = KeyOffset<Config>;
   const QkPruneParams& p = launch.common;
   extern __shared__ __align__(1024) char shared[];
-  __shared__ std::uint64_t barriers[2 * Config::kStages];
   const Job job(p, blockIdx.x);
   if (job.first_tile >= job.end_tile) return;
   const sm80::RowRange rows = job_rows(p, job);
   if (rows.begin >= rows.end) return;
   char* sK = shared;
-  const QueryRing<Config> ring{shared + static_cast<int>(blockDim.x) / kGroupThreads * Config::kKeyBytes,
-                               ptx::shared_address(barriers), ptx::shared_address(barriers + Config::kStages),
-                               job.head(p), job.batch(p)};
+  char* sQ = shared + static_cast<int>(blockDim.x) / kGroupThreads * Config::kKeyBytes;
+  const std::uint32_t barriers = ptx::shared_address(sQ + Config::kStages * Config::kStageBytes);
+  const QueryRing<Config> ring{sQ, barriers, barriers + 8 * Config::kStages, job.head(p), job.batch(p)};
   sm80::load_keys<Element, Config::kChunks>(p, job, sK, Offset());
   ptx::cp_async_commit();
   if (threadIdx.x == 0) {

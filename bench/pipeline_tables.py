@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/pipeline.md, between their markers, from bench/results/pipeline_h200.json and
+bench/results/pipeline_designs_h200.json.
+
+python3 bench/pipeline_tables.py            # rewrite
+python3 bench/pipeline_tables.py --check    # exit 1 when the tables are not what the results say
+"""
+
+import sys
+
+import page_table
+
+RESULTS = page_table.ROOT / "bench" / "results"
+PAGE = page_table.ROOT / "docs" / "pipeline.md"
+STAGES = ("qk_prune", "softmax", "pv_sparse", "chain")
+CASES = (("bf16", "2:4"), ("bf16", "1:2"), ("fp32", "1:2"))
+NAMED = (("bf16", "2:4"), ("fp32", "1:2"))  # the cases that have bars
+
+
+def series(rows, dtype, pattern, stage):
+    """The rows of a stage by length, without block masks and memory."""
+    found = (r for r in rows if (r["dtype"], r["pattern"], r["stage"], r["mask"]) == (dtype, pattern, stage, "full"))
+    return {row["n_k"]: row for row in found if "median_us" in row}
+
+
+def hybrids(rows):
+    """The chain under a block mask: {(type, block size): times faster than without one}."""
+    return {
+        (row["dtype"], int(row["mask"].rsplit(" ", 1)[1])): next(iter(row["ratio"].values()))
+        for row in rows
+        if row["mask"].startswith("25 % of blocks")
+    }
+
+
+def stage_table(rows):
+    lines = [
+        "| | n | qk_prune | softmax | pv_sparse | together | pipeline, µs | unfused, µs |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for dtype, pattern in CASES:
+        stages = {stage: series(rows, dtype, pattern, stage) for stage in STAGES}
+        for n, chain in stages["chain"].items():
+            cells = (
+                f"{stages[stage][n]['ratio']['unfused']:.2f} ({100 * stages[stage][n]['of_copy']:.0f} %)"
+                for stage in STAGES[:3]
+            )
+            lines.append(
+                f"| {dtype} {pattern} | {n} | {' | '.join(cells)} | {chain['ratio']['unfused']:.2f} "
+                f"| {chain['median_us']:.0f} | {chain['peers']['unfused']['median_us']:.0f} |"
+            )
+    return lines
+
+
+def bar_lines(rows):
+    """What was aimed at beside what was reached: (text, aim, figures by case)."""
+
+    def ratios(dtype, pattern, stage, least=0):
+        return [row["ratio"]["unfused"] for n, row in series(rows, dtype, pattern, stage).items() if n >= least]
+
+    blocks = hybrids(rows)
+    bars = [
+        ("the three together, at every length", 1.27, lambda *case: min(ratios(*case, "chain"))),
+        ("the three together, at best", 1.89, lambda *case: max(ratios(*case, "chain"))),
+        ("`qk_prune`, at every length", 1.0, lambda *case: min(ratios(*case, "qk_prune"))),
+        ("`qk_prune` where writing dominates (1024 keys and more)", 1.3, lambda *case: max(ratios(*case, "qk_prune", 1024))),  # noqa: E501
+        ("`pv_sparse` from 1024 keys on", 1.5, lambda *case: min(ratios(*case, "pv_sparse", 1024))),
+        ("a quarter of the blocks of 64, over all", 2.5, lambda dtype, _: blocks[dtype, 64]),
+        ("a quarter of the blocks of 128, over all", 2.5, lambda dtype, _: blocks[dtype, 128]),
+    ]  # fmt: skip
+    lines = ["| | aim | " + " | ".join(" ".join(case) for case in NAMED) + " |", "|---|---|---|---|"]
+    for text, aim, figure in bars:
+        figures = (figure(*case) for case in NAMED)
+        cells = (f"{value:.2f}{'' if value >= aim else ' (missed)'}" for value in figures)
+        lines.append(f"| {text} | {aim:g} | {' | '.join(cells)} |")
+    return lines
+
+
+def measured(result):
+    rows = result["rows"]
+    memory = next(row for row in rows if "memory_ratio" in row)
+    blocks = hybrids(rows)
+    return "\n".join(
+        [
+            f"{result['device']['name']}, 4 heads, d = 64, batch such that batch · heads · n² = 2²⁹ scores (sixteen "
+            f"times the L2 cache and more), PyTorch {result['versions']['torch']}, revision {result['commit'][:10]}; "
+            f"copy bandwidth in the same run {result['ceilings']['copy_tb_per_s']:.2f} TB/s. Speed over PyTorch's "
+            "unfused bmm, softmax, bmm (tf32 allowed), stage by stage and together; in brackets the share of the copy "
+            "bandwidth that a stage reaches, counting only the bytes it must move:",
+            "",
+            *stage_table(rows),
+            "",
+            "With a quarter of the blocks kept (n = 4096), over the pipeline without a block mask:",
+            "",
+            "| | blocks of 64 | blocks of 128 |",
+            "|---|---|---|",
+            *(f"| {dtype} | {blocks[dtype, 64]:.2f} | {blocks[dtype, 128]:.2f} |" for dtype in ("bf16", "fp32")),
+            "",
+            f"Peak memory at n = {memory['n_k']} ({memory['dtype']}, batch {memory['batch']}), beyond the inputs: "
+            f"{memory['memory_ratio']['unfused']:.2f} of the unfused pipeline's.",
+            "",
+            "What was aimed at, and the figure that decides:",
+            "",
+            *bar_lines(rows),
+        ]
+    )
+
+
+def designs(result):
+    rows = result["rows"]
+    full = [row for row in rows if row["mask"] == "full"]
+    columns = [(stage, *case) for stage in ("qk_prune", "pv_sparse") for case in NAMED]
+
+    def cells(design, mask):
+        found = {(r["stage"], r["dtype"], r["pattern"]): r for r in rows if (r["design"], r["mask"]) == (design, mask)}
+        return [f"{found[column]['median_us']:.0f}" if column in found else "-" for column in columns]
+
+    blocked = next(row["mask"] for row in rows if row["mask"] != "full")
+    peers = {(r["stage"], r["dtype"], r["pattern"]): r["peers"]["cublas"]["median_us"] for r in full}
+    header = " | ".join(f"{stage} {dtype}" for stage, dtype, _ in columns)
+    lines = [
+        f"One run ({result['device']['name']}, n = {full[0]['n_k']}, 2:4 of bf16 and 1:2 of fp32), µs:",
+        "",
+        f"| design | revision | {header} | the same with {blocked} |",
+        "|---|---|---|---|---|---|---|",
+        "| *cuBLAS* | | " + " | ".join(f"*{peers[column]:.0f}*" for column in columns) + " | |",
+    ]
+    for design, revision in dict.fromkeys((row["design"], row["commit"]) for row in full):
+        lines.append(
+            f"| {design} | {revision} | {' | '.join(cells(design, 'full'))} | {', '.join(cells(design, blocked))} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments):
+    status = page_table.run(
+        arguments,
+        __file__,
+        PAGE,
+        RESULTS / "pipeline_h200.json",
+        "<!-- measured, written by bench/pipeline_tables.py -->",
+        "<!-- end of measured -->",
+        measured,
+    )
+    return status or page_table.run(
+        arguments,
+        __file__,
+        PAGE,
+        RESULTS / "pipeline_designs_h200.json",
+        "<!-- designs, written by bench/pipeline_tables.py -->",
+        "<!-- end of designs -->",
+        designs,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
