@@ -144,15 +144,15 @@ __device__ __forceinline__ LaneTile lane_tile_of(const QkPruneParams& p, const J
           p.walk.place_in_block<kTile>(job.own_tile(own)) + lane % 4 * (kTile / 4)};
 }
 
-// Whether all of 32 rows see all keys of the tile. `whole`: all keys of the tile exist.
+// Whether all of 32 rows see all keys of this thread's first `tiles` tiles, which are neighbours. `whole`: they all
+// exist.
 template <typename Job, QkMasks kMasks>
-__device__ __forceinline__ bool sees_all(const QkPruneParams& p, int row32, bool whole) {
+__device__ __forceinline__ bool sees_all(const QkPruneParams& p, int row32, bool whole, int tiles = 1) {
   if constexpr (kMasks == QkMasks::elements) return false;
   if (kMasks == QkMasks::none || !p.banded) return whole && row32 + kRowUnit <= static_cast<int>(p.walk.n_q);
   const Job job = same_job<Job>(p);
   const CommonKeys common = common_keys(p, row32, job.key_length(p));
-  const CommonKeys own = job.keys(p, job.own_tile());
-  return own.begin >= common.begin && own.end <= common.end;
+  return job.keys(p, job.own_tile()).begin >= common.begin && job.keys(p, job.own_tile(tiles - 1)).end <= common.end;
 }
 
 // Which of the places of 16 rows that this lane holds of its tile `own` are visible; see visible_places.

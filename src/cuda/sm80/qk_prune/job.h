@@ -94,16 +94,15 @@ __device__ __forceinline__ bool visits_tile(const QkPruneParams& p, int row) {
   return slot >= slots.begin && slot < slots.end;
 }
 
-// A tile of K; offset(row, chunk) says where a chunk lies from `at` on. A tile whose block exists is copied by
-// additions where keys (p.k.advance) and memory (Offset::step) allow it.
-template <typename Element, int kChunks, typename Job, typename Offset>
-__device__ __forceinline__ void load_key_tile(const QkPruneParams& p, const Job& job, const Element* keys, int tile,
+// kTile places of K from place0 of the block on that starts at key block_key; offset(row, chunk) says where a chunk
+// lies from `at` on. A tile whose block exists is copied by additions where keys (p.k.advance) and memory
+// (Offset::step) allow it.
+template <typename Element, int kChunks, int kTile, typename Offset>
+__device__ __forceinline__ void load_key_tile(const QkPruneParams& p, const Element* keys, int block_key, int place0,
                                               char* at, Offset offset) {
-  constexpr int kTile = Job::kPlaces;
   const int n_k = static_cast<int>(p.walk.n_k);
   const int pass = static_cast<int>(blockDim.x) / kChunks;
   const std::int64_t row_bytes = p.k.row_stride * static_cast<int>(sizeof(Element));
-  const int block_key = job.block_key(p, tile), place0 = p.walk.place_in_block<kTile>(tile);
   const auto key_of = [&](int row) {
     const int place = place0 + place_of_column(row, static_cast<int>(sizeof(Element)));
     return block_key + key_in_block(place, p.group_log2, p.interleaved);
@@ -134,7 +133,9 @@ template <typename Element, int kChunks, typename Job, typename Offset>
 __device__ __forceinline__ void load_keys(const QkPruneParams& p, const Job& job, char* shared, Offset offset) {
   const Element* keys = matrix_of<Element>(p.k, job.batch(p), job.head(p) / p.heads_per_kv);
   for (int tile = job.first_tile; tile < job.end_tile; ++tile) {
-    load_key_tile<Element, kChunks>(p, job, keys, tile, shared + offset.tile(tile - job.first_tile), offset);
+    load_key_tile<Element, kChunks, Job::kPlaces>(p, keys, job.block_key(p, tile),
+                                                  p.walk.place_in_block<Job::kPlaces>(tile),
+                                                  shared + offset.tile(tile - job.first_tile), offset);
   }
 }
 

@@ -106,14 +106,19 @@ __device__ __forceinline__ void store_lse(const SoftmaxParams& p, const RowSegme
       sum == 0.0f ? -INFINITY : maximum + logf(sum);
 }
 
+// CTAs start in order and take the rows from the last to the first: what qk_prune wrote last is still in the L2 cache,
+// and so will be what pv_sparse reads first.
+__device__ __forceinline__ std::int64_t backward_cta() {
+  return static_cast<std::int64_t>(gridDim.x) - 1 - static_cast<std::int64_t>(blockIdx.x);
+}
+
 // `lanes` consecutive lanes per row; lanes * kVectors vectors must hold the longest row.
 template <typename Element, int kVectors>
 __global__ void __launch_bounds__(kSoftmaxThreads)
     softmax_registers(const __grid_constant__ SoftmaxParams p, int lanes) {
   using V = Vector<Element>;
   const std::int64_t rows = p.matrices * p.matrix.rows;
-  std::int64_t index =
-      (static_cast<std::int64_t>(blockIdx.x) * kSoftmaxThreads + threadIdx.x) / static_cast<unsigned>(lanes);
+  std::int64_t index = (backward_cta() * kSoftmaxThreads + threadIdx.x) / static_cast<unsigned>(lanes);
   const bool exists = index < rows;  // a warp's last lanes may have no row; they still take part in the shuffles
   if (!exists) index = rows - 1;
   const RowSegment segment = row_segment<Element>(p, index);
@@ -180,7 +185,7 @@ __global__ void __launch_bounds__(kSoftmaxRowThreads)
   using V = Vector<Element>;
   extern __shared__ __align__(16) uint4 sRow[];
   __shared__ float scratch[kSoftmaxRowThreads / 32];
-  const RowSegment segment = row_segment<Element>(p, blockIdx.x);
+  const RowSegment segment = row_segment<Element>(p, backward_cta());
   const bool cached = segment.count <= cached_vectors;
   const uint4* source = cached ? sRow : segment.vectors;
   float x[V::kElements];

@@ -1,7 +1,7 @@
 // pv_sparse on Hopper: the product of cuda/sm80/pv_sparse with wgmma.sp, for d_v up to 64.
 //
 // A CTA per multiprocessor (or a few) takes jobs, kRows rows by all columns of one (batch, head), and walks over tiles
-// of 128 bytes of nonzeros a row (128 places of a 16-bit type, 64 of fp32). One thread drives the copy engine, which
+// of 128 bytes of nonzeros a row (128 places of a 16-bit type, 64 of fp32). One warp drives the copy engine, which
 // fills a ring of stages with nonzeros, metadata and V rows, and runs ahead into the next job; kGroups warpgroups
 // multiply, kProducts times 64 rows each. Nonzeros and V are read by the tensor core where the copies put them; the
 // only thing that passes through registers is metadata (lane_word). tf32 operands must be K-major, so four more warps
@@ -121,7 +121,7 @@ __device__ __forceinline__ PvJob job_of(const PvLaunch& launch, int number) {
   return sm80::pv_job(launch.common, number, Config::kRows, Config::kColumns);
 }
 
-// The thread that drives the copy engine.
+// The warp that drives the copy engine; lane 0 does. The others know which blocks the next slots are.
 template <typename Config>
 struct PvProducer {
   const PvLaunch& launch;
@@ -148,7 +148,9 @@ struct PvProducer {
     }
   }
 
-  __device__ __forceinline__ void load(const PvJob& job, int place, int stage) const {
+  // keys[i]: the first key of the tile's i-th box.
+  __device__ __forceinline__ void load(const PvJob& job, int place, int stage,
+                                       const int (&keys)[Config::kTile / Config::kBoxPlaces]) const {
     const PvSparseParams& p = launch.common;
     const int columns = min(Config::kSteps, (job.end_place - place) / Config::kStepPlaces);
     const int boxes = min(Config::kTile, job.end_place - place + Config::kBoxPlaces - 1) / Config::kBoxPlaces;
@@ -157,24 +159,44 @@ struct PvProducer {
     ptx::tma_load_4d(shared.nonzeros(stage), &launch.nonzeros, shared.full(stage), place / 2, job.row0, job.matrix, 0);
     load_metadata(job, place, columns, stage);
     std::uint32_t to = shared.values(stage);
-    for (int box = 0; box < boxes; ++box) {
-      const int at = place + box * Config::kBoxPlaces;
-      const int key = p.walk.key_block(job.row_block, at / p.walk.block) * p.walk.block +
-                      sm80::key_in_block(at & (p.walk.block - 1), p.group_log2, p.interleaved);
+#pragma unroll
+    for (int box = 0; box < Config::kTile / Config::kBoxPlaces; ++box) {
+      if (box >= boxes) break;
       for (int panel = 0; panel < Config::kPanels; ++panel, to += Config::kBoxBytes) {
-        ptx::tma_load_5d(to, &launch.values, shared.full(stage), panel * (Config::kColumns / Config::kPanels), 0, key,
-                         job.head(p) / p.heads_per_kv, job.batch(p));
+        ptx::tma_load_5d(to, &launch.values, shared.full(stage), panel * (Config::kColumns / Config::kPanels), 0,
+                         keys[box], job.head(p) / p.heads_per_kv, job.batch(p));
       }
     }
   }
 
   __device__ __forceinline__ void run() const {
+    const PvSparseParams& p = launch.common;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
     RingPlace<Config::kStages> at;
     for (int number = static_cast<int>(blockIdx.x); number < launch.jobs; number += static_cast<int>(gridDim.x)) {
       const PvJob job = job_of<Config>(launch, number);
+      const int end_slot = (job.end_place + p.walk.block - 1) / p.walk.block;
+      int first_slot = 0, lane_block = 0;
       for (int place = job.first_place; place < job.end_place; place += Config::kTile, at.advance()) {
-        ptx::mbarrier_wait(shared.empty(at.stage), at.parity ^ 1);
-        load(job, place, at.stage);
+        // The blocks of 32 slots at a time, one a lane: nothing waits for the mask tile by tile. A tile has one slot or
+        // two, and 32 is even.
+        if (place == job.first_place || place / p.walk.block - first_slot >= 32) {
+          first_slot = place / p.walk.block;
+          const int slot = first_slot + lane;
+          lane_block = slot < end_slot ? p.walk.key_block(job.row_block, slot) * p.walk.block : 0;
+        }
+        int keys[Config::kTile / Config::kBoxPlaces];
+#pragma unroll
+        for (int box = 0; box < Config::kTile / Config::kBoxPlaces; ++box) {
+          const int from = place + box * Config::kBoxPlaces;
+          keys[box] = __shfl_sync(~0u, lane_block, from / p.walk.block - first_slot) +
+                      sm80::key_in_block(from & (p.walk.block - 1), p.group_log2, p.interleaved);
+        }
+        if (lane == 0) {
+          ptx::mbarrier_wait(shared.empty(at.stage), at.parity ^ 1);
+          load(job, place, at.stage, keys);
+        }
+        __syncwarp();
       }
     }
   }
@@ -370,7 +392,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   if (warp < Config::kConsumerWarps) {
     PvConsumer<Config>{launch, shared}.run();
   } else if (warp == Config::kConsumerWarps) {
-    if (threadIdx.x % 32 == 0) PvProducer<Config>{launch, shared}.run();
+    PvProducer<Config>{launch, shared}.run();
   } else if constexpr (Config::kFp32) {
     transpose_values<Config>(launch, shared);
   }

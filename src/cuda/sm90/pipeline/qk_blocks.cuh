@@ -45,12 +45,24 @@ __global__ void __launch_bounds__(kGroupThreads, QkBlocksConfig<Element>::kMinCt
   char* sQ = shared;
   char* sK = shared + p.walk.block / 64 * Config::kProductBytes;
   const Element* gK = sm80::matrix_of<Element>(p.k, job.batch(p), job.head(p) / p.heads_per_kv);
+  // Which blocks the CTA's slots are, one a lane: nothing waits for the mask tile by tile.
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first_slot = p.walk.slot_of_tile<Config::kTile>(job.first_tile);
+  const int end_slot = p.walk.slot_of_tile<Config::kTile>(job.end_tile - 1) + 1;
+  static_assert(Config::kShare <= 32);
+  const int lane_block =
+      first_slot + lane < end_slot ? p.walk.key_block(job.row_block(p), first_slot + lane) * p.walk.block : 0;
+  const auto block_key = [&](int tile) {
+    return __shfl_sync(~0u, lane_block, p.walk.slot_of_tile<Config::kTile>(tile) - first_slot);
+  };
   const auto load = [&](int tile, int stage) {
+    if (tile < job.end_tile) {
+      const int key = block_key(tile);  // a block has 64 places or more: one for all of a stage
 #pragma unroll
-    for (int i = 0; i < Config::kTiles; ++i) {
-      if (tile + i < job.end_tile) {
-        sm80::load_key_tile<Element, Config::kChunks>(p, job, gK, tile + i,
-                                                      sK + stage * Config::kKeyBytes + Offset::tile(i), Offset());
+      for (int i = 0; i < Config::kTiles; ++i) {
+        sm80::load_key_tile<Element, Config::kChunks, Config::kTile>(
+            p, gK, key, p.walk.place_in_block<Config::kTile>(tile + i),
+            sK + stage * Config::kKeyBytes + Offset::tile(i), Offset());
       }
     }
     ptx::cp_async_commit();
@@ -86,7 +98,7 @@ __global__ void __launch_bounds__(kGroupThreads, QkBlocksConfig<Element>::kMinCt
     ptx::fence_async_proxy();
     __syncthreads();  // the tensor core sees this tile (and Q); all have left the stage that is loaded next
     load(tile + (Config::kStages - 1) * Config::kTiles, stage == 0 ? Config::kStages - 1 : stage - 1);
-    const bool whole = job.keys(p, tile + Config::kTiles - 1).end <= static_cast<int>(p.walk.n_k);
+    const bool whole = block_key(tile) + p.walk.block <= static_cast<int>(p.walk.n_k);
     LaneStores<Element, Config> down = stores;
 #pragma unroll 1
     for (int row = 0; row < rows; row += 64) {

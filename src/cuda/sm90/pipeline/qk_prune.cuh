@@ -47,8 +47,9 @@ struct QkConfig {
   static constexpr int kStageBytes = kStageRows * kRowBytes;
   static constexpr int kStages = 4;
   static constexpr int kGroups = 2;
-  // More warps hide more; masks need the registers.
-  static constexpr int kMinCtas = kMasks == QkMasks::none ? 3 : 2;
+  // More warps hide more: of 16-bit types as many as registers allow, of fp32 as shared memory does. Masks need the
+  // registers.
+  static constexpr int kMinCtas = kMasks == QkMasks::none && !kFp32 ? 4 : 2;
   using Job = sm80::QkJob<kTile, kGroupThreads, kTiles>;
 
   // K, the stages, two barriers a stage.
@@ -121,7 +122,7 @@ template <typename Element, typename Config>
 struct LaneStores {
   char* nonzeros;           // of row g
   std::uint32_t* metadata;  // word of rows g and g + 8
-  std::int64_t below;       // bytes from row g to row g + 8
+  std::uint32_t below;      // bytes from row g to row g + 8
   std::int64_t next_tile;   // words from a tile's metadata to the next tile's
   bool inside[Config::kTiles];
 
@@ -134,7 +135,7 @@ struct LaneStores {
     metadata = p.scores.metadata + job.matrix * p.scores.metadata_words +
                sm80::metadata_word(p.scores.rows, row16 / sm80::kRowUnit * sm80::kRowUnit, row16 / 16 % 2, g,
                                    static_cast<std::int64_t>(job.own_tile()) * 4 + t);
-    below = 8 * row_bytes;
+    below = static_cast<std::uint32_t>(8 * row_bytes);
     next_tile = 2 * p.scores.rows;
     for (int i = 0; i < Config::kTiles; ++i) inside[i] = place + i * Config::kTile < p.scores.places;
   }
@@ -149,7 +150,7 @@ struct LaneStores {
 
   // To the product 64 rows below, and to that of the next 64 places.
   __device__ __forceinline__ void move_down() {
-    nonzeros += below * 8;
+    nonzeros += static_cast<std::uint64_t>(below) * 8;
     metadata += 64;
   }
   __device__ __forceinline__ void move_right() {
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(kGroupThreads* QkConfig<Element, kMasks>::kGro
   ptx::cp_async_commit();
   if (threadIdx.x == 0) {
     ring.init((job.end_tile - job.first_tile + Config::kTiles - 1) / Config::kTiles * (kGroupThreads / 32));
-    for (int s = 0; s < Config::kStages && rows.begin + s * Config::kStageRows < rows.end; ++s) {
+    for (int s = 0; s < Config::kStages - 1 && rows.begin + s * Config::kStageRows < rows.end; ++s) {
       ring.load(launch, rows.begin + s * Config::kStageRows, s);
     }
   }
@@ -230,7 +231,8 @@ __global__ void __launch_bounds__(kGroupThreads* QkConfig<Element, kMasks>::kGro
   for (int row = rows.begin; row < rows.end; row += Config::kStageRows) {
     const int row16 = row + warp_row;
     const bool visits = kMasks == QkMasks::none || !p.walk.skip_masked || sm80::visits_tile<Job>(p, row);
-    const bool all_visible = sm80::sees_all<Job, kMasks>(p, row16 / sm80::kRowUnit * sm80::kRowUnit, whole);
+    const bool all_visible =
+        sm80::sees_all<Job, kMasks>(p, row16 / sm80::kRowUnit * sm80::kRowUnit, whole, Config::kTiles);
     std::uint32_t visible[Config::kTiles];
     if (!all_visible) find_visible<Config, kMasks>(p, row16, 0, visible);
     ptx::mbarrier_wait(ring.full + 8 * static_cast<std::uint32_t>(stage), parity);
@@ -239,9 +241,9 @@ __global__ void __launch_bounds__(kGroupThreads* QkConfig<Element, kMasks>::kGro
       multiply<Element>(acc, q_low + static_cast<std::uint32_t>(stage * (Config::kStageBytes >> 4)), k_low);
     }
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ring.empty + 8 * static_cast<std::uint32_t>(stage));
-    // The stage before this one is filled again: by now the other warpgroups have left it, or will soon.
+    // The stage before this one is filled: by now the other warpgroups have left it, or will soon.
     const int next = row + (Config::kStages - 1) * Config::kStageRows;
-    if (threadIdx.x == 0 && row > rows.begin && next < rows.end) {
+    if (threadIdx.x == 0 && next < rows.end) {
       const int last = stage == 0 ? Config::kStages - 1 : stage - 1;
       ptx::mbarrier_wait(ring.empty + 8 * static_cast<std::uint32_t>(last), stage == 0 ? parity ^ 1 : parity);
       ring.load(launch, next, last);
