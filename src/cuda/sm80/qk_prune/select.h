@@ -17,19 +17,35 @@ __device__ __forceinline__ std::uint32_t choose_bits(std::uint32_t mask, std::ui
   return (mask & yes) | (~mask & no);
 }
 
-// Nibble j of each half from plane j.
-__device__ __forceinline__ std::uint32_t join_nibbles(const std::uint32_t (&planes)[4]) {
-  const std::uint32_t low = choose_bits(0x000F000Fu, planes[0], planes[1]);
-  const std::uint32_t high = choose_bits(0x0F000F00u, planes[2], planes[3]);
-  return choose_bits(0x00FF00FFu, low, high);
+inline constexpr std::uint32_t kNegativeInfinityHalf2 = 0xFC00FC00u;
+
+// Codes are put together as fp16 numbers, small integers that are exact: that is work for the FMA pipe, where bits
+// would be for the ALU, which selection keeps busy. Of codes 0 and 1, or 2 and 3, of four groups:
+__device__ __forceinline__ __half2 join_codes(__half2 low, __half2 high) {
+  // From 1024 on an fp16's last eight bits are its integer part's.
+  return __hadd2(__hfma2(high, __float2half2_rn(16.0f), __float2half2_rn(1024.0f)), low);
 }
 
-inline constexpr std::uint32_t kNegativeInfinityHalf2 = 0xFC00FC00u;
+// The metadata word of four groups: bits 7:0 and 23:16 of either.
+__device__ __forceinline__ std::uint32_t metadata_of(__half2 first, __half2 second) {
+  return __byte_perm(*reinterpret_cast<const unsigned*>(&first), *reinterpret_cast<const unsigned*>(&second), 0x6240);
+}
+
+// 1 where b > a: of the pair's elements the second is kept.
+__device__ __forceinline__ __half2 is_second(std::uint32_t a, std::uint32_t b) {
+  return __hgt2(*reinterpret_cast<const __half2*>(&b), *reinterpret_cast<const __half2*>(&a));
+}
+
+// The code of a group that keeps one of either pair: 8 + odd_first + 4 odd_second.
+__device__ __forceinline__ __half2 code_of_pairs(__half2 odd_first, __half2 odd_second) {
+  return __hadd2(__hfma2(odd_second, __float2half2_rn(4.0f), __float2half2_rn(8.0f)), odd_first);
+}
 
 // Two of each four: keys[4j .. 4j+3] are group j. Ties keep the lower index; a NaN is kept.
 __device__ __forceinline__ std::uint32_t keep_two_of_four(const std::uint32_t (&keys)[16], std::uint32_t (&first)[4],
                                                           std::uint32_t (&second)[4]) {
-  std::uint32_t front[4], back[4], odd_first[4], odd_second[4];
+  constexpr std::uint32_t kFrontCode = 0x44004400u, kBackCode = 0x4B004B00u;  // 4 and 14
+  __half2 codes[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const std::uint32_t a = keys[4 * j], b = keys[4 * j + 1], c = keys[4 * j + 2], d = keys[4 * j + 3];
@@ -37,31 +53,30 @@ __device__ __forceinline__ std::uint32_t keep_two_of_four(const std::uint32_t (&
     const std::uint32_t smaller_ab = ptx::min_half2_nan(a, b);
     const std::uint32_t larger_cd = ptx::max_half2_nan(c, d);
     const std::uint32_t smaller_cd = ptx::min_half2_nan(c, d);
-    front[j] = ptx::greater_equal_half2(smaller_ab, larger_cd);  // both of a, b stay
-    back[j] = ptx::greater_half2(smaller_cd, larger_ab);         // both of c, d stay
-    odd_first[j] = ptx::greater_half2(b, a);
-    odd_second[j] = ptx::greater_half2(d, c);
-    first[j] = choose_bits(front[j], a, choose_bits(back[j], c, larger_ab));
-    second[j] = choose_bits(front[j], b, choose_bits(back[j], d, larger_cd));
+    const std::uint32_t front = ptx::greater_equal_half2(smaller_ab, larger_cd);  // both of a, b stay
+    const std::uint32_t back = ptx::greater_half2(smaller_cd, larger_ab);         // both of c, d stay
+    const __half2 pairs = code_of_pairs(is_second(a, b), is_second(c, d));
+    const std::uint32_t code =
+        choose_bits(front, kFrontCode, choose_bits(back, kBackCode, *reinterpret_cast<const std::uint32_t*>(&pairs)));
+    codes[j] = *reinterpret_cast<const __half2*>(&code);
+    first[j] = choose_bits(front, a, choose_bits(back, c, larger_ab));
+    second[j] = choose_bits(front, b, choose_bits(back, d, larger_cd));
   }
-  const std::uint32_t f = join_nibbles(front), k = join_nibbles(back);
-  const std::uint32_t o = join_nibbles(odd_first), q = join_nibbles(odd_second);
-  return (o & ~f & ~k & 0x11111111u) | (k & 0x22222222u) | ((q | f | k) & 0x44444444u) | (~f & 0x88888888u);
+  return metadata_of(join_codes(codes[0], codes[1]), join_codes(codes[2], codes[3]));
 }
 
 // One of each two, written as two of four: a pair's kept element takes its half of the code.
 __device__ __forceinline__ std::uint32_t keep_one_of_two(const std::uint32_t (&keys)[16], std::uint32_t (&first)[4],
                                                          std::uint32_t (&second)[4]) {
-  std::uint32_t odd_first[4], odd_second[4];
+  __half2 codes[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const std::uint32_t a = keys[4 * j], b = keys[4 * j + 1], c = keys[4 * j + 2], d = keys[4 * j + 3];
     first[j] = ptx::max_half2_nan(a, b);
     second[j] = ptx::max_half2_nan(c, d);
-    odd_first[j] = ptx::greater_half2(b, a);
-    odd_second[j] = ptx::greater_half2(d, c);
+    codes[j] = code_of_pairs(is_second(a, b), is_second(c, d));
   }
-  return (join_nibbles(odd_first) & 0x11111111u) | (join_nibbles(odd_second) & 0x44444444u) | 0x88888888u;
+  return metadata_of(join_codes(codes[0], codes[1]), join_codes(codes[2], codes[3]));
 }
 
 // The kept keys of rows g (low halves) and g+8 (high halves) as stored scores.

@@ -20,8 +20,8 @@ struct QkBlocksConfig {
   static constexpr int kChunks = Common::kChunks, kKeyBytes = Common::kKeyBytes;
   static constexpr int kProductBytes = 64 * Common::kRowBytes;  // of Q
   static constexpr int kShare = 8;                              // times 64 places
-  static constexpr int kStages = 3;
-  static constexpr int kMinCtas = Common::kFp32 ? 3 : 6;
+  static constexpr int kStages = 2;
+  static constexpr int kMinCtas = Common::kFp32 ? 4 : 6;
   using Job = sm80::QkJob<kTile, kGroupThreads, kTiles * kShare>;
 
   static constexpr int shared_bytes(int block) { return block / 64 * kProductBytes + kStages * kKeyBytes; }
@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(kGroupThreads, QkBlocksConfig<Element>::kMinCt
       std::uint32_t visible[Config::kTiles];
       if (!all_visible) find_visible<Config, QkMasks::none>(p, row16, own, visible);
       float acc[32];
-      multiply<Element>(acc, q_low + static_cast<std::uint32_t>(row / 64 * (Config::kProductBytes >> 4)),
-                        k_low + static_cast<std::uint32_t>(stage * (Config::kKeyBytes >> 4)));
+      multiply<Element, 64>(acc, q_low + static_cast<std::uint32_t>(row / 64 * (Config::kProductBytes >> 4)),
+                            k_low + static_cast<std::uint32_t>(stage * (Config::kKeyBytes >> 4)));
       if (row + warp_row < rows) {
         prune_product<Element, Config, QkMasks::none, kGroupLog2>(p, row16, own, all_visible, visible, value_scale,
                                                                   down, acc);

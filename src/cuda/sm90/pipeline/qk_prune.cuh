@@ -1,10 +1,10 @@
 // qk_prune on Hopper: the kernel of cuda/sm80/qk_prune with the products of wgmma, for head dims up to 64.
 //
 // A warpgroup has 64 places (one tile of a 16-bit type, two of fp32), a CTA kGroups of them; K stays in shared memory,
-// Q streams through a ring of stages of 64 rows that the copy engine fills (and rounds to tf32). Warpgroups run through
-// the ring independently of each other: what hides a product's latency are the other warpgroups of the multiprocessor.
-// A product's accumulators have the lane layout of mma.sync, so that the epilogue is the same; a warp has 16 rows of
-// it, half a unit of the metadata, and its lanes store their words as they are.
+// Q streams through a ring of stages of 128 rows that the copy engine fills (and rounds to tf32). Warpgroups run
+// through the ring independently of each other: what hides a product's latency are the other warpgroups of the
+// multiprocessor. A product's accumulators have the lane layout of mma.sync, so that the epilogue is the same; a warp
+// has 16 rows of it, half a unit of the metadata, and its lanes store their words as they are.
 //
 // Requires what cuda/sm80/qk_prune/kernel.cuh requires, Q that the copy engine can address, and sm_90a.
 #pragma once
@@ -43,9 +43,9 @@ struct QkConfig {
   static constexpr int kTiles = kPlaces / kTile;
   static constexpr int kTileBytes = kTile * kRowBytes;
   static constexpr int kKeyBytes = kPlaces * kRowBytes;
-  static constexpr int kStageRows = 64;
+  static constexpr int kStageRows = 128;  // two products
   static constexpr int kStageBytes = kStageRows * kRowBytes;
-  static constexpr int kStages = 4;
+  static constexpr int kStages = 2;
   static constexpr int kGroups = 2;
   // More warps hide more: of 16-bit types as many as registers allow, of fp32 as shared memory does. Masks need the
   // registers.
@@ -69,15 +69,18 @@ struct KeyOffset {
   }
 };
 
-// acc = Q K^T of 64 rows by 64 places; q and k are the low words of their first descriptors.
-template <typename Element>
+// acc = Q K^T of 64 rows by 64 places; q and k are the low words of their first descriptors. kRows: rows of Q that lie
+// together, panel by panel.
+template <typename Element, int kRows>
 __device__ __forceinline__ void multiply(float (&acc)[32], std::uint32_t q, std::uint32_t k) {
   constexpr int kSteps = 64 * static_cast<int>(sizeof(Element)) / sm80::kStepBytes;
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const auto at = static_cast<std::uint32_t>(step / 4 * (64 * kPanelBytes >> 4) + step % 4 * (sm80::kStepBytes >> 4));
-    const std::uint64_t a = ptx::descriptor(q + at), b = ptx::descriptor(k + at);
+    const int panel = step / 4, in_panel = step % 4 * sm80::kStepBytes;
+    const std::uint64_t a =
+        ptx::descriptor(q + static_cast<std::uint32_t>((panel * kRows * kPanelBytes + in_panel) >> 4));
+    const std::uint64_t b = ptx::descriptor(k + static_cast<std::uint32_t>((panel * 64 * kPanelBytes + in_panel) >> 4));
     if constexpr (sizeof(Element) == 4) {
       step == 0 ? ptx::wgmma_tf32_first(acc, a, b) : ptx::wgmma_tf32(acc, a, b);
     } else {
@@ -229,34 +232,41 @@ __global__ void __launch_bounds__(kGroupThreads* QkConfig<Element, kMasks>::kGro
   const float value_scale = p.value_scale;
   int stage = 0, parity = 0;
   for (int row = rows.begin; row < rows.end; row += Config::kStageRows) {
-    const int row16 = row + warp_row;
-    const bool visits = kMasks == QkMasks::none || !p.walk.skip_masked || sm80::visits_tile<Job>(p, row);
-    const bool all_visible =
-        sm80::sees_all<Job, kMasks>(p, row16 / sm80::kRowUnit * sm80::kRowUnit, whole, Config::kTiles);
-    std::uint32_t visible[Config::kTiles];
-    if (!all_visible) find_visible<Config, kMasks>(p, row16, 0, visible);
     ptx::mbarrier_wait(ring.full + 8 * static_cast<std::uint32_t>(stage), parity);
-    float acc[32];
-    if (visits) {
-      multiply<Element>(acc, q_low + static_cast<std::uint32_t>(stage * (Config::kStageBytes >> 4)), k_low);
-    }
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ring.empty + 8 * static_cast<std::uint32_t>(stage));
-    // The stage before this one is filled: by now the other warpgroups have left it, or will soon.
-    const int next = row + (Config::kStages - 1) * Config::kStageRows;
-    if (threadIdx.x == 0 && next < rows.end) {
-      const int last = stage == 0 ? Config::kStages - 1 : stage - 1;
-      ptx::mbarrier_wait(ring.empty + 8 * static_cast<std::uint32_t>(last), stage == 0 ? parity ^ 1 : parity);
-      ring.load(launch, next, last);
+    const bool visits = kMasks == QkMasks::none || !p.walk.skip_masked || sm80::visits_tile<Job>(p, row);
+#pragma unroll 1
+    for (int part = 0; part < Config::kStageRows; part += 64) {
+      const int row16 = row + part + warp_row;
+      const bool all_visible =
+          sm80::sees_all<Job, kMasks>(p, row16 / sm80::kRowUnit * sm80::kRowUnit, whole, Config::kTiles);
+      std::uint32_t visible[Config::kTiles];
+      if (!all_visible) find_visible<Config, kMasks>(p, row16, 0, visible);
+      float acc[32];
+      if (visits) {
+        multiply<Element, Config::kStageRows>(
+            acc, q_low + static_cast<std::uint32_t>((stage * Config::kStageBytes + part * kPanelBytes) >> 4), k_low);
+      }
+      if (part == 0) {
+        // The stage before this one is filled: by now the other warpgroups have left it, or will soon.
+        const int next = row + (Config::kStages - 1) * Config::kStageRows;
+        if (threadIdx.x == 0 && next < rows.end) {
+          const int last = stage == 0 ? Config::kStages - 1 : stage - 1;
+          ptx::mbarrier_wait(ring.empty + 8 * static_cast<std::uint32_t>(last), stage == 0 ? parity ^ 1 : parity);
+          ring.load(launch, next, last);
+        }
+      } else if (threadIdx.x % 32 == 0) {
+        ptx::mbarrier_arrive(ring.empty + 8 * static_cast<std::uint32_t>(stage));
+      }
+      // Rows of the last stage may lie past the matrix; products are the warpgroup's, stores the warp's.
+      if (visits && row16 < rows.end) {
+        prune_product<Element, Config, kMasks, kGroupLog2>(p, row16, 0, all_visible, visible, value_scale, stores, acc);
+      }
+      stores.move_down();
     }
     if (++stage == Config::kStages) {
       stage = 0;
       parity ^= 1;
     }
-    // Rows of the last stage may lie past the matrix; products are the warpgroup's, stores the warp's.
-    if (visits && row16 < rows.end) {
-      prune_product<Element, Config, kMasks, kGroupLog2>(p, row16, 0, all_visible, visible, value_scale, stores, acc);
-    }
-    stores.move_down();
   }
 }
 
