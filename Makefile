@@ -38,7 +38,7 @@ fuzz: setup  ## run the fuzzers; SECONDS_EACH=600 for longer
 plots: setup  ## redraw the pictures and tables of docs/ from the committed measurements
 	@.venv/bin/python experiments/quality/plot.py && .venv/bin/python experiments/quality/tables.py
 	@PYTHONPATH=python/dspattn .venv/bin/python -m theory plots
-	@.venv/bin/python bench/plot_pipeline.py
+	@.venv/bin/python bench/plot_pipeline.py && .venv/bin/python bench/pipeline_tables.py
 	@.venv/bin/python bench/plot_forward.py bench/results/forward_h200.json docs/images/forward_h200.png
 	@.venv/bin/python bench/forward_tables.py && .venv/bin/python bench/fp32_table.py
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/pipeline.md, between their markers, from bench/results/pipeline_h200.json and
-bench/results/pipeline_designs_h200.json.
+"""Writes the tables of docs/pipeline.md, between their markers, from bench/results/pipeline_h200.json,
+pipeline_limits_h200.json and pipeline_designs_h200.json.
 
 python3 bench/pipeline_tables.py            # rewrite
 python3 bench/pipeline_tables.py --check    # exit 1 when the tables are not what the results say
@@ -62,8 +62,8 @@ def bar_lines(rows):
         ("the three together, at every length", 1.27, lambda *case: min(ratios(*case, "chain"))),
         ("the three together, at best", 1.89, lambda *case: max(ratios(*case, "chain"))),
         ("`qk_prune`, at every length", 1.0, lambda *case: min(ratios(*case, "qk_prune"))),
-        ("`qk_prune` where writing dominates (1024 keys and more)", 1.3, lambda *case: max(ratios(*case, "qk_prune", 1024))),  # noqa: E501
-        ("`pv_sparse` from 1024 keys on", 1.5, lambda *case: min(ratios(*case, "pv_sparse", 1024))),
+        ("`qk_prune` where writing dominates, from 1024 keys on", 1.3, lambda *case: min(ratios(*case, "qk_prune", 1024))),  # noqa: E501
+        ("`pv_sparse`, from 1024 keys on", 1.5, lambda *case: min(ratios(*case, "pv_sparse", 1024))),
         ("a quarter of the blocks of 64, over all", 2.5, lambda dtype, _: blocks[dtype, 64]),
         ("a quarter of the blocks of 128, over all", 2.5, lambda dtype, _: blocks[dtype, 128]),
     ]  # fmt: skip
@@ -131,24 +131,42 @@ def designs(result):
     return "\n".join(lines)
 
 
+def limits(result):
+    lines = [
+        f"What Nsight Compute says of one launch each ({result['device']['name']}, n = {result['rows'][0]['n_k']}, "
+        f"batch {result['rows'][0]['batch']}; busy in per cent of what there is, and what warps wait for most):",
+        "",
+        "| | issue slots | ALU | tensor core | L2 | memory | waits |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        busy = row["busy_percent"]
+        waits = [name.replace("_", " ") for name in row["stalls"]][:3]
+        blocks = "" if row["mask"] == "full" else f", {row['mask']}"
+        lines.append(
+            f"| `{row['stage']}` {row['dtype']}{blocks} | {busy['issue']:.0f} | {busy['alu']:.0f} "
+            f"| {busy['tensor']:.0f} | {busy['l2']:.0f} | {busy['dram']:.0f} | {', '.join(waits)} |"
+        )
+    return "\n".join(lines)
+
+
 def main(arguments):
-    status = page_table.run(
-        arguments,
-        __file__,
-        PAGE,
-        RESULTS / "pipeline_h200.json",
-        "<!-- measured, written by bench/pipeline_tables.py -->",
-        "<!-- end of measured -->",
-        measured,
+    parts = (
+        ("measured", "pipeline_h200.json", measured),
+        ("limits", "pipeline_limits_h200.json", limits),
+        ("designs", "pipeline_designs_h200.json", designs),
     )
-    return status or page_table.run(
-        arguments,
-        __file__,
-        PAGE,
-        RESULTS / "pipeline_designs_h200.json",
-        "<!-- designs, written by bench/pipeline_tables.py -->",
-        "<!-- end of designs -->",
-        designs,
+    return max(
+        page_table.run(
+            arguments,
+            __file__,
+            PAGE,
+            RESULTS / name,
+            f"<!-- {part}, written by bench/pipeline_tables.py -->",
+            f"<!-- end of {part} -->",
+            table,
+        )
+        for part, name, table in parts
     )
 
 
