@@ -33,21 +33,6 @@ __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk
 // Until all committed stores have read shared memory.
 __device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-// For what is read once: the L2 cache gives it up before what is reused.
-__device__ __forceinline__ std::uint64_t read_once_policy() {
-  std::uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ void tma_load_4d(std::uint32_t destination, const void* map, std::uint32_t barrier, int c0,
-                                            int c1, int c2, int c3, std::uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, "
-      "%4, %5, %6}], [%2], %7;" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
-      : "memory");
-}
-
 // `bytes` that follow each other; addresses and size are multiples of 16.
 __device__ __forceinline__ void bulk_load(std::uint32_t destination, const void* source, int bytes,
                                           std::uint32_t barrier) {

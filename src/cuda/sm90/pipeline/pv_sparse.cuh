@@ -156,8 +156,7 @@ struct PvProducer {
     const int boxes = min(Config::kTile, job.end_place - place + Config::kBoxPlaces - 1) / Config::kBoxPlaces;
     ptx::mbarrier_arrive_expect(shared.full(stage), Config::kNonzeroBytes + columns * 4 * Config::kRows +
                                                         boxes * Config::kPanels * Config::kBoxBytes);
-    ptx::tma_load_4d(shared.nonzeros(stage), &launch.nonzeros, shared.full(stage), place / 2, job.row0, job.matrix, 0,
-                     ptx::read_once_policy());
+    ptx::tma_load_4d(shared.nonzeros(stage), &launch.nonzeros, shared.full(stage), place / 2, job.row0, job.matrix, 0);
     load_metadata(job, place, columns, stage);
     std::uint32_t to = shared.values(stage);
 #pragma unroll

@@ -14,7 +14,7 @@ void launch_masks(DType dtype, QkPruneParams& params, std::int64_t matrices, cud
   using Config = QkConfig<Element, kMasks>;
   const sm80::LaunchLimits limits = sm80::limits_of_current_device();
   const int groups = sm80::split_tiles(params, Config::kPlaces, Config::kGroups);
-  sm80::split_rows(params, matrices, Config::kStageRows, limits.multiprocessors * Config::kMinCtas);
+  sm80::split_rows(params, matrices, sm80::kWalkBlock, limits.multiprocessors * Config::kMinCtas);
   const int threads = groups * kGroupThreads;
   if (params.k.aligned && params.k.extent == 64) {
     params.k.advance =

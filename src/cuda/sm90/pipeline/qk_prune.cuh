@@ -1,7 +1,7 @@
 // qk_prune on Hopper: the kernel of cuda/sm80/qk_prune with the products of wgmma, for head dims up to 64.
 //
 // A warpgroup has 64 places (one tile of a 16-bit type, two of fp32), a CTA kGroups of them; K stays in shared memory,
-// Q streams through a ring of stages of 128 rows that the copy engine fills (and rounds to tf32). Warpgroups run
+// Q streams through a ring of stages of 64 or 128 rows that the copy engine fills (and rounds to tf32). Warpgroups run
 // through the ring independently of each other: what hides a product's latency are the other warpgroups of the
 // multiprocessor. A product's accumulators have the lane layout of mma.sync, so that the epilogue is the same; a warp
 // has 16 rows of it, half a unit of the metadata, and its lanes store their words as they are.
@@ -43,9 +43,9 @@ struct QkConfig {
   static constexpr int kTiles = kPlaces / kTile;
   static constexpr int kTileBytes = kTile * kRowBytes;
   static constexpr int kKeyBytes = kPlaces * kRowBytes;
-  static constexpr int kStageRows = 128;  // two products
+  static constexpr int kStageRows = kFp32 ? 64 : 128;  // one product or two: 16 KiB
   static constexpr int kStageBytes = kStageRows * kRowBytes;
-  static constexpr int kStages = 2;
+  static constexpr int kStages = kFp32 ? 4 : 2;
   static constexpr int kGroups = 2;
   // More warps hide more: of 16-bit types as many as registers allow, of fp32 as shared memory does. Masks need the
   // registers.
@@ -246,16 +246,15 @@ __global__ void __launch_bounds__(kGroupThreads* QkConfig<Element, kMasks>::kGro
         multiply<Element, Config::kStageRows>(
             acc, q_low + static_cast<std::uint32_t>((stage * Config::kStageBytes + part * kPanelBytes) >> 4), k_low);
       }
-      if (part == 0) {
-        // The stage before this one is filled: by now the other warpgroups have left it, or will soon.
-        const int next = row + (Config::kStages - 1) * Config::kStageRows;
-        if (threadIdx.x == 0 && next < rows.end) {
-          const int last = stage == 0 ? Config::kStages - 1 : stage - 1;
-          ptx::mbarrier_wait(ring.empty + 8 * static_cast<std::uint32_t>(last), stage == 0 ? parity ^ 1 : parity);
-          ring.load(launch, next, last);
-        }
-      } else if (threadIdx.x % 32 == 0) {
+      if (part + 64 == Config::kStageRows && threadIdx.x % 32 == 0) {
         ptx::mbarrier_arrive(ring.empty + 8 * static_cast<std::uint32_t>(stage));
+      }
+      // The stage before this one is filled: by now the other warpgroups have left it, or will soon.
+      const int next = row + (Config::kStages - 1) * Config::kStageRows;
+      if (part == 0 && threadIdx.x == 0 && next < rows.end) {
+        const int last = stage == 0 ? Config::kStages - 1 : stage - 1;
+        ptx::mbarrier_wait(ring.empty + 8 * static_cast<std::uint32_t>(last), stage == 0 ? parity ^ 1 : parity);
+        ring.load(launch, next, last);
       }
       // Rows of the last stage may lie past the matrix; products are the warpgroup's, stores the warp's.
       if (visits && row16 < rows.end) {
