@@ -4,13 +4,15 @@
     python3 bench/pipeline_designs.py --out bench/results/pipeline_designs_h200.json \
         "26273a1|build-26273a1|rows stay, K streams" "64e1dcf|build-64e1dcf|nonzeros leave as vectors"
 
-A design is its revision, where its libdspattn_pipeline_c.so lies, and what it does. Every cell times all designs and
-cuBLAS's product in turn, as bench/pipeline.py does.
+A design is its revision ("-dirty": with a change that the description names), where its libdspattn_pipeline_c.so lies,
+and what it does. Every cell times all designs and cuBLAS's product in turn, as bench/pipeline.py does. The file keeps
+the runs it has: this one is added.
 """
 
 import argparse
 import json
 import math
+import pathlib
 
 import pipeline
 import pipeline_lib
@@ -24,7 +26,7 @@ def stages_of(problem):
     return {stage: getattr(problem, stage) for stage in ("qk_prune", "pv_sparse")}
 
 
-def cell(designs, dtype, pattern, block, repeats):
+def cell(run, designs, dtype, pattern, block, repeats):
     """The rows of one (type, pattern, block mask or none): a row for every design and stage."""
     n, heads, d = LENGTH, pipeline.HEADS, pipeline.HEAD_DIM
     batch = (1 << 29) // (heads * n * n)
@@ -49,7 +51,7 @@ def cell(designs, dtype, pattern, block, repeats):
         for stage in stages_of(problems[index]):
             median, spread = timed[index, stage]
             row = {
-                "design": text, "commit": revision, "stage": stage, "pattern": f"{pattern[0]}:{pattern[1]}",
+                "run": run, "design": text, "commit": revision, "stage": stage, "pattern": f"{pattern[0]}:{pattern[1]}",
                 "grouping": "consecutive", "dtype": pipeline.NAMES[dtype], "batch": batch, "heads": heads,
                 "kv_heads": heads, "n_q": n, "n_k": n, "d": d, "pass": "forward",
                 "mask": f"25 % of blocks of {block}" if block else "full",
@@ -66,7 +68,7 @@ def cell(designs, dtype, pattern, block, repeats):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("designs", nargs="+", help="revision|directory|description")
-    parser.add_argument("--out", required=True, help="JSON file to write")
+    parser.add_argument("--out", required=True, help="JSON file to add the run to")
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--commit", help="revision of this script, where it is not in a git checkout")
     arguments = parser.parse_args()
@@ -77,14 +79,16 @@ def main():
     for text in arguments.designs:
         revision, directory, description = text.split("|")
         designs.append((revision, description, pipeline_lib.load(directory)))
-    rows = []
+    out = pathlib.Path(arguments.out)
+    kept = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": []}
+    rows = kept["rows"]
+    run = 1 + max((row["run"] for row in rows), default=0)
     for dtype, pattern in ((torch.bfloat16, (2, 4)), (torch.float32, (1, 2))):
         for block in (0, BLOCK):
-            rows += cell(designs, dtype, pattern, block, arguments.repeats)
+            rows += cell(run, designs, dtype, pattern, block, arguments.repeats)
             torch.cuda.empty_cache()
-            with open(arguments.out, "w", encoding="utf-8") as file:
-                json.dump({**pipeline.environment(arguments.commit), "rows": rows}, file, indent=1)
-                file.write("\n")
+            document = {**pipeline.environment(arguments.commit), "note": kept.get("note"), "rows": rows}
+            out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

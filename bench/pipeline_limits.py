@@ -1,94 +1,103 @@
 #!/usr/bin/env python3
-"""Asks Nsight Compute what bounds the pipeline's products: runs itself under ncu, one launch of each kernel.
+"""What Nsight Compute says bounds the pipeline's products: launches each kernel once for ncu, and reads what it prints.
 
-python3 bench/pipeline_limits.py --build build --out bench/results/pipeline_limits_h200.json
+    ncu --clock-control none -k 'regex:qk_prune|qk_blocks|pv_sparse' --print-details all \
+        --section SpeedOfLight --section WarpStateStats --section LaunchStats \
+        python3 bench/pipeline_limits.py launch --build build > ncu.txt
+    python3 bench/pipeline_limits.py read ncu.txt --out bench/results/pipeline_limits_h200.json
 """
 
 import argparse
-import csv
-import io
+import datetime
 import json
+import pathlib
+import re
 import subprocess
 import sys
 
-import pipeline
-import pipeline_lib
-import torch
-
-LENGTH, BATCH, BLOCK = 4096, 8, 64
-CASES = ((torch.bfloat16, (2, 4)), (torch.float32, (1, 2)))
-STALLS = (
-    "barrier", "dispatch_stall", "gmma", "long_scoreboard", "math_pipe_throttle", "mio_throttle", "not_selected",
-    "short_scoreboard", "wait",
-)  # fmt: skip
+LENGTH, BATCH, HEADS, HEAD_DIM, BLOCK = 4096, 2, 4, 64, 64
+CASES = (("bf16", (2, 4)), ("fp32", (1, 2)))
 SHARES = {
-    "issue": "sm__inst_issued.avg.pct_of_peak_sustained_active",
-    "alu": "sm__inst_executed_pipe_alu.avg.pct_of_peak_sustained_active",
-    "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
-    "l2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
-    "dram": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+    "issue": "SM: Issue Active",
+    "alu": "SM: Pipe Alu Cycles Active",
+    "tensor": "SM: Pipe Tensor Cycles Active",
+    "l2": "L2 Cache Throughput",
+    "dram": "DRAM Throughput",
 }
-TIME = "gpu__time_duration.sum"
-
-
-def stall(name):
-    return f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio"
 
 
 def launches():
-    """What ncu looks at, in order: (type, pattern, block size or 0, stage)."""
+    """What is launched, in order: (type, pattern, block size or 0, stage)."""
     return [(*case, block, stage) for case in CASES for block in (0, BLOCK) for stage in ("qk_prune", "pv_sparse")]
 
 
-def run_all(build):
+def launch(build):
+    import pipeline
+    import pipeline_lib
+    import torch
+
     library = pipeline_lib.load(build)
-    for dtype, pattern, block, stage in launches():
-        if stage != "qk_prune":
-            continue
-        q, k, v = (torch.randn(BATCH, 4, LENGTH, 64, device="cuda").to(dtype) for _ in range(3))
-        blocks = pipeline.random_blocks(LENGTH, block, LENGTH // block // 4, seed=block) if block else None
-        problem = pipeline_lib.Pipeline(library, q, k, v, pattern, blocks=blocks)
-        problem.qk_prune()
-        problem.softmax()
-        problem.pv_sparse()
-        torch.cuda.synchronize()
+    types = {name: dtype for dtype, name in pipeline.NAMES.items()}
+    for dtype, pattern in CASES:
+        for block in (0, BLOCK):
+            shape = (BATCH, HEADS, LENGTH, HEAD_DIM)
+            q, k, v = (torch.randn(shape, device="cuda").to(types[dtype]) for _ in range(3))
+            blocks = pipeline.random_blocks(LENGTH, block, LENGTH // block // 4, seed=block) if block else None
+            problem = pipeline_lib.Pipeline(library, q, k, v, pattern, blocks=blocks)
+            problem.qk_prune()
+            problem.softmax()
+            problem.pv_sparse()
+            torch.cuda.synchronize()
 
 
-def measured(build):
-    """Rows of ncu's table, a dictionary per launch."""
-    metrics = ",".join((TIME, *SHARES.values(), *map(stall, STALLS)))
-    text = subprocess.run(
-        ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--metrics", metrics, "-k", "regex:qk_|pv_sparse",
-         sys.executable, __file__, "--build", build, "--out", ""],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    lines = text.splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
-    return list(csv.DictReader(io.StringIO("\n".join(lines[first:]))))[1:]  # the first line has the units
+def figure(text, name):
+    return float(re.search(rf"^ +{re.escape(name)} +\S+ +([\d.,]+)$", text, re.MULTILINE).group(1).replace(",", ""))
+
+
+def rows_of(text):
+    parts = re.split(r"^  (?=void )", text, flags=re.MULTILINE)[1:]
+    rows = []
+    for (dtype, pattern, block, stage), part in zip(launches(), parts, strict=True):
+        stalls = {
+            name: float(value) for name, value in re.findall(r"^ +Stall ([\w ]+?) +inst +([\d.]+)$", part, re.MULTILINE)
+        }
+        rows.append({
+            "kernel": re.match(r"void (.+?)\(", part).group(1), "stage": stage, "pattern": f"{pattern[0]}:{pattern[1]}",
+            "grouping": "consecutive", "dtype": dtype, "batch": BATCH, "heads": HEADS, "kv_heads": HEADS,
+            "n_q": LENGTH, "n_k": LENGTH, "d": HEAD_DIM, "pass": "forward",
+            "mask": f"25 % of blocks of {block}" if block else "full",
+            "busy_percent": {name: figure(part, metric) for name, metric in SHARES.items()},
+            "registers": int(figure(part, "Registers Per Thread")),
+            "waits_per_issue": dict(sorted(stalls.items(), key=lambda item: -item[1])[:5]),
+        })  # fmt: skip
+    return rows
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", default="build", help="where libdspattn_pipeline_c.so was built")
-    parser.add_argument("--out", required=True, help="JSON file to write; empty: only launch the kernels")
-    parser.add_argument("--commit", help="revision measured, where the sources are not a git checkout")
+    actions = parser.add_subparsers(dest="action", required=True)
+    action = actions.add_parser("launch", help="launch every kernel once: to be run under ncu")
+    action.add_argument("--build", default="build", help="where libdspattn_pipeline_c.so was built")
+    action = actions.add_parser("read", help="write JSON from what ncu printed")
+    action.add_argument("printed")
+    action.add_argument("--out", required=True)
+    action.add_argument("--device", default="NVIDIA H200")
+    action.add_argument("--commit", help="revision measured; by default the one checked out")
     arguments = parser.parse_args()
-    if not arguments.out:
-        return run_all(arguments.build)
-    rows = []
-    for (dtype, pattern, block, stage), line in zip(launches(), measured(arguments.build), strict=True):
-        stalls = {name: float(line[stall(name)]) for name in STALLS}
-        rows.append({
-            "stage": stage, "kernel": line["Kernel Name"].split("(")[0], "pattern": f"{pattern[0]}:{pattern[1]}",
-            "grouping": "consecutive", "dtype": pipeline.NAMES[dtype], "batch": BATCH, "heads": 4, "kv_heads": 4,
-            "n_q": LENGTH, "n_k": LENGTH, "d": 64, "pass": "forward",
-            "mask": f"25 % of blocks of {block}" if block else "full",
-            "busy_percent": {name: round(float(line[metric]), 1) for name, metric in SHARES.items()},
-            "stalls": dict(sorted(stalls.items(), key=lambda item: -item[1])),
-        })  # fmt: skip
-    with open(arguments.out, "w", encoding="utf-8") as file:
-        json.dump({**pipeline.environment(arguments.commit), "rows": rows}, file, indent=1)
-        file.write("\n")
+    if arguments.action == "launch":
+        return launch(arguments.build)
+    printed = pathlib.Path(arguments.printed)
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    document = {
+        "command": " ".join(["python3", *sys.argv]),
+        "commit": arguments.commit or head.strip() or "unknown",
+        "date": datetime.datetime.fromtimestamp(printed.stat().st_mtime, datetime.timezone.utc).isoformat(
+            "T", "seconds"
+        ),
+        "device": {"name": arguments.device},
+        "rows": rows_of(printed.read_text(encoding="utf-8")),
+    }
+    pathlib.Path(arguments.out).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return None
 
 

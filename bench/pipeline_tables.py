@@ -106,47 +106,55 @@ def measured(result):
 
 
 def designs(result):
-    rows = result["rows"]
-    full = [row for row in rows if row["mask"] == "full"]
+    """A line per design; every run begins with cuBLAS's products."""
     columns = [(stage, *case) for stage in ("qk_prune", "pv_sparse") for case in NAMED]
+    blocked = "25 % of blocks of 64"
 
-    def cells(design, mask):
-        found = {(r["stage"], r["dtype"], r["pattern"]): r for r in rows if (r["design"], r["mask"]) == (design, mask)}
-        return [f"{found[column]['median_us']:.0f}" if column in found else "-" for column in columns]
+    def cells(rows, mask, style=""):
+        found = {(row["stage"], row["dtype"], row["pattern"]): row for row in rows if row["mask"] == mask}
+        if style:
+            found = {key: row["peers"]["cublas"] for key, row in found.items()}
+        return [f"{style}{found[column]['median_us']:.0f}{style}" if column in found else "" for column in columns]
 
-    blocked = next(row["mask"] for row in rows if row["mask"] != "full")
-    peers = {(r["stage"], r["dtype"], r["pattern"]): r["peers"]["cublas"]["median_us"] for r in full}
-    header = " | ".join(f"{stage} {dtype}" for stage, dtype, _ in columns)
+    first = result["rows"][0]
     lines = [
-        f"One run ({result['device']['name']}, n = {full[0]['n_k']}, 2:4 of bf16 and 1:2 of fp32), µs:",
+        f"{result['device']['name']}, n = {first['n_k']}, 2:4 of bf16 and 1:2 of fp32, µs; every run begins with "
+        f'cuBLAS\'s products, timed beside ours. The last columns are the same with {blocked}. A revision "-dirty" had '
+        "the change that its line names on top.",
+        *(["", result["note"]] if result.get("note") else []),
         "",
-        f"| design | revision | {header} | the same with {blocked} |",
-        "|---|---|---|---|---|---|---|",
-        "| *cuBLAS* | | " + " | ".join(f"*{peers[column]:.0f}*" for column in columns) + " | |",
+        "| design | revision | " + 2 * (" | ".join(f"{stage} {dtype}" for stage, dtype, _ in columns) + " | "),
+        "|---" * (2 + 2 * len(columns)) + "|",
     ]
-    for design, revision in dict.fromkeys((row["design"], row["commit"]) for row in full):
-        lines.append(
-            f"| {design} | {revision} | {' | '.join(cells(design, 'full'))} | {', '.join(cells(design, blocked))} |"
-        )
+    for run in sorted({row["run"] for row in result["rows"]}):
+        rows = [row for row in result["rows"] if row["run"] == run]
+        lines.append("| *cuBLAS* | | " + " | ".join(cells(rows, "full", "*")) + " |" + " |" * len(columns))
+        for design, revision in dict.fromkeys((row["design"], row["commit"]) for row in rows):
+            own = [row for row in rows if row["design"] == design]
+            line = " | ".join((design, revision or "", *cells(own, "full"), *cells(own, blocked)))
+            lines.append(f"| {line} |")
     return "\n".join(lines)
 
 
 def limits(result):
     lines = [
         f"What Nsight Compute says of one launch each ({result['device']['name']}, n = {result['rows'][0]['n_k']}, "
-        f"batch {result['rows'][0]['batch']}; busy in per cent of what there is, and what warps wait for most):",
+        f"batch {result['rows'][0]['batch']}, revision {result['commit']}; busy in per cent of what there is, and "
+        "what warps wait for most):",
         "",
         "| | issue slots | ALU | tensor core | L2 | memory | waits |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
         busy = row["busy_percent"]
-        waits = [name.replace("_", " ") for name in row["stalls"]][:3]
+        waits = [name.lower() for name in row["waits_per_issue"]][:3]
         blocks = "" if row["mask"] == "full" else f", {row['mask']}"
         lines.append(
             f"| `{row['stage']}` {row['dtype']}{blocks} | {busy['issue']:.0f} | {busy['alu']:.0f} "
             f"| {busy['tensor']:.0f} | {busy['l2']:.0f} | {busy['dram']:.0f} | {', '.join(waits)} |"
         )
+    if result.get("note"):
+        lines += ["", result["note"]]
     return "\n".join(lines)
 
 
