@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Runs bench/contention.cu and writes what it measured; or writes that into docs/fused_kernel.md, between its markers.
+
+python3 bench/contention.py build/bench/dspattn_contention bench/results/contention_h200.json
+python3 bench/contention.py --table            # rewrite the table
+python3 bench/contention.py --table --check    # exit 1 when the table is not what the results say
+"""
+
+import datetime
+import json
+import subprocess
+import sys
+
+import page_table
+
+RESULTS = page_table.ROOT / "bench" / "results" / "contention_h200.json"
+PAGE = page_table.ROOT / "docs" / "fused_kernel.md"
+BEGIN = "<!-- contention table, written by bench/contention.py -->"
+END = "<!-- end of contention table -->"
+
+
+def measure(program, target):
+    import timing  # torch is needed here only
+
+    rows = json.loads(subprocess.run([program], capture_output=True, text=True, check=True).stdout)
+    result = {
+        "command": "python3 " + " ".join(sys.argv),
+        **timing.environment(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "rows": rows,
+    }
+    with open(target, "w", encoding="utf-8") as file:
+        json.dump(result, file, indent=1)
+        file.write("\n")
+
+
+def table(result):
+    """A line an instruction: cycles alone, beside dense and beside sparse products, and what these then take."""
+    rows = {(row["instruction"], row["product"]): row for row in result["rows"]}
+    lines = [
+        f"Cycles ({result['device']['name']}, commit {result['commit'][:10]}). A product alone takes "
+        f"{result['rows'][0]['product_cycles']:.0f}.",
+        "",
+        "| instruction | alone | beside dense products | beside sparse | a dense product then | a sparse one then |",
+        "|---|---|---|---|---|---|",
+    ]
+    for instruction in dict.fromkeys(row["instruction"] for row in result["rows"]):
+        dense, sparse = rows[instruction, "dense"], rows[instruction, "sparse"]
+        lines.append(
+            f"| {instruction} | {dense['cycles']:.1f} | {dense['cycles_beside']:.1f} | {sparse['cycles_beside']:.1f} "
+            f"| {dense['product_cycles_beside']:.0f} | {sparse['product_cycles_beside']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments):
+    if arguments[:1] == ["--table"]:
+        return page_table.run(arguments, __file__, PAGE, RESULTS, BEGIN, END, table)
+    if len(arguments) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    measure(*arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
