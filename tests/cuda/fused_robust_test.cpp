@@ -142,6 +142,29 @@ TEST_P(RobustRow, LowestBiases) {
   }
 }
 
+// Mask tensors whose rows the copy engine can read, which lengths drawn at random seldom allow, and rows it cannot, in
+// every shape. 272 keys end within a block, 70 rows within a warpgroup's.
+TEST_P(RobustRow, MaskTensors) {
+  constexpr bool kOne = true, kAll = false;
+  const check::Broadcast shapes[] = {{{kAll, kAll, kAll, kAll}},
+                                     {{kOne, kOne, kAll, kAll}},
+                                     {{kOne, kAll, kAll, kAll}},
+                                     {{kAll, kOne, kOne, kAll}},
+                                     {{kAll, kAll, kAll, kOne}}};
+  int index = 0;
+  for (const check::Broadcast& shape : shapes) {
+    for (const std::int64_t keys : {272, 276, 271}) {
+      Case drawn = row().problem(2, 70, keys);
+      drawn.index = index++;
+      drawn.causal = index % 4 == 0;
+      if (index % 3 != 0) drawn.allowed = shape;
+      if (index % 3 != 1) drawn.bias = shape;
+      drawn.bias_dtype = index % 2 == 0 ? DType::f32 : drawn.dtype;
+      expect_right(drawn);
+    }
+  }
+}
+
 TEST_P(RobustRow, NaNInQAndK) {
   Case drawn = row().problem(2, 200, 300);
   drawn.nan_in_q = true;

@@ -12,6 +12,7 @@
 
 #include "core/half.h"
 #include "cuda/tile/key_map.h"
+#include "cuda/tile/mask_map.h"
 #include "cuda/tile/select.h"
 
 namespace dspattn::cuda::tile {
@@ -67,6 +68,63 @@ TEST(KeyMap, SwizzleSpreadsEqualChunksOverBanks) {
     std::set<int> banks;
     for (int row = 0; row < 8; ++row) banks.insert(swizzled_offset(row, chunk) % 128);
     EXPECT_EQ(banks.size(), 8u);
+  }
+}
+
+// Every byte of a block of a mask has a place of its own, and rows of a panel spread over the banks.
+TEST(MaskMap, ElementsDoNotOverlap) {
+  for (const int bytes : {1, 2, 4}) {
+    std::set<int> seen;
+    for (int row = 0; row < kMaskRows; ++row) {
+      for (int key = 0; key < kBlockKeys; ++key) {
+        const int offset = mask_offset(row, key, bytes);
+        EXPECT_EQ(offset % bytes, 0);
+        EXPECT_LT(offset, mask_block_bytes(bytes));
+        EXPECT_TRUE(seen.insert(offset).second);
+      }
+    }
+  }
+}
+
+// A lane gets from its first key to all its others, in runs of neighbours, in every pattern, grouping and tile size.
+void expect_lanes_find_keys(const KeyMap& keys, int tile_keys, int bytes) {
+  const int runs = 4 / mask_run(keys);
+  for (const std::uint32_t block : {0u, 5 * 1024u}) {
+    const auto place = [&](int row, int key) {
+      return block + static_cast<std::uint32_t>(mask_offset(row, key, bytes));
+    };
+    for (int row = 0; row < kMaskRows; ++row) {
+      for (int t = 0; t < 4; ++t) {
+        for (int part = 0; part < kBlockKeys / tile_keys; ++part) {
+          const std::uint32_t first = mask_moved(place(row, t * keys.group_step), part * keys.part_step, bytes);
+          for (int m = 0; m < tile_keys / 16; ++m) {
+            std::set<int> elements;
+            for (int run = 0; run < runs; ++run) {
+              const std::uint32_t at = mask_moved(first, keys.key(0, 4 * m, run), bytes);
+              EXPECT_EQ(at % static_cast<std::uint32_t>(bytes * mask_run(keys)), 0u);  // one load
+              for (int i = 0; i < mask_run(keys); ++i) {
+                const int element = mask_element(keys, run, i);
+                EXPECT_TRUE(elements.insert(element).second);
+                EXPECT_EQ(at + static_cast<std::uint32_t>(i * bytes), place(row, keys.key(part, 4 * m + t, element)));
+              }
+            }
+            EXPECT_EQ(elements.size(), 4u);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(MaskMap, LanesFindTheirKeys) {
+  for (const Pattern pattern : {Pattern{2, 4}, Pattern{1, 2}}) {
+    for (const Grouping grouping : {Grouping::interleaved, Grouping::consecutive}) {
+      for (const int tile_keys : {128, 64}) {
+        for (const int bytes : {1, 2, 4}) {
+          expect_lanes_find_keys(key_map(pattern, grouping, tile_keys), tile_keys, bytes);
+        }
+      }
+    }
   }
 }
 

@@ -13,6 +13,26 @@ __device__ __forceinline__ std::uint32_t load_shared(std::uint32_t address) {
   return value;
 }
 
+// kBytes bytes in one access, filled up with zeros to whole words.
+template <int kBytes>
+__device__ __forceinline__ void load_shared_bytes(std::uint32_t address, std::uint32_t (&words)[(kBytes + 3) / 4]) {
+  if constexpr (kBytes == 1) {
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(words[0]) : "r"(address) : "memory");
+  } else if constexpr (kBytes == 2) {
+    asm volatile("{.reg .u16 x; ld.shared.u16 x, [%1]; cvt.u32.u16 %0, x;}" : "=r"(words[0]) : "r"(address) : "memory");
+  } else if constexpr (kBytes == 4) {
+    words[0] = load_shared(address);
+  } else if constexpr (kBytes == 8) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(address) : "memory");
+  } else {
+    static_assert(kBytes == 16);
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(address)
+                 : "memory");
+  }
+}
+
 __device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
@@ -55,6 +75,14 @@ __device__ __forceinline__ void store_global_16(void* address, std::uint32_t a, 
 // 16 bytes from global to shared memory without passing through registers; zeros when `bytes` is 0.
 __device__ __forceinline__ void copy_async_16(std::uint32_t destination, const void* source, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
+}
+// The same for 4 bytes.
+__device__ __forceinline__ void copy_async_4(std::uint32_t destination, const void* source, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
+}
+// This thread's arrival, when all its asynchronous copies so far are complete.
+__device__ __forceinline__ void copy_async_arrive(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

@@ -134,6 +134,18 @@ DSPATTN_HOST_DEVICE inline std::uint32_t permute_bytes(std::uint32_t a, std::uin
 }
 
 #if defined(__CUDACC__)
+// 0xFFFF in each half where the bf16 are equal, else 0.
+__device__ __forceinline__ std::uint32_t equal_bf16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result;
+  asm("{set.eq.u32.bf16x2 %0, %1, %2;}" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+__device__ __forceinline__ std::uint32_t equal_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result;
+  asm("{set.eq.u32.f16x2 %0, %1, %2;}" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
 // Two fp32 to one word, nearest even. fp16: clamped to the largest finite value; NaN stays NaN.
 __device__ __forceinline__ std::uint32_t pack_f16x2_clamped(float low, float high) {
   std::uint32_t result;

@@ -30,18 +30,20 @@ struct Config {
   static constexpr int kTileQ = 64 * kConsumers;
 
   // Keys per tile. 128 is a whole block of the interleaved grouping and gives each product enough work. Above d = 128
-  // the output accumulator takes d/2 registers a thread and a K or V tile 256 d bytes, so a tile is half a block; in
-  // the general variant too, for the registers that reading masks needs.
-  static constexpr int kTileK = kHeadDim <= 128 && !kGeneral ? 128 : 64;
+  // the output accumulator takes d/2 registers a thread and a K or V tile 256 d bytes, so a tile is half a block.
+  static constexpr int kTileK = kHeadDim <= 128 ? 128 : 64;
   static constexpr int kTilesPerBlock = tile::kBlockKeys / kTileK;
+  static constexpr Pattern kPattern = kSelection == Selection::two_of_four ? Pattern{2, 4} : Pattern{1, 2};
+  static constexpr tile::KeyMap kInterleavedKeys = tile::key_map(kPattern, Grouping::interleaved, kTileK);
+  static constexpr tile::KeyMap kConsecutiveKeys = tile::key_map(kPattern, Grouping::consecutive, kTileK);
 
   // Head dims are stored in panels of 64 columns: 128 bytes, one swizzle row.
   static constexpr int kPanels = (kHeadDim + 63) / 64;
 
   // The launch gives every thread 65536 / threads registers; the producer hands most of its share to the consumers.
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kVariant == Variant::narrow ? 40 : 56;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 152 : kGeneral ? 224 : 232;
+  static constexpr int kProducerRegisters = kVariant == Variant::narrow ? 40 : kGeneral ? 88 : 56;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 152 : kGeneral ? 208 : 232;
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "setmaxnreg would wait for ever for registers the launch did not allocate");
 
@@ -83,9 +85,19 @@ struct Config {
   static constexpr int kTileQBytes = kPanels * kPanelQBytes;
   static constexpr int kTileKBytes = kPanels * kPanelKBytes;  // of V too
   static constexpr int kOutBytes = kStagesOutput && !kOutInPlaceOfQ ? kTileQBytes : 0;
-  // As many stages as fit beside Q and results (227 KiB a block, 1 KiB of it for alignment), at most four: more gave
-  // nothing.
-  static constexpr int kRoom = 227 * 1024 - 1024 - 512 - kQBuffers * kTileQBytes - kOutBytes;
+  // Mask tensors come to shared memory in blocks (tile/mask_map.h): what is left for them beside two stages at d = 128
+  // is four blocks of 16-bit biases, two for each warpgroup.
+  static constexpr int kMaskBytes = !kGeneral ? 0 : kHeadDim <= 128 ? 64 * 1024 : 32 * 1024;
+  // How many blocks of a mask with elements of that size the ring has.
+  static constexpr __device__ int mask_slots_log2(int element_bytes) {
+    return element_bytes == 4                             ? (kMaskBytes == 64 * 1024 ? 1 : 0)
+           : element_bytes == 2 && kMaskBytes < 64 * 1024 ? 1
+                                                          : 2;
+  }
+
+  // As many stages as fit beside Q, results and masks (227 KiB a block, 1 KiB of it for alignment), at most four: more
+  // gave nothing.
+  static constexpr int kRoom = 227 * 1024 - 1024 - 512 - kQBuffers * kTileQBytes - kOutBytes - kMaskBytes;
   static constexpr int kStages = kRoom / (2 * kTileKBytes) < 4 ? kRoom / (2 * kTileKBytes) : 4;
   static_assert(kStages >= 2, "the producer could not run ahead");
 };
@@ -125,11 +137,22 @@ struct Item {
 // of 2.
 inline constexpr int kItemSlots = 4;
 
+// Blocks of mask tensors for the consumers.
+template <int kBytes, int kConsumers>
+struct MaskBlocks {
+  static constexpr int kSlots = 4;  // at most
+  alignas(1024) std::uint8_t blocks[kBytes];
+  std::uint64_t full[kConsumers * kSlots], empty[kSlots];
+};
+template <int kConsumers>
+struct MaskBlocks<0, kConsumers> {};
+
 template <typename C>
 struct alignas(1024) Shared {
   std::uint8_t q[C::kQBuffers][C::kTileQBytes];
   std::uint8_t k[C::kStages][C::kTileKBytes];
   std::uint8_t v[C::kStages][C::kTileKBytes];
+  [[no_unique_address]] MaskBlocks<C::kMaskBytes, C::kConsumers> mask;
   std::uint8_t out[C::kOutBytes > 0 ? C::kOutBytes : 1];
   // full: the producer's data has arrived; empty: every consumer warpgroup is done with it. q_scaled: Q stays in shared
   // memory and has been multiplied by 2^-e there.
@@ -160,6 +183,7 @@ struct Ring {
 inline constexpr unsigned kQueryDriver = 32;
 inline constexpr unsigned kFirstAssistant = 32;
 inline constexpr int kAssistants = 3;
+inline constexpr int kMaskThreads = 32 * kAssistants;  // in the general variant those warps bring mask tensors
 
 // Named barriers (0 is __syncthreads).
 inline constexpr int kBarrierProducer = 1;  // the producer's 128 threads, or its assistants

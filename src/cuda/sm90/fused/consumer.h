@@ -12,6 +12,8 @@
 #include "cuda/ptx/wgmma.h"
 #include "cuda/ptx/wgmma_shapes.h"
 #include "cuda/sm90/fused/config.h"
+#include "cuda/sm90/fused/mask_load.h"
+#include "cuda/sm90/fused/mask_words.h"
 #include "cuda/sm90/fused/params.h"
 #include "cuda/sm90/fused/softmax.h"
 #include "cuda/sm90/fused/store.h"
@@ -45,6 +47,8 @@ struct Consumer {
   float out[C::kHeadDim / 2];
   std::uint32_t weights[C::kTileK / 8];
   std::uint32_t metadata[kQuarters];
+  PackedWords<C> masked;            // general variant only: the last tile's scores
+  int mask_tiles = 0;               // general variant only: tiles so far
   std::uint32_t q[kScoreSteps][4];  // unused when Q stays in shared memory
   RowState state;
   std::uint32_t k_ready = 0, v_ready = 0;  // whether the next tile's K and V were seen to be there already
@@ -124,7 +128,22 @@ struct Consumer {
       wait_full(shared.v_full, ring);
       release(shared.v_empty, ring);
       ring.advance();
+      if constexpr (C::kGeneral) {
+        for (int i = 0; i < masks_per_tile(params); ++i) release_mask(await_mask(i));
+        ++mask_tiles;
+      }
     }
+  }
+
+  // Block `which` of a mask tensor for this warpgroup's tile.
+  __device__ __forceinline__ MaskPlace<C> await_mask(int which) {
+    const MaskPlace<C> place(params, shared, mask_tiles, index, which);
+    ptx::mbarrier_wait(place.full, place.full_parity);
+    return place;
+  }
+  __device__ __forceinline__ void release_mask(const MaskPlace<C>& place) {
+    __syncwarp();  // every lane has read its share
+    ptx::mbarrier_arrive_if(place.empty, leader);
   }
 
   // Takes Q times 2^-e to registers, in the layout of a wgmma A operand. In shared memory it is scaled already. Its
@@ -217,21 +236,32 @@ struct Consumer {
     return block >= interior.begin && block < interior.end;
   }
 
-  // What mask tensors say about the scores of tile `tile_index`.
-  __device__ __forceinline__ void apply_mask_tensors() {
-    const auto& of = item(number);
-    const int block = tile_index / C::kTilesPerBlock;
-    const int part = tile_index % C::kTilesPerBlock;
-    const int t = thread() & 3;
-    const int row = of.row_begin + row_in_tile();
-    const int keys = of.key_length - block * tile::kBlockKeys;
+  // General variant: the scores of tile `tile_index`, with all masks applied.
+  __device__ __forceinline__ void mask_scores() {
+    const MaskLane lane{row_in_tile() % tile::kMaskRows, thread() & 3, tile_index % C::kTilesPerBlock};
+    const bool consecutive = params.keys.pair_step == 1;
     if (params.bias.data != nullptr) {
-      const MaskPointers bias(params.bias, params.bias_is_f32 != 0 ? 4 : 2, of, row, block);
-      add_bias<C>(scores, params, bias, keys, part, t);
+      const MaskPlace<C> place = await_mask(0);
+      if (consecutive) {
+        pack_biased<C, C::kConsecutiveKeys>(masked, scores, params, place.block, lane);
+      } else {
+        pack_biased<C, C::kInterleavedKeys>(masked, scores, params, place.block, lane);
+      }
+      release_mask(place);
+    } else {
+      pack_scores<C>(masked, scores);
     }
     if (params.allowed.data != nullptr) {
-      mask_allowed<C>(scores, params, MaskPointers(params.allowed, 1, of, row, block), keys, part, t);
+      const MaskPlace<C> place = await_mask(masks_per_tile(params) - 1);
+      if (consecutive) {
+        mask_hidden<C, C::kConsecutiveKeys>(masked, place.block, lane);
+      } else {
+        mask_hidden<C, C::kInterleavedKeys>(masked, place.block, lane);
+      }
+      release_mask(place);
     }
+    ++mask_tiles;
+    if (!is_interior()) mask_band<C>(masked, packed_scores<true>());
   }
 
   template <bool kMasked>
@@ -307,9 +337,8 @@ struct Consumer {
 
   // Sets the reference to the tile's largest score, or a sample of them, and weighs the tile. settle() mends what a
   // sample misses.
-  template <bool kMasked>
-  __device__ __forceinline__ void first_tile() {
-    const auto packed = packed_scores<kMasked>();
+  template <bool kMasked, typename Packed>
+  __device__ __forceinline__ void first_tile(const Packed& packed) {
     state = {0, 0, NAN, NAN};
     tile0 = tile1 = 0;
     if constexpr (C::kGeneral || !C::kSamplesReference) {
@@ -327,17 +356,28 @@ struct Consumer {
   __device__ __forceinline__ void settle() {
     // False also for NaN: a row without a reference.
     if (!__all_sync(~0u, tile0 < C::kWeightLimit && tile1 < C::kWeightLimit)) {
+      // The scores change their names, else the compiler keeps what both passes compute alike.
+      if constexpr (C::kGeneral) {
 #pragma unroll
-      for (float& score : scores) score *= params.one;  // else the compiler keeps what both passes compute alike
-      const auto packed = packed_scores<true>();
-      const Raised raised = raise_reference<C>(packed, params.exp2_scale, state);
-      shrink(raised);
-      tile0 = tile1 = 0;
-      weigh(packed, [] {});
-      forget_unset(raised, state);
+        for (std::uint32_t& word : masked.words) ptx::pin(word);
+        weigh_again(masked);
+      } else {
+#pragma unroll
+        for (float& score : scores) score *= params.one;
+        weigh_again(packed_scores<true>());
+      }
     }
     state.sum0 += tile0;
     state.sum1 += tile1;
+  }
+
+  template <typename Packed>
+  __device__ __forceinline__ void weigh_again(const Packed& packed) {
+    const Raised raised = raise_reference<C>(packed, params.exp2_scale, state);
+    shrink(raised);
+    tile0 = tile1 = 0;
+    weigh(packed, [] {});
+    forget_unset(raised, state);
   }
 
   // What the item has accumulated, relative to the raised reference.
@@ -376,9 +416,9 @@ struct Consumer {
       release(shared.v_empty, ring);
     };
     if constexpr (C::kGeneral) {
-      finish_output();  // accumulators may be written only when no product is in flight
-      apply_mask_tensors();
-      weigh_tile<true>([] {});
+      mask_scores();
+      tile0 = tile1 = 0;
+      weigh(masked, finish_output);
     } else if (is_interior()) {
       weigh_tile<false>(finish_output);
     } else {
@@ -450,12 +490,12 @@ struct Consumer {
   __device__ __forceinline__ bool run_item() {
     look_ahead(ring);
     if constexpr (C::kGeneral) {
-      apply_mask_tensors();
-      first_tile<true>();
+      mask_scores();
+      first_tile<true>(masked);
     } else if (is_interior()) {
-      first_tile<false>();
+      first_tile<false>(packed_scores<false>());
     } else {
-      first_tile<true>();
+      first_tile<true>(packed_scores<true>());
     }
     free_q(number);
     await_tile();

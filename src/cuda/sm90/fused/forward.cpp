@@ -119,6 +119,17 @@ std::int64_t last_row(const ConstTensorView& tensor) {
   return offset;
 }
 
+// How the general variant loads mask tensors.
+void choose_masks(FusedParams& p, const core::Geometry& geometry) {
+  const Extents extents{geometry.batch, geometry.heads, geometry.n_q, geometry.n_k};
+  const bool allowed = p.allowed.data != nullptr;
+  const bool bias = p.bias.data != nullptr;
+  p.bias_bytes = p.bias_is_f32 != 0 ? 4 : 2;
+  p.mask_bytes = bias ? p.bias_bytes : allowed ? 1 : 0;
+  p.mask_engine = (!allowed || make_mask_map(p.allowed_map, p.allowed, extents, 1)) &&
+                  (!bias || make_mask_map(p.bias_map, p.bias, extents, p.bias_bytes));
+}
+
 // Completes the parameters for a variant; false when the variant cannot serve them.
 bool complete(FusedParams& p, const FusedRow& row, const ForwardArgs& args, const core::Geometry& geometry,
               Variant variant, const Launcher& launcher, int blocks) {
@@ -131,6 +142,7 @@ bool complete(FusedParams& p, const FusedRow& row, const ForwardArgs& args, cons
   p.copy_engine_out =
       make_out_map(p.out_map, {p.out, p.out_batch_stride, p.out_head_stride, p.out_row_stride}, out, row.type);
   p.order = order_of(p, problem, geometry, launcher.tile_q, blocks);
+  if (variant == Variant::general) choose_masks(p, geometry);
   p.partial_blocks =
       variant == Variant::general || problem.packed || p.key_lengths != nullptr || geometry.n_k % tile::kBlockKeys != 0;
   p.last_k = last_row(problem.k);

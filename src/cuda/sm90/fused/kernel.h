@@ -16,6 +16,7 @@ namespace dspattn::cuda::sm90 {
 
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_constant__ FusedParams params) {
+  static_assert(kSharedBytes<C> <= 227 * 1024, "more shared memory than a thread block can have");
   extern __shared__ std::uint8_t unaligned[];
   // Pointer arithmetic, not a cast through an integer: the compiler keeps knowing that this is shared memory.
   auto& shared = *reinterpret_cast<Shared<C>*>(unaligned + (-ptx::shared_address(unaligned) & 1023u));
@@ -41,6 +42,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
       init(shared.k_empty[i], kConsumerWarps);
       init(shared.v_empty[i], kConsumerWarps);
       init(shared.tail_begun[i], 1);
+    }
+    if constexpr (C::kGeneral) {
+      for (std::uint64_t& full : shared.mask.full) init(full, params.mask_engine != 0 ? 1 : kMaskThreads);
+      for (std::uint64_t& empty : shared.mask.empty) init(empty, 4);
     }
     ptx::mbarrier_init_fence();
   }

@@ -35,7 +35,8 @@ struct FusedParams {
   CUtensorMap q_map;  // (column, row, head, batch)
   CUtensorMap k_map;  // (column, element, row, head, batch): see tensor_maps.cpp
   CUtensorMap v_map;
-  CUtensorMap out_map;  // (column, row, head, batch)
+  CUtensorMap out_map;                // (column, row, head, batch)
+  CUtensorMap allowed_map, bias_map;  // (key, row, head, batch)
 
   Rows q, k, v;
   void* out = nullptr;  // [batch, heads, rows, d_v]
@@ -46,6 +47,11 @@ struct FusedParams {
   MaskTensor allowed;  // bytes, zero = masked
   MaskTensor bias;
   int bias_is_f32 = 0;  // else the inputs' type
+
+  // The 16-bit kernel's general variant only.
+  int bias_bytes = 0;   // of an element
+  int mask_bytes = 0;   // of an element of the larger mask tensor; 0: there is none
+  int mask_engine = 0;  // the copy engine can read all there are
 
   const std::int32_t* cumulative_q = nullptr;  // packed batches only
   const std::int32_t* cumulative_k = nullptr;

@@ -11,6 +11,7 @@
 #include "cuda/ptx/tma.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/fused/config.h"
+#include "cuda/sm90/fused/mask_load.h"
 #include "cuda/sm90/fused/params.h"
 #include "cuda/sm90/fused/ragged.h"
 #include "cuda/sm90/fused/softmax.h"
@@ -173,6 +174,7 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
   static_assert(kItemSlots == 4 && 4 % (2 * C::kQBuffers) == 0,
                 "slot, buffer and parity follow from the number modulo 4");
   int walk = 0;
+  int tiles = 0;  // so far
 #pragma unroll 1
   for (; walk >> 2 < params.order.turns; walk += 4) {
     Work work;
@@ -203,6 +205,11 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
       load_tile<C, 1>(ptx::shared_address(shared.v[ring.stage]), v_full + at, v_empty + at, ring.parity, engine_v,
                       params.v_map, params.v, row, part * params.keys.part_step, 0, kv_head, batch, params.d_v,
                       params.vector_v, [&](int r) { return visible(tile::slot_of_v_row(r)); });
+      if constexpr (C::kGeneral) {
+        if (params.mask_bytes != 0 && threadIdx.x >= 32) {
+          load_mask_blocks<C>(params, shared, work, row - work.k_row, present, tiles++);
+        }
+      }
       if constexpr (kTogether)
         __syncwarp();  // the driving thread's warp stays together: its other lanes must not run ahead of it
       ring.advance();

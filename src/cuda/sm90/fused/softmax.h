@@ -21,7 +21,7 @@ inline constexpr float kLowestScore = -65504.0f;
 inline constexpr std::uint32_t kLowestPair = 0xFBFFFBFFu;
 // What a finite bias, however low (models write masks as the lowest finite number), cannot push a score below: such a
 // key is not masked. Three fp16 steps above the lowest, so that beside it a masked key's weight is still 0.
-inline constexpr float kLowestBiased = -65408.0f;
+inline constexpr std::uint32_t kLowestBiasedPair = 0xFBFCFBFCu;  // -65408
 
 template <typename C>
 using Scores = float[C::kTileK / 2];
@@ -90,81 +90,15 @@ struct PackedScores<C, true> {
     step = ptx::pack_f16x2(between, between);
   }
 
+  // 0xFFFF for each row that sees the key.
+  __device__ __forceinline__ std::uint32_t seen(int m, int e) const {
+    return ptx::within_f16x2(ptx::multiply_add_f16x2(step, m, distance[e]), reach);
+  }
   __device__ __forceinline__ std::uint32_t word(int m, int e) const {
     const int at = score_index<C>(m, e);
-    const std::uint32_t seen = ptx::within_f16x2(ptx::multiply_add_f16x2(step, m, distance[e]), reach);
-    return ptx::bit_select(seen, ptx::pack_f16x2_clamped(scores[at], scores[at + 2]), kLowestPair);
+    return ptx::bit_select(seen(m, e), ptx::pack_f16x2_clamped(scores[at], scores[at + 2]), kLowestPair);
   }
 };
-
-// A thread's two rows of a mask tensor, at a block's first key.
-struct MaskPointers {
-  const std::uint8_t* row0;
-  const std::uint8_t* row1;
-  int key_bytes;  // between neighbouring keys
-
-  template <typename ItemType>
-  __device__ __forceinline__ MaskPointers(const MaskTensor& mask, int element_bytes, const ItemType& item, int row,
-                                          int block) {
-    const int last = item.rows - 1;  // rows past the end read the last row: their results are not stored
-    const auto at = [&](int r) {
-      const std::int64_t offset = item.sequence * mask.batch_stride + item.head * mask.head_stride +
-                                  (r < last ? r : last) * mask.row_stride +
-                                  static_cast<std::int64_t>(block) * tile::kBlockKeys * mask.key_stride;
-      return static_cast<const std::uint8_t*>(mask.data) + offset * element_bytes;
-    };
-    row0 = at(row);
-    row1 = at(row + 8);
-    key_bytes = static_cast<int>(mask.key_stride) * element_bytes;
-  }
-};
-
-// Adds the bias; -inf masks. Absent keys read key 0's: they are masked afterwards.
-template <typename C>
-__device__ __forceinline__ void add_bias(Scores<C>& scores, const FusedParams& params, const MaskPointers& bias,
-                                         int keys, int part, int t) {
-  const auto load = [&](const std::uint8_t* pointer) {
-    if (params.bias_is_f32 != 0) return *reinterpret_cast<const float*>(pointer);
-    const std::uint32_t bits = *reinterpret_cast<const std::uint16_t*>(pointer);
-    if constexpr (C::kType == DType::bf16) return __uint_as_float(bits << 16);
-    float low, high;
-    ptx::unpack_f16x2(bits, low, high);
-    return low;
-  };
-  const auto biased = [&](float score, float by) {
-    float sum = fmaf(by, params.bias_scale, score);
-    sum = sum < kLowestBiased ? kLowestBiased : sum;
-    return by == -INFINITY ? by : sum;  // masked, whatever the score is
-  };
-#pragma unroll
-  for (int m = 0; m < C::kTileK / 16; ++m) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int i = score_index<C>(m, e);
-      const int key = ptx::opaque(params.keys.key(part, 4 * m + t, e));
-      const int at = (key < keys ? key : 0) * bias.key_bytes;
-      scores[i] = biased(scores[i], load(bias.row0 + at));
-      scores[i + 2] = biased(scores[i + 2], load(bias.row1 + at));
-    }
-  }
-}
-
-// Masks what the boolean tensor hides.
-template <typename C>
-__device__ __forceinline__ void mask_allowed(Scores<C>& scores, const FusedParams& params, const MaskPointers& allowed,
-                                             int keys, int part, int t) {
-#pragma unroll
-  for (int m = 0; m < C::kTileK / 16; ++m) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int i = score_index<C>(m, e);
-      const int key = ptx::opaque(params.keys.key(part, 4 * m + t, e));
-      const int at = (key < keys ? key : 0) * allowed.key_bytes;
-      if (allowed.row0[at] == 0) scores[i] = -INFINITY;
-      if (allowed.row1[at] == 0) scores[i + 2] = -INFINITY;
-    }
-  }
-}
 
 // Running softmax state of a thread's two rows. Logarithms are base 2.
 struct RowState {

@@ -5,6 +5,8 @@
 
 #include <array>
 
+#include "cuda/tile/mask_map.h"
+
 namespace dspattn::cuda::sm90 {
 namespace {
 
@@ -35,13 +37,16 @@ CUtensorMapDataType element_of(DType type) {
   return type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 }
 
+std::int64_t bytes_of(DType type) { return static_cast<std::int64_t>(size_bytes(type)); }
+
 // Columns of a box: 128 bytes, one row of the swizzle.
 int box_columns(DType type) { return 128 / static_cast<int>(size_bytes(type)); }
 
+// `least_stride`: 0 where rows may repeat.
 template <std::size_t kRank>
-bool encode(CUtensorMap& map, DType type, const void* data, const std::array<std::int64_t, kRank>& dims,
-            const std::array<std::int64_t, kRank - 1>& strides, const std::array<int, kRank>& box,
-            const std::array<int, kRank>& steps) {
+bool encode(CUtensorMap& map, CUtensorMapDataType type, std::int64_t element_bytes, const void* data,
+            const std::array<std::int64_t, kRank>& dims, const std::array<std::int64_t, kRank - 1>& strides,
+            const std::array<int, kRank>& box, const std::array<int, kRank>& steps, std::int64_t least_stride = 1) {
   if (encoder() == nullptr || data == nullptr) return false;
   std::array<cuuint64_t, kRank> extents{};
   std::array<cuuint64_t, kRank - 1> bytes{};
@@ -53,21 +58,21 @@ bool encode(CUtensorMap& map, DType type, const void* data, const std::array<std
     traversal[i] = static_cast<cuuint32_t>(steps[i]);
     if (i + 1 == kRank) continue;
     // The stride of a dimension of one is never used, but must be valid.
-    const std::int64_t stride = dims[i + 1] == 1 ? 16 : strides[i] * static_cast<std::int64_t>(size_bytes(type));
-    if (stride <= 0 || stride >= (std::int64_t{1} << 40)) return false;
+    const std::int64_t stride = dims[i + 1] == 1 ? 16 : strides[i] * element_bytes;
+    if (stride < least_stride || stride >= (std::int64_t{1} << 40)) return false;
     bytes[i] = static_cast<cuuint64_t>(stride);
   }
-  return encoder()(&map, element_of(type), static_cast<cuuint32_t>(kRank), const_cast<void*>(data), extents.data(),
-                   bytes.data(), boxes.data(), traversal.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encoder()(&map, type, static_cast<cuuint32_t>(kRank), const_cast<void*>(data), extents.data(), bytes.data(),
+                   boxes.data(), traversal.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 // (column, element of `elements` a distance of element_rows apart, row, head, batch).
 bool encode_keys(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, int elements,
                  int element_rows, int element_box, int row_box, int row_step) {
   if (!aligned(tensor, type)) return false;
-  return encode<5>(map, type, tensor.data, {extents.columns, elements, extents.rows, extents.heads, extents.batch},
+  return encode<5>(map, element_of(type), bytes_of(type), tensor.data,
+                   {extents.columns, elements, extents.rows, extents.heads, extents.batch},
                    {element_rows * tensor.row_stride, tensor.row_stride, tensor.head_stride, tensor.batch_stride},
                    {box_columns(type), element_box, row_box, 1, 1}, {1, 1, row_step, 1, 1});
 }
@@ -76,7 +81,8 @@ bool encode_keys(CUtensorMap& map, const Rows& tensor, const Extents& extents, D
 
 bool make_rows_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, int rows, int row_step) {
   if (!aligned(tensor, type)) return false;
-  return encode<4>(map, type, tensor.data, {extents.columns, extents.rows, extents.heads, extents.batch},
+  return encode<4>(map, element_of(type), bytes_of(type), tensor.data,
+                   {extents.columns, extents.rows, extents.heads, extents.batch},
                    {tensor.row_stride, tensor.head_stride, tensor.batch_stride},
                    {box_columns(type), rows * row_step, 1, 1}, {1, row_step, 1, 1});
 }
@@ -102,6 +108,23 @@ bool make_v_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DT
   if (keys.pair_step == 1) return encode_keys(map, tensor, extents, type, 1, 1, 1, tile_k, 1);
   const int elements = keys.half_step == 1 ? 2 : 4;
   return encode_keys(map, tensor, extents, type, elements, keys.pair_step, elements, tile_k / elements, 1);
+}
+
+bool make_mask_map(CUtensorMap& map, const MaskTensor& mask, const Extents& extents, int element_bytes) {
+  const auto multiple = [&](std::int64_t stride) { return stride * element_bytes % 16 == 0; };
+  if (mask.key_stride != 1 || reinterpret_cast<std::uintptr_t>(mask.data) % 16 != 0 || !multiple(mask.row_stride) ||
+      !multiple(mask.head_stride) || !multiple(mask.batch_stride)) {
+    return false;
+  }
+  const CUtensorMapDataType type = element_bytes == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                   : element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                                                        : CU_TENSOR_MAP_DATA_TYPE_UINT32;
+  // A mask that is the same for all heads or sequences is asked for as the first one's; rows repeat by their stride.
+  const std::int64_t heads = mask.head_stride == 0 ? 1 : extents.heads;
+  const std::int64_t batch = mask.batch_stride == 0 ? 1 : extents.batch;
+  return encode<4>(map, type, element_bytes, mask.data, {extents.columns, extents.rows, heads, batch},
+                   {mask.row_stride, mask.head_stride, mask.batch_stride}, {128 / element_bytes, tile::kMaskRows, 1, 1},
+                   {1, 1, 1, 1}, 0);
 }
 
 }  // namespace dspattn::cuda::sm90

@@ -37,4 +37,8 @@ bool make_k_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DT
 bool make_v_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, const tile::KeyMap& keys,
                 int tile_k);
 
+// A mask tensor of the whole problem's extents [batch, heads, n_q, n_k]: (key, row, head, batch), boxes of 128 bytes of
+// keys x 64 rows (tile/mask_map.h).
+bool make_mask_map(CUtensorMap& map, const MaskTensor& mask, const Extents& extents, int element_bytes);
+
 }  // namespace dspattn::cuda::sm90

@@ -85,8 +85,7 @@ __device__ __forceinline__ void announce(const FusedParams& params, const Work& 
     const int first = work.row_begin + i * 64;
     const int last = first + 63 < work.rows ? first + 63 : work.rows - 1;
     const tile::BlockRange own = tile::visible_blocks(work.band, first, last);
-    tile::BlockRange interior = tile::interior_blocks(work.band, first, last);
-    if (C::kGeneral && (params.allowed.data != nullptr || params.bias.data != nullptr)) interior = {0, 0};
+    const tile::BlockRange interior = tile::interior_blocks(work.band, first, last);
     const bool any = own.end > own.begin;
     Share& share = item.shares[i];
     share.begin = own.begin * C::kTilesPerBlock;
