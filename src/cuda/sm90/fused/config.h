@@ -40,10 +40,13 @@ struct Config {
   // Head dims are stored in panels of 64 columns: 128 bytes, one swizzle row.
   static constexpr int kPanels = (kHeadDim + 63) / 64;
 
+  // Mask tensors come through shared memory where there is room for them.
+  static constexpr bool kMasksInShared = kGeneral && kHeadDim <= 128;
+
   // The launch gives every thread 65536 / threads registers; the producer hands most of its share to the consumers.
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kVariant == Variant::narrow ? 40 : kGeneral ? 88 : 56;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 152 : kGeneral ? 208 : 232;
+  static constexpr int kProducerRegisters = kVariant == Variant::narrow ? 40 : kMasksInShared ? 88 : 56;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 152 : kMasksInShared ? 208 : kGeneral ? 224 : 232;
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "setmaxnreg would wait for ever for registers the launch did not allocate");
 
@@ -87,13 +90,9 @@ struct Config {
   static constexpr int kOutBytes = kStagesOutput && !kOutInPlaceOfQ ? kTileQBytes : 0;
   // Mask tensors come to shared memory in blocks (tile/mask_map.h): what is left for them beside two stages at d = 128
   // is four blocks of 16-bit biases, two for each warpgroup.
-  static constexpr int kMaskBytes = !kGeneral ? 0 : kHeadDim <= 128 ? 64 * 1024 : 32 * 1024;
+  static constexpr int kMaskBytes = kMasksInShared ? 64 * 1024 : 0;
   // How many blocks of a mask with elements of that size the ring has.
-  static constexpr __device__ int mask_slots_log2(int element_bytes) {
-    return element_bytes == 4                             ? (kMaskBytes == 64 * 1024 ? 1 : 0)
-           : element_bytes == 2 && kMaskBytes < 64 * 1024 ? 1
-                                                          : 2;
-  }
+  static constexpr __device__ int mask_slots_log2(int element_bytes) { return element_bytes == 4 ? 1 : 2; }
 
   // As many stages as fit beside Q, results and masks (227 KiB a block, 1 KiB of it for alignment), at most four: more
   // gave nothing.

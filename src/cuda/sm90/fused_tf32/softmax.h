@@ -7,6 +7,7 @@
 
 #include "cuda/ptx/packed_half.h"
 #include "cuda/ptx/wgmma.h"
+#include "cuda/sm90/fused/mask_pointers.h"
 #include "cuda/sm90/fused/params.h"
 #include "cuda/sm90/fused/softmax.h"
 #include "cuda/sm90/fused_tf32/config.h"
@@ -48,28 +49,6 @@ __device__ __forceinline__ void mask_band(Scores<C>& scores, const FusedParams& 
     if (key < begin1 || key >= end1) scores[at + 2] = -INFINITY;
   });
 }
-
-// A thread's two rows of a mask tensor, at a block's first key.
-struct MaskPointers {
-  const std::uint8_t* row0;
-  const std::uint8_t* row1;
-  int key_bytes;  // between neighbouring keys
-
-  template <typename ItemType>
-  __device__ __forceinline__ MaskPointers(const MaskTensor& mask, int element_bytes, const ItemType& item, int row,
-                                          int block) {
-    const int last = item.rows - 1;  // rows past the end read the last row: their results are not stored
-    const auto at = [&](int r) {
-      const std::int64_t offset = item.sequence * mask.batch_stride + item.head * mask.head_stride +
-                                  (r < last ? r : last) * mask.row_stride +
-                                  static_cast<std::int64_t>(block) * tile::kBlockKeys * mask.key_stride;
-      return static_cast<const std::uint8_t*>(mask.data) + offset * element_bytes;
-    };
-    row0 = at(row);
-    row1 = at(row + 8);
-    key_bytes = static_cast<int>(mask.key_stride) * element_bytes;
-  }
-};
 
 // Adds the bias; -inf masks, and a finite bias does not, however low: sums are clamped to a score whose weight a float
 // can still tell from nothing. Absent keys read key 0's: they are masked afterwards.
