@@ -23,7 +23,7 @@ LAYERS = {
     "api": ("src/api", ["public", "core", "theory", "cpu", "cuda"]),
     "check": ("src/check", ["public", "core", "cpu", "cuda", "api"]),
     "apps": ("apps", ["public", "core", "api", "check"]),
-    "bench": ("bench", ["public", "core", "api", "check"]),
+    "bench": ("bench", ["public", "core", "cuda", "api", "check"]),
     "bindings": ("bindings", ["public"]),
     "tests": ("tests", ["public", "core", "theory", "cpu", "cuda", "api", "check", "apps", "bench"]),
 }
