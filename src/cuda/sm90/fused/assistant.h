@@ -13,6 +13,7 @@
 #include "cuda/sm90/fused/config.h"
 #include "cuda/sm90/fused/params.h"
 #include "cuda/sm90/fused/softmax.h"
+#include "cuda/sm90/fused/work.h"
 
 namespace dspattn::cuda::sm90 {
 
@@ -76,20 +77,6 @@ struct Assistant {
     if (threadIdx.x == kFirstAssistant) ptx::mbarrier_arrive(ptx::shared_address(&full));
   }
 
-  // Multiplies the item's Q by 2^-e where it lies.
-  __device__ __forceinline__ void scale_q(int buffer) {
-    auto* data = reinterpret_cast<uint4*>(shared.q[buffer]);
-#pragma unroll 1
-    for (int i = thread(); i < C::kTileQBytes / 16; i += kThreads) {
-      const uint4 x = data[i];
-      data[i] = make_uint4(scaled_pair<C>(x.x, params.q_scale), scaled_pair<C>(x.y, params.q_scale),
-                           scaled_pair<C>(x.z, params.q_scale), scaled_pair<C>(x.w, params.q_scale));
-    }
-    ptx::fence_async_proxy();  // the tensor core reads it
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.q_scaled[buffer]));
-  }
-
   // Tile `part` of the item's last block.
   __device__ __forceinline__ void complete(const Item<C::kConsumers>& item, int part, int stage) {
     const int block = item.key_length / tile::kBlockKeys;
@@ -123,10 +110,10 @@ struct Assistant {
       const int buffer = number % C::kQBuffers;
       ptx::mbarrier_wait(ptx::shared_address(&shared.q_full[buffer]), number / C::kQBuffers & 1);
       const Item<C::kConsumers>& item = shared.items[number % kItemSlots];
-      if constexpr (!C::kQInRegisters) scale_q(buffer);
+      if constexpr (!C::kQInRegisters) scale_buffer<C>(params, shared, buffer, thread());
       if (item.valid == 0) return;
       // Seen by every lane. The item's description stays as it is: another in its place waits for this arrival, or that
-      // of scale_q, for an item after it.
+      // of scale_buffer, for an item after it.
       if constexpr (C::kQInRegisters) {
         __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.q_empty[buffer]));

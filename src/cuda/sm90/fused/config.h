@@ -40,7 +40,7 @@ struct Config {
   // Head dims are stored in panels of 64 columns: 128 bytes, one swizzle row.
   static constexpr int kPanels = (kHeadDim + 63) / 64;
 
-  // Mask tensors come through shared memory where there is room for them.
+  // Mask tensors come through shared memory, but for head dims at which that did not end (docs/fused_kernel.md).
   static constexpr bool kMasksInShared = kGeneral && kHeadDim <= 128;
 
   // The launch gives every thread 65536 / threads registers; the producer hands most of its share to the consumers.

@@ -1,5 +1,5 @@
-// Mask tensors element by element, in the accumulator's layout: beyond d = 128, where shared memory has no room for
-// blocks of them.
+// Mask tensors element by element, in the accumulator's layout: beyond d = 128, where bringing them through shared
+// memory did not end (docs/fused_kernel.md).
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,22 @@
 
 namespace dspattn::cuda::sm90 {
 
-// Adds the bias; -inf masks. Absent keys read key 0's: they are masked afterwards.
+// Calls visit(register of the score of row g, offset of its key) for a thread's scores; row g + 8 is two registers
+// further. Absent keys read key 0's: they are masked afterwards.
+template <typename C, typename Visit>
+__device__ __forceinline__ void for_elements(const FusedParams& params, const MaskPointers& mask, int keys, int part,
+                                             int t, Visit visit) {
+#pragma unroll
+  for (int m = 0; m < C::kTileK / 16; ++m) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int key = ptx::opaque(params.keys.key(part, 4 * m + t, e));
+      visit(score_index<C>(m, e), (key < keys ? key : 0) * mask.key_bytes);
+    }
+  }
+}
+
+// Adds the bias; -inf masks.
 template <typename C>
 __device__ __forceinline__ void add_bias(Scores<C>& scores, const FusedParams& params, const MaskPointers& bias,
                                          int keys, int part, int t) {
@@ -31,34 +46,20 @@ __device__ __forceinline__ void add_bias(Scores<C>& scores, const FusedParams& p
     sum = sum < kLowest ? kLowest : sum;
     return by == -INFINITY ? by : sum;  // masked, whatever the score is
   };
-#pragma unroll
-  for (int m = 0; m < C::kTileK / 16; ++m) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int i = score_index<C>(m, e);
-      const int key = ptx::opaque(params.keys.key(part, 4 * m + t, e));
-      const int at = (key < keys ? key : 0) * bias.key_bytes;
-      scores[i] = biased(scores[i], load(bias.row0 + at));
-      scores[i + 2] = biased(scores[i + 2], load(bias.row1 + at));
-    }
-  }
+  for_elements<C>(params, bias, keys, part, t, [&](int i, int at) {
+    scores[i] = biased(scores[i], load(bias.row0 + at));
+    scores[i + 2] = biased(scores[i + 2], load(bias.row1 + at));
+  });
 }
 
 // Masks what the boolean tensor hides.
 template <typename C>
 __device__ __forceinline__ void mask_allowed(Scores<C>& scores, const FusedParams& params, const MaskPointers& allowed,
                                              int keys, int part, int t) {
-#pragma unroll
-  for (int m = 0; m < C::kTileK / 16; ++m) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int i = score_index<C>(m, e);
-      const int key = ptx::opaque(params.keys.key(part, 4 * m + t, e));
-      const int at = (key < keys ? key : 0) * allowed.key_bytes;
-      if (allowed.row0[at] == 0) scores[i] = -INFINITY;
-      if (allowed.row1[at] == 0) scores[i + 2] = -INFINITY;
-    }
-  }
+  for_elements<C>(params, allowed, keys, part, t, [&](int i, int at) {
+    if (allowed.row0[at] == 0) scores[i] = -INFINITY;
+    if (allowed.row1[at] == 0) scores[i + 2] = -INFINITY;
+  });
 }
 
 }  // namespace dspattn::cuda::sm90

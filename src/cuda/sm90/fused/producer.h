@@ -101,16 +101,7 @@ template <typename C>
 __device__ __forceinline__ void scale_q(const FusedParams& params, Shared<C>& shared, int number) {
   const int buffer = number % C::kQBuffers;
   ptx::mbarrier_wait(ptx::shared_address(&shared.q_full[buffer]), number / C::kQBuffers & 1);
-  auto* data = reinterpret_cast<uint4*>(shared.q[buffer]);
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x) - 32; i < C::kTileQBytes / 16; i += 32 * C::kScalingWarps) {
-    const uint4 x = data[i];
-    data[i] = make_uint4(scaled_pair<C>(x.x, params.q_scale), scaled_pair<C>(x.y, params.q_scale),
-                         scaled_pair<C>(x.z, params.q_scale), scaled_pair<C>(x.w, params.q_scale));
-  }
-  ptx::fence_async_proxy();  // the tensor core reads it
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.q_scaled[buffer]));
+  scale_buffer<C>(params, shared, buffer, static_cast<int>(threadIdx.x) - 32);
 }
 
 // One K or V tile. kHalves: copies per panel (K's two halves of the groups, V's whole rows).
@@ -161,9 +152,9 @@ __device__ __forceinline__ void produce_queries(const FusedParams& params, Share
   }
 }
 
-// Walks the items and brings their K and V. kTogether: all 128 threads walk, copy where the copy engine cannot, and
-// bring Q too.
-template <typename C, bool kTogether>
+// Walks the items and brings their K and V. In the general variant all 128 threads walk, copy where the copy engine
+// cannot, and bring Q too.
+template <typename C>
 __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>& shared) {
   Ring<C::kStages> ring;
   const std::uint32_t k_full = ptx::shared_address(shared.k_full);
@@ -179,9 +170,9 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
   for (; walk >> 2 < params.order.turns; walk += 4) {
     Work work;
     if (!describe_item<C>(params, walk >> 2, work)) continue;
-    if constexpr (kTogether) {
+    if constexpr (C::kGeneral) {
       load_q<C>(params, shared, work, walk & 3, 0);
-      if (!C::kQInRegisters && threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
+      if (threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
     }
     walk = (walk & ~3) | ((walk + 1) & 3);
     const int kv_head = work.head / params.heads_per_kv_head;
@@ -191,7 +182,7 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
     const int present_end = work.band.key_length - work.blocks.end * tile::kBlockKeys;  // and after the last block
 #pragma unroll 1
     for (int part = 0; present > present_end;) {
-      const bool whole = !kTogether || present >= tile::kBlockKeys;
+      const bool whole = !C::kGeneral || present >= tile::kBlockKeys;
       const std::uint32_t at = 8u * static_cast<std::uint32_t>(ring.stage);
       const bool engine_k = whole && (!C::kGeneral || params.copy_engine_k != 0);
       const bool engine_v = whole && (!C::kGeneral || params.copy_engine_v != 0);
@@ -210,7 +201,7 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
           load_mask_blocks<C>(params, shared, work, row - work.k_row, present, tiles++);
         }
       }
-      if constexpr (kTogether)
+      if constexpr (C::kGeneral)
         __syncwarp();  // the driving thread's warp stays together: its other lanes must not run ahead of it
       ring.advance();
       if (++part == C::kTilesPerBlock) {
@@ -220,8 +211,8 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
       }
     }
   }
-  if constexpr (kTogether) {
-    if (!C::kQInRegisters && threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
+  if constexpr (C::kGeneral) {
+    if (threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
     if (threadIdx.x == 0) announce_end<C>(shared, walk & 3);
   }
 }
@@ -231,11 +222,11 @@ __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& sh
   // The other threads of the warps that drive the copy engine leave: they would not idle but run through the whole walk
   // while one waits.
   if constexpr (C::kGeneral) {
-    walk_items<C, true>(params, shared);
+    walk_items<C>(params, shared);
   } else if (params.partial_blocks != 0) {
     produce_ragged<C>(params, shared);
   } else {
-    if (threadIdx.x == 0) walk_items<C, false>(params, shared);
+    if (threadIdx.x == 0) walk_items<C>(params, shared);
     if (C::kQInRegisters ? threadIdx.x == kQueryDriver : threadIdx.x >= kQueryDriver) {
       produce_queries<C>(params, shared);
     }

@@ -7,6 +7,7 @@
 #include "cuda/ptx/tma.h"
 #include "cuda/sm90/fused/config.h"
 #include "cuda/sm90/fused/params.h"
+#include "cuda/sm90/fused/softmax.h"
 
 namespace dspattn::cuda::sm90 {
 
@@ -123,6 +124,21 @@ __device__ __forceinline__ void load_q_by_engine(const FusedParams& params, Shar
     ptx::tma_load_4d(ptx::shared_address(shared.q[buffer]) + static_cast<std::uint32_t>(panel * C::kPanelQBytes),
                      &params.q_map, full, panel * 64, work.q_row + work.row_begin, work.head, work.batch);
   }
+}
+
+// Multiplies a buffer's Q by 2^-e where it lies; `thread` counts those of the three warps that share it.
+template <typename C>
+__device__ __forceinline__ void scale_buffer(const FusedParams& params, Shared<C>& shared, int buffer, int thread) {
+  auto* data = reinterpret_cast<uint4*>(shared.q[buffer]);
+#pragma unroll 1
+  for (int i = thread; i < C::kTileQBytes / 16; i += 32 * C::kScalingWarps) {
+    const uint4 x = data[i];
+    data[i] = make_uint4(scaled_pair<C>(x.x, params.q_scale), scaled_pair<C>(x.y, params.q_scale),
+                         scaled_pair<C>(x.z, params.q_scale), scaled_pair<C>(x.w, params.q_scale));
+  }
+  ptx::fence_async_proxy();  // the tensor core reads it
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.q_scaled[buffer]));
 }
 
 // One K or V tile. kHalves: copies per panel (K's two halves of the groups, V's whole rows).
