@@ -165,7 +165,7 @@ def attention(
         query, key, value, lead = _to_four_dims(query, key, value, enable_gqa)
     allowed, bias = _split_mask(attn_mask, query, key, lead)
     if attn_bias is not None:
-        _, more = _split_mask(attn_bias, query, key, lead)
+        _, more = _split_mask(attn_bias, query, key, lead, "attn_bias")
         if more is None:
             raise DspattnError(["attn_bias: expected a floating tensor (a boolean one is attn_mask), got torch.bool"])
         bias = more if bias is None else bias + more
@@ -450,7 +450,7 @@ def _to_four_dims(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Te
 
 
 def _split_mask(
-    mask: Tensor | None, q: Tensor, k: Tensor, lead: tuple[int, ...] | None
+    mask: Tensor | None, q: Tensor, k: Tensor, lead: tuple[int, ...] | None, name: str = "attn_mask"
 ) -> tuple[Tensor | None, Tensor | None]:
     """The mask as (boolean, additive) with four dimensions; one of the two is None."""
     if mask is None:
@@ -462,6 +462,9 @@ def _split_mask(
         mask = mask.unsqueeze(0)
     if mask.dtype == torch.bool:
         return mask, None
+    if not mask.is_floating_point():
+        given = str(mask.dtype).removeprefix("torch.")
+        raise DspattnError([f"{name}.dtype: expected bool, float32, float16 or bfloat16, got {given}"])
     return None, mask
 
 

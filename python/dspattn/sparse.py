@@ -73,6 +73,7 @@ def sddmm(
         (torch.Size([32, 32]), torch.Size([32, 8]))
     """
     _require_device("query", query)
+    lead = _leading_dims(query, key, attn_mask)
     pattern = default_pattern(query.dtype) if pattern is None else pattern
     keep, group = parse_pattern(pattern)
     interleaved = parse_grouping(grouping)
@@ -81,7 +82,7 @@ def sddmm(
     if not (math.isfinite(scale) and scale > 0):
         raise DspattnError([f"scale: expected a finite positive number, got {scale}"])
     if query.is_cuda:
-        return _scores_on_gpu(query, key, attn_mask, (keep, group, interleaved, is_causal, top_left, scale))
+        return _scores_on_gpu(query, key, attn_mask, lead, (keep, group, interleaved, is_causal, top_left, scale))
     unscaled = query.float() @ key.float().transpose(-1, -2)
     n_q, n_k = unscaled.shape[-2:]
     if attn_mask is not None:
@@ -98,7 +99,6 @@ def sddmm(
         metadata = _ops.nm_encode(indices, n_k, keep, group, interleaved, query.dtype == torch.float32)
     except RuntimeError as error:
         raise _ops.translated(error) from None
-    lead = unscaled.shape[:-2]
     columns = _columns(indices, keep, group, interleaved).reshape(*lead, n_q, -1)
     missing = int(columns.max()) - n_k + 1 if columns.numel() else 0
     scores = torch.nn.functional.pad(unscaled * scale, (0, max(missing, 0)), value=float("-inf"))
@@ -153,9 +153,10 @@ def spmm(
         >>> spmm(softmax(nonzeros), metadata, v).shape
         torch.Size([32, 16])
     """
+    layout = (*parse_pattern(default_pattern(nonzeros.dtype) if pattern is None else pattern), parse_grouping(grouping))
+    _check_product(nonzeros, metadata, value)
     if nonzeros.is_cuda:
-        pattern = default_pattern(nonzeros.dtype) if pattern is None else pattern
-        return _product_on_gpu(nonzeros, metadata, value, (*parse_pattern(pattern), parse_grouping(grouping)))
+        return _product_on_gpu(nonzeros, metadata, value, layout)
     dense = to_dense(nonzeros, metadata, value.shape[-2], pattern=pattern, grouping=grouping)
     return (dense.float() @ value.float()).to(nonzeros.dtype)
 
@@ -295,28 +296,53 @@ def _four_dims(tensor: Tensor, lead: torch.Size) -> Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
 
 
-def _scores_on_gpu(
-    query: Tensor, key: Tensor, attn_mask: Tensor | None, options: tuple[int, int, bool, bool, bool, float]
-) -> tuple[Tensor, Tensor]:
-    keep, group, interleaved = options[:3]
-    n_q, n_k = query.shape[-2], key.shape[-2]
+def _leading_dims(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> torch.Size:
+    """Those of the scores, once everything fits together."""
+    reasons = [
+        f"{name}: expected at least two dimensions, got {list(tensor.shape)}"
+        for name, tensor in (("query", query), ("key", key))
+        if tensor.dim() < 2
+    ]
+    if reasons:
+        raise DspattnError(reasons)
+    if key.dtype != query.dtype:
+        reasons.append(f"key.dtype: expected query's {query.dtype}, got {key.dtype}")
+    if key.shape[-1] != query.shape[-1]:
+        reasons.append(f"key: expected query's d = {query.shape[-1]}, got {list(key.shape)}")
     try:
         lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
     except RuntimeError:
-        raise DspattnError(
-            [f"key: expected leading dimensions that broadcast with query's {list(query.shape)}, got {list(key.shape)}"]
-        ) from None
+        reasons.append(
+            f"key: expected leading dimensions that broadcast with query's {list(query.shape)}, got {list(key.shape)}"
+        )
+        raise DspattnError(reasons) from None
+    if attn_mask is not None:
+        full = (*lead, query.shape[-2], key.shape[-2])
+        try:
+            attn_mask.expand(full)
+        except RuntimeError:
+            reasons.append(f"attn_mask: expected a shape that broadcasts to {list(full)}, got {list(attn_mask.shape)}")
+        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+            reasons.append(f"attn_mask.dtype: expected bool or a floating type, got {attn_mask.dtype}")
+    if reasons:
+        raise DspattnError(reasons)
+    return lead
+
+
+def _scores_on_gpu(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None,
+    lead: torch.Size,
+    options: tuple[int, int, bool, bool, bool, float],
+) -> tuple[Tensor, Tensor]:
+    keep, group, interleaved = options[:3]
+    n_q, n_k = query.shape[-2], key.shape[-2]
     allowed = bias = None
     if attn_mask is not None:
         if attn_mask.requires_grad:
             raise DspattnError(["attn_mask: expected requires_grad=False on a GPU (its gradient is not computed)"])
-        try:
-            mask = _four_dims(attn_mask.expand(*lead, n_q, n_k), lead)
-        except RuntimeError:
-            full = [*lead, n_q, n_k]
-            raise DspattnError(
-                [f"attn_mask: expected a shape that broadcasts to {full}, got {list(attn_mask.shape)}"]
-            ) from None
+        mask = _four_dims(attn_mask.expand(*lead, n_q, n_k), lead)
         allowed, bias = (mask, None) if mask.dtype == torch.bool else (None, mask)
     try:
         nonzeros, metadata = _Scores.apply(_four_dims(query, lead), _four_dims(key, lead), allowed, bias, options)
@@ -376,9 +402,15 @@ class _Softmax(torch.autograd.Function):
         return gradient
 
 
-def _product_on_gpu(nonzeros: Tensor, metadata: Tensor, value: Tensor, layout: tuple[int, int, bool]) -> Tensor:
+def _check_product(nonzeros: Tensor, metadata: Tensor, value: Tensor) -> None:
+    reasons = [
+        f"{name}: expected at least two dimensions, got {list(tensor.shape)}"
+        for name, tensor in (("nonzeros", nonzeros), ("metadata", metadata), ("value", value))
+        if tensor.dim() < 2
+    ]
+    if reasons:
+        raise DspattnError(reasons)
     lead = nonzeros.shape[:-2]
-    reasons = []
     if metadata.shape[:-2] != lead:
         reasons.append(
             f"metadata: expected the leading dimensions of nonzeros {list(lead)}, got {list(metadata.shape[:-2])}"
@@ -391,11 +423,17 @@ def _product_on_gpu(nonzeros: Tensor, metadata: Tensor, value: Tensor, layout: t
         reasons.append(
             f"value: expected leading dimensions that broadcast to nonzeros' {list(lead)}, got {list(value.shape)}"
         )
-    slots = _ops._slots(value.shape[-2], *layout)
-    if nonzeros.shape[-1] != slots:
-        reasons.append(f"nonzeros: expected {slots} per row for {value.shape[-2]} columns, got {nonzeros.shape[-1]}")
     if reasons:
         raise DspattnError(reasons)
+
+
+def _product_on_gpu(nonzeros: Tensor, metadata: Tensor, value: Tensor, layout: tuple[int, int, bool]) -> Tensor:
+    lead = nonzeros.shape[:-2]
+    slots = _ops._slots(value.shape[-2], *layout)
+    if nonzeros.shape[-1] != slots:  # on the CPU to_dense says it
+        raise DspattnError(
+            [f"nonzeros: expected {slots} per row for {value.shape[-2]} columns, got {nonzeros.shape[-1]}"]
+        )
     out: Tensor = _Product.apply(
         _four_dims(nonzeros, lead), _four_dims(metadata, lead), _four_dims(value, lead), layout
     )
