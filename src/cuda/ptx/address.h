@@ -3,6 +3,10 @@
 
 #include <cstdint>
 
+// Declares the block's dynamic shared memory, of bytes. A macro, because the compiler writes other code around a
+// pointer that a function returns.
+#define DSPATTN_DYNAMIC_SHARED(name) extern __shared__ std::uint8_t name[]
+
 namespace dspattn::cuda::ptx {
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {

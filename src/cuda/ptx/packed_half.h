@@ -7,6 +7,7 @@
 #include <cuda_fp16.h>
 #endif
 
+#include <cmath>
 #include <cstdint>
 
 #include "core/half.h"
@@ -26,6 +27,10 @@ std::uint32_t per_half(std::uint32_t a, std::uint32_t b, Operation operation) {
   const auto high = [](std::uint32_t x) { return static_cast<std::uint16_t>(x >> 16); };
   return static_cast<std::uint32_t>(operation(low(a), low(b))) | static_cast<std::uint32_t>(operation(high(a), high(b)))
                                                                      << 16;
+}
+
+inline std::uint32_t pack(std::uint16_t low, std::uint16_t high) {
+  return low | static_cast<std::uint32_t>(high) << 16;
 }
 
 inline std::uint16_t pick(std::uint16_t a, std::uint16_t b, bool larger) {
@@ -133,68 +138,123 @@ DSPATTN_HOST_DEVICE inline std::uint32_t permute_bytes(std::uint32_t a, std::uin
 #endif
 }
 
-#if defined(__CUDACC__)
-// 0xFFFF in each half where the bf16 are equal, else 0.
-__device__ __forceinline__ std::uint32_t equal_bf16x2(std::uint32_t a, std::uint32_t b) {
+// 0xFFFF in each half where the two are equal, else 0.
+DSPATTN_HOST_DEVICE inline std::uint32_t equal_bf16x2(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
   std::uint32_t result;
   asm("{set.eq.u32.bf16x2 %0, %1, %2;}" : "=r"(result) : "r"(a), "r"(b));
   return result;
+#else
+  return host::per_half(
+      a, b, [](std::uint16_t x, std::uint16_t y) { return core::decode_bf16(x) == core::decode_bf16(y) ? 0xFFFF : 0; });
+#endif
 }
-__device__ __forceinline__ std::uint32_t equal_f16x2(std::uint32_t a, std::uint32_t b) {
+DSPATTN_HOST_DEVICE inline std::uint32_t equal_f16x2(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
   std::uint32_t result;
   asm("{set.eq.u32.f16x2 %0, %1, %2;}" : "=r"(result) : "r"(a), "r"(b));
   return result;
+#else
+  return host::per_half(
+      a, b, [](std::uint16_t x, std::uint16_t y) { return core::decode_f16(x) == core::decode_f16(y) ? 0xFFFF : 0; });
+#endif
 }
 
 // Two fp32 to one word, nearest even. fp16: clamped to the largest finite value; NaN stays NaN.
-__device__ __forceinline__ std::uint32_t pack_f16x2_clamped(float low, float high) {
+DSPATTN_HOST_DEVICE inline std::uint32_t pack_f16x2_clamped(float low, float high) {
+#if defined(__CUDA_ARCH__)
   std::uint32_t result;
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
   return result;
+#else
+  const auto clamped = [](float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; };
+  return host::pack(core::encode_f16(clamped(low)), core::encode_f16(clamped(high)));
+#endif
 }
-__device__ __forceinline__ std::uint32_t pack_f16x2(float low, float high) {
+DSPATTN_HOST_DEVICE inline std::uint32_t pack_f16x2(float low, float high) {
+#if defined(__CUDA_ARCH__)
   std::uint32_t result;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
   return result;
+#else
+  return host::pack(core::encode_f16(low), core::encode_f16(high));
+#endif
 }
-__device__ __forceinline__ std::uint32_t pack_bf16x2(float low, float high) {
+DSPATTN_HOST_DEVICE inline std::uint32_t pack_bf16x2(float low, float high) {
+#if defined(__CUDA_ARCH__)
   std::uint32_t result;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
   return result;
+#else
+  return host::pack(core::encode_bf16(low), core::encode_bf16(high));
+#endif
 }
 
-__device__ __forceinline__ std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
+DSPATTN_HOST_DEVICE inline std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
   std::uint32_t result;
   asm("mul.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
+#else
+  return host::per_half(a, b, [](std::uint16_t x, std::uint16_t y) {
+    return core::encode_bf16(double{core::decode_bf16(x)} * core::decode_bf16(y));
+  });
+#endif
 }
-__device__ __forceinline__ std::uint32_t multiply_f16x2(std::uint32_t a, std::uint32_t b) {
+DSPATTN_HOST_DEVICE inline std::uint32_t multiply_f16x2(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
   std::uint32_t result;
   asm("mul.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
+#else
+  return host::per_half(a, b, [](std::uint16_t x, std::uint16_t y) {
+    return core::encode_f16(double{core::decode_f16(x)} * core::decode_f16(y));
+  });
+#endif
 }
-// a * factor + b.
-__device__ __forceinline__ std::uint32_t multiply_add_f16x2(std::uint32_t a, int factor, std::uint32_t b) {
+// a * factor + b, rounded once.
+DSPATTN_HOST_DEVICE inline std::uint32_t multiply_add_f16x2(std::uint32_t a, int factor, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
   const __half2 result = __hfma2(reinterpret_cast<const __half2&>(a), __float2half2_rn(static_cast<float>(factor)),
                                  reinterpret_cast<const __half2&>(b));
   return reinterpret_cast<const std::uint32_t&>(result);
+#else
+  return host::per_half(a, b, [factor](std::uint16_t x, std::uint16_t y) {
+    return core::encode_f16(double{core::decode_f16(x)} * factor + core::decode_f16(y));
+  });
+#endif
 }
 // 0xFFFF in each half where |a| <= b, else 0.
-__device__ __forceinline__ std::uint32_t within_f16x2(std::uint32_t a, std::uint32_t b) {
+DSPATTN_HOST_DEVICE inline std::uint32_t within_f16x2(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
   return __hle2_mask(__habs2(reinterpret_cast<const __half2&>(a)), reinterpret_cast<const __half2&>(b));
+#else
+  return host::per_half(a & 0x7FFF7FFFu, b, [](std::uint16_t x, std::uint16_t y) {
+    return core::decode_f16(x) <= core::decode_f16(y) ? 0xFFFF : 0;
+  });
+#endif
 }
 
 // The two fp16 halves as fp32.
-__device__ __forceinline__ void unpack_f16x2(std::uint32_t x, float& low, float& high) {
+DSPATTN_HOST_DEVICE inline void unpack_f16x2(std::uint32_t x, float& low, float& high) {
+#if defined(__CUDA_ARCH__)
   asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(low), "=f"(high) : "r"(x));
+#else
+  low = core::decode_f16(static_cast<std::uint16_t>(x & 0xFFFF));
+  high = core::decode_f16(static_cast<std::uint16_t>(x >> 16));
+#endif
 }
 
 // 2^x, relative error below 2^-22; subnormal results are 0. Volatile: stays in the order it is written in.
-__device__ __forceinline__ float exp2_fast(float x) {
+DSPATTN_HOST_DEVICE inline float exp2_fast(float x) {
+#if defined(__CUDA_ARCH__)
   float result;
   asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
-}
+#else
+  const float result = std::exp2(x);
+  return result < 0x1p-126f ? 0.0f : result;
 #endif
+}
 
 }  // namespace dspattn::cuda::ptx

@@ -75,8 +75,11 @@ __global__ void __launch_bounds__(kThreads) write_schedule(const ScheduleParams 
 }  // namespace
 
 cudaError_t launch_schedule(const ScheduleParams& params, cudaStream_t stream) {
-  write_schedule<<<1, kThreads, 0, stream>>>(params, tile::bucket_shift(params.n_k));
-  return cudaGetLastError();
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, &write_schedule, params, tile::bucket_shift(params.n_k));
 }
 
 }  // namespace dspattn::cuda::sm90

@@ -1,0 +1,4 @@
+// See cuda_runtime.h.
+#pragma once
+
+#include <cuda_runtime.h>

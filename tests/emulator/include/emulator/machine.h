@@ -1,0 +1,102 @@
+// One streaming multiprocessor, emulated: the threads of a block as fibers on one host thread, and what happens beside
+// them (copies, tensor-core products) as a list of events.
+//
+// Which fiber goes on next, and when an event happens, is drawn at random within what the hardware promises, so that a
+// kernel that relies on more than it was promised goes wrong here. When nothing can go on the block is hung: launch()
+// throws and says what each warp waits for.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace dspattn::emulator {
+
+inline constexpr int kWarp = 32;
+inline constexpr int kWarpgroup = 128;
+
+// Where shared memory begins, as an address; blocks find it aligned to 16 bytes and no better.
+inline constexpr std::uint32_t kSharedBase = 1024 + 16;
+inline constexpr std::uint32_t kSharedBytes = 227 * 1024;
+
+struct Index {
+  unsigned x = 0, y = 0, z = 0;
+};
+
+// Threads that wait for something to change.
+using WaitList = std::vector<int>;
+
+// How soon events happen: as soon as they can, only when no thread can go on, or anything between.
+enum class Pace : std::uint8_t { eager, lazy, random };
+
+class Machine {
+ public:
+  static Machine& get();
+
+  // Runs one block to its end; throws when it hangs or breaks a rule of the hardware.
+  void run_block(Index grid, Index block, Index block_index, std::uint32_t shared_bytes,
+                 const std::function<void()>& body);
+
+  // Everything below is called by the running thread of a block.
+  int thread() const { return running_; }
+  std::uint8_t* shared(std::uint32_t address, std::uint32_t bytes);  // checks the bounds
+  std::uint32_t address_of(const void* pointer) const;
+
+  // Lets others go on until `list` is woken. `what` is what a report of a hang says.
+  void wait(WaitList& list, const char* what, std::uint32_t detail = 0, std::uint32_t detail2 = 0);
+  void wake(WaitList& list);
+  // Lets others go on for a while.
+  void pause();
+
+  // An event to happen at some later time.
+  void later(std::function<void()> event);
+
+  // All lanes of the warp that have not ended exchange a value; `kind` must be the same in all.
+  const std::array<std::uint64_t, kWarp>& exchange(std::uint64_t value, const char* kind);
+
+  // Barriers of a block by number. Every thread counts.
+  void barrier(int id, int threads, bool wait);
+
+  // mbarrier objects.
+  void mbarrier_init(std::uint32_t address, int arrivals);
+  void mbarrier_arrive(std::uint32_t address, std::int64_t expected_bytes = 0);
+  void mbarrier_delivered(std::uint32_t address, std::int64_t bytes);
+  bool mbarrier_done(std::uint32_t address, int parity);
+  void mbarrier_wait(std::uint32_t address, int parity);
+
+  // Counts of this thread's asynchronous copies that have not happened.
+  struct Pending {
+    int copies = 0;
+    std::vector<std::uint32_t> arrivals;  // mbarriers to arrive at when there are none
+    WaitList waiting;
+  };
+  Pending& async_copies();  // cp.async
+  Pending& bulk_stores();   // committed or not
+
+  [[noreturn]] static void fail(const std::string& message);
+
+ private:
+  struct Fiber;
+  struct Warp;
+  struct Named;
+  struct Mbarrier;
+  friend struct FiberEntry;
+
+  Machine();
+  ~Machine();
+  void switch_out();
+  void happen(std::size_t event);
+  void complete_exchange(Warp& warp);
+  void check_phase(Mbarrier& barrier);
+  Mbarrier& mbarrier_at(std::uint32_t address);
+  std::string hang_report() const;
+  unsigned draw(unsigned below);
+
+  struct State;
+  State* state_;
+  int running_ = -1;
+};
+
+}  // namespace dspattn::emulator

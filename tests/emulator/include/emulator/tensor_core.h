@@ -1,0 +1,39 @@
+// Products of a warpgroup (wgmma), which run beside its threads: in order, from when all 128 threads have issued one.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "dspattn/dtype.h"
+
+namespace dspattn::emulator {
+
+// D[64 x columns] (+)= A[64 x depth] B[depth x columns]. A sparse A has half its depth, and metadata.
+struct Product {
+  DType type{};
+  int columns = 0;
+  bool sparse = false;
+  int metadata_pair = 0;  // lanes 2p and 2p + 1 of a quad hold the metadata
+  bool accumulate = false;
+  bool a_in_shared = false;
+  std::uint64_t a_descriptor = 0, b_descriptor = 0;
+  bool b_rows_are_depth = false;  // else B is stored by columns
+};
+
+// What one thread gives.
+struct Operands {
+  float* accumulators = nullptr;  // columns / 2 of them
+  std::array<std::uint32_t, 4> a{};
+  std::uint32_t metadata = 0;
+};
+
+// By the running thread.
+void issue(const Product& product, const Operands& operands);
+void commit_products();
+void await_products(int pending_groups);
+
+// By the machine: a new block; one more product of some warpgroup, false when none can be computed.
+void reset_tensor_core(int threads);
+bool advance_tensor_core();
+
+}  // namespace dspattn::emulator

@@ -1,0 +1,347 @@
+#include "emulator/machine.h"
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <memory>
+#include <random>
+#include <stdexcept>
+
+#include "emulator/device.h"
+#include "emulator/tensor_core.h"
+
+namespace dspattn::emulator {
+
+struct Machine::Fiber {
+  ucontext_t context{};
+  bool live = false;
+  const char* waits_for = nullptr;
+  std::uint32_t detail = 0, detail2 = 0;
+  Pending copies, stores;
+};
+
+struct Machine::Warp {
+  int live = 0, arrived = 0;
+  std::uint64_t generation = 0;
+  const char* kind = nullptr;
+  std::array<std::uint64_t, kWarp> given{}, taken{};
+  WaitList waiting;
+};
+
+struct Machine::Named {
+  int arrived = 0, threads = 0;
+  std::uint64_t generation = 0;
+  WaitList waiting;
+};
+
+struct Machine::Mbarrier {
+  int arrivals = 0, pending = 0;
+  std::int64_t bytes = 0;
+  unsigned phase = 0;
+  WaitList waiting;
+};
+
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr std::size_t kStackBytes = 256 * 1024;
+constexpr int kNamedBarriers = 16;
+
+std::uint64_t seed_of_environment() {
+  const char* given = std::getenv("DSPATTN_EMULATOR_SEED");
+  return given != nullptr ? std::strtoull(given, nullptr, 10) : 1;
+}
+
+}  // namespace
+
+struct Machine::State {
+  std::uint8_t* shared = nullptr;  // host memory whose address modulo 1024 is that of the emulated one
+  std::uint32_t shared_bytes = 0;
+  std::uint8_t* stacks = nullptr;
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  std::array<Named, kNamedBarriers> named;
+  std::map<std::uint32_t, Mbarrier> mbarriers;
+  std::vector<int> runnable;
+  std::vector<std::function<void()>> events;
+  ucontext_t scheduler{};
+  std::exception_ptr error;
+  const std::function<void()>* body = nullptr;
+  int live = 0;
+  Index block;
+  std::mt19937_64 random{seed_of_environment()};
+  Pace pace = Pace::random;
+};
+
+Machine& Machine::get() {
+  static thread_local Machine machine;  // tests launch from several threads
+  return machine;
+}
+
+Machine::Machine() : state_(new State) {
+  void* memory = mmap(nullptr, kMaxThreads * kStackBytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::runtime_error("emulator: no memory for the threads' stacks");
+  state_->stacks = static_cast<std::uint8_t*>(memory);
+  state_->fibers.resize(kMaxThreads);
+  auto* aligned = static_cast<std::uint8_t*>(std::aligned_alloc(1024, kSharedBytes + 1024 + 1024));
+  state_->shared = aligned + kSharedBase % 1024;
+}
+
+Machine::~Machine() {
+  munmap(state_->stacks, kMaxThreads * kStackBytes);
+  std::free(state_->shared - kSharedBase % 1024);
+  delete state_;
+}
+
+void Machine::fail(const std::string& message) { throw std::runtime_error("emulator: " + message); }
+
+unsigned Machine::draw(unsigned below) { return static_cast<unsigned>(state_->random() % below); }
+
+// The first function of a fiber.
+struct FiberEntry {
+  static void start() {
+    Machine& machine = Machine::get();
+    Machine::State& state = *machine.state_;
+    try {
+      (*state.body)();
+    } catch (...) {
+      if (!state.error) state.error = std::current_exception();
+    }
+    const int thread = machine.running_;
+    state.fibers[static_cast<std::size_t>(thread)].live = false;
+    --state.live;
+    Machine::Warp& warp = state.warps[static_cast<std::size_t>(thread / kWarp)];
+    --warp.live;
+    if (warp.live > 0 && warp.arrived == warp.live) machine.complete_exchange(warp);
+    setcontext(&state.scheduler);
+  }
+};
+
+void Machine::run_block(Index grid, Index block, Index block_index, std::uint32_t shared_bytes,
+                        const std::function<void()>& body) {
+  State& state = *state_;
+  if (shared_bytes > kSharedBytes) fail("a block asks for " + std::to_string(shared_bytes) + " bytes of shared memory");
+  const int threads = static_cast<int>(block.x * block.y * block.z);
+  state.shared_bytes = shared_bytes;
+  state.block = block;
+  std::memset(state.shared, 0xCB, kSharedBytes);  // fp16, bf16 and fp32 of this are finite, far from 0
+  state.warps.assign(static_cast<std::size_t>((threads + kWarp - 1) / kWarp), {});
+  state.named = {};
+  state.mbarriers.clear();
+  state.runnable.clear();
+  state.events.clear();
+  state.error = nullptr;
+  state.body = &body;
+  state.live = threads;
+  state.pace = static_cast<Pace>(draw(3));
+  reset_tensor_core(threads);
+  gridDim = grid;
+  blockDim = block;
+  blockIdx = block_index;
+  for (int i = 0; i < threads; ++i) {
+    Fiber& fiber = state.fibers[static_cast<std::size_t>(i)];
+    fiber.live = true;
+    fiber.waits_for = nullptr;
+    fiber.copies = {};
+    fiber.stores = {};
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = state.stacks + static_cast<std::size_t>(i) * kStackBytes;
+    fiber.context.uc_stack.ss_size = kStackBytes;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, &FiberEntry::start, 0);
+    ++state.warps[static_cast<std::size_t>(i / kWarp)].live;
+    state.runnable.push_back(i);
+  }
+  while (!state.error) {
+    const bool can_run = !state.runnable.empty();
+    if (!state.events.empty() &&
+        (!can_run || state.pace == Pace::eager || (state.pace == Pace::random && draw(16) == 0))) {
+      try {
+        happen(draw(static_cast<unsigned>(state.events.size())));
+      } catch (...) {
+        state.error = std::current_exception();
+      }
+      continue;
+    }
+    if (!can_run) {
+      if (advance_tensor_core()) continue;
+      break;
+    }
+    if (state.pace == Pace::eager || (state.pace == Pace::random && draw(16) == 0)) advance_tensor_core();
+    const auto at = static_cast<std::size_t>(draw(static_cast<unsigned>(state.runnable.size())));
+    running_ = state.runnable[at];
+    state.runnable[at] = state.runnable.back();
+    state.runnable.pop_back();
+    const auto x = static_cast<unsigned>(running_);
+    threadIdx = {x % block.x, x / block.x % block.y, x / block.x / block.y};
+    swapcontext(&state.scheduler, &state.fibers[static_cast<std::size_t>(running_)].context);
+    running_ = -1;
+  }
+  if (state.error) std::rethrow_exception(state.error);
+  if (state.live > 0) fail("the block hangs:\n" + hang_report());
+  for (const auto& [address, barrier] : state.mbarriers) {
+    if (barrier.bytes != 0) fail("bytes are still on their way to mbarrier " + std::to_string(address));
+  }
+}
+
+std::string Machine::hang_report() const {
+  std::map<std::string, std::vector<int>> by_reason;
+  for (std::size_t i = 0; i < state_->fibers.size(); ++i) {
+    const Fiber& fiber = state_->fibers[i];
+    if (!fiber.live) continue;
+    const std::string reason =
+        std::string(fiber.waits_for) + " " + std::to_string(fiber.detail) + " " + std::to_string(fiber.detail2);
+    by_reason[reason].push_back(static_cast<int>(i));
+  }
+  std::string report;
+  for (const auto& [reason, threads] : by_reason) {
+    report += "  " + std::to_string(threads.size()) + " threads from " + std::to_string(threads.front()) + " to " +
+              std::to_string(threads.back()) + " wait for " + reason + "\n";
+  }
+  return report;
+}
+
+void Machine::switch_out() {
+  const int self = running_;
+  swapcontext(&state_->fibers[static_cast<std::size_t>(self)].context, &state_->scheduler);
+}
+
+void Machine::wait(WaitList& list, const char* what, std::uint32_t detail, std::uint32_t detail2) {
+  Fiber& fiber = state_->fibers[static_cast<std::size_t>(running_)];
+  fiber.waits_for = what;
+  fiber.detail = detail;
+  fiber.detail2 = detail2;
+  list.push_back(running_);
+  switch_out();
+}
+
+void Machine::wake(WaitList& list) {
+  state_->runnable.insert(state_->runnable.end(), list.begin(), list.end());
+  list.clear();
+}
+
+void Machine::pause() {
+  state_->runnable.push_back(running_);
+  switch_out();
+}
+
+void Machine::later(std::function<void()> event) { state_->events.push_back(std::move(event)); }
+
+void Machine::happen(std::size_t event) {
+  std::function<void()> chosen = std::move(state_->events[event]);
+  state_->events[event] = std::move(state_->events.back());
+  state_->events.pop_back();
+  chosen();
+}
+
+const std::array<std::uint64_t, kWarp>& Machine::exchange(std::uint64_t value, const char* kind) {
+  Warp& warp = state_->warps[static_cast<std::size_t>(running_ / kWarp)];
+  if (warp.arrived > 0 && std::strcmp(warp.kind, kind) != 0) {
+    fail("lanes of warp " + std::to_string(running_ / kWarp) + " meet at " + warp.kind + " and at " + kind);
+  }
+  warp.kind = kind;
+  warp.given[static_cast<std::size_t>(running_ % kWarp)] = value;
+  ++warp.arrived;
+  const std::uint64_t generation = warp.generation;
+  if (warp.arrived == warp.live) {
+    complete_exchange(warp);
+  } else {
+    while (warp.generation == generation) wait(warp.waiting, kind);
+  }
+  return warp.taken;
+}
+
+void Machine::complete_exchange(Warp& warp) {
+  warp.arrived = 0;
+  ++warp.generation;
+  warp.taken = warp.given;
+  wake(warp.waiting);
+}
+
+void Machine::barrier(int id, int threads, bool waits) {
+  Named& named = state_->named[static_cast<std::size_t>(id)];
+  if (named.arrived > 0 && named.threads != threads) {
+    fail("barrier " + std::to_string(id) + " of " + std::to_string(named.threads) + " threads is used for " +
+         std::to_string(threads));
+  }
+  named.threads = threads;
+  const std::uint64_t generation = named.generation;
+  if (++named.arrived == threads) {
+    named.arrived = 0;
+    ++named.generation;
+    wake(named.waiting);
+  } else if (waits) {
+    while (named.generation == generation) wait(named.waiting, "barrier", static_cast<std::uint32_t>(id));
+  }
+}
+
+std::uint8_t* Machine::shared(std::uint32_t address, std::uint32_t bytes) {
+  if (address < kSharedBase || address + bytes > kSharedBase + state_->shared_bytes) {
+    fail("shared address " + std::to_string(address) + " is outside the block's memory");
+  }
+  return state_->shared + (address - kSharedBase);
+}
+
+std::uint32_t Machine::address_of(const void* pointer) const {
+  const auto offset = static_cast<const std::uint8_t*>(pointer) - state_->shared;
+  if (offset < 0 || offset > state_->shared_bytes) fail("a pointer that is not to shared memory");
+  return kSharedBase + static_cast<std::uint32_t>(offset);
+}
+
+Machine::Mbarrier& Machine::mbarrier_at(std::uint32_t address) {
+  const auto found = state_->mbarriers.find(address);
+  if (found == state_->mbarriers.end()) fail("no mbarrier was initialised at " + std::to_string(address));
+  return found->second;
+}
+
+void Machine::mbarrier_init(std::uint32_t address, int arrivals) {
+  if (address % 8 != 0) fail("an mbarrier that is not aligned");
+  shared(address, 8);
+  const auto [place, fresh] = state_->mbarriers.try_emplace(address);
+  if (!fresh) fail("an mbarrier is initialised twice");
+  place->second.arrivals = place->second.pending = arrivals;
+}
+
+void Machine::check_phase(Mbarrier& barrier) {
+  if (barrier.pending != 0 || barrier.bytes != 0) return;
+  barrier.pending = barrier.arrivals;
+  ++barrier.phase;
+  wake(barrier.waiting);
+}
+
+void Machine::mbarrier_arrive(std::uint32_t address, std::int64_t expected_bytes) {
+  Mbarrier& barrier = mbarrier_at(address);
+  barrier.bytes += expected_bytes;
+  if (barrier.pending == 0) fail("more arrivals than mbarrier " + std::to_string(address) + " was initialised for");
+  --barrier.pending;
+  check_phase(barrier);
+}
+
+void Machine::mbarrier_delivered(std::uint32_t address, std::int64_t bytes) {
+  Mbarrier& barrier = mbarrier_at(address);
+  barrier.bytes -= bytes;
+  if (barrier.bytes < 0) fail("more bytes than mbarrier " + std::to_string(address) + " was told to expect");
+  check_phase(barrier);
+}
+
+bool Machine::mbarrier_done(std::uint32_t address, int parity) {
+  return static_cast<int>(mbarrier_at(address).phase & 1) != parity;
+}
+
+void Machine::mbarrier_wait(std::uint32_t address, int parity) {
+  if (parity != 0 && parity != 1) fail("a parity of " + std::to_string(parity));
+  while (!mbarrier_done(address, parity)) {
+    wait(mbarrier_at(address).waiting, "mbarrier (address, parity)", address, static_cast<std::uint32_t>(parity));
+  }
+}
+
+Machine::Pending& Machine::async_copies() { return state_->fibers[static_cast<std::size_t>(running_)].copies; }
+Machine::Pending& Machine::bulk_stores() { return state_->fibers[static_cast<std::size_t>(running_)].stores; }
+
+}  // namespace dspattn::emulator

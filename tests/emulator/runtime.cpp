@@ -1,0 +1,188 @@
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
+
+namespace {
+
+// Few, so that every block has several items to work on.
+constexpr int kMultiprocessors = 3;
+
+thread_local std::string last_failure;
+
+}  // namespace
+
+// The C library declares this name of the device's function, and has none.
+extern "C" float __log2f(float x) noexcept { return std::log2(x); }
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrComputeCapabilityMajor   ? 9
+           : attribute == cudaDevAttrComputeCapabilityMinor ? 0
+                                                            : kMultiprocessors;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  std::strcpy(properties->name, "emulated Hopper");
+  properties->major = 9;
+  properties->minor = 0;
+  properties->multiProcessorCount = kMultiprocessors;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorLaunchFailure ? last_failure.c_str() : error == cudaSuccess ? "no error" : "invalid value";
+}
+
+cudaError_t cudaMalloc(void** address, std::size_t bytes) {
+  *address = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (*address == nullptr) return cudaErrorInvalidValue;
+  std::memset(*address, 0xCB, (bytes + 255) / 256 * 256);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* address) {
+  std::free(address);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
+  std::memset(to, value, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = new EmulatedStream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  stream->captures = new EmulatedGraph;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  *graph = stream->captures;
+  stream->captures = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+  *executable = new EmulatedGraph(*graph);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t) {
+  for (const auto& launch : executable->launches) {
+    if (const cudaError_t error = launch(); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  delete executable;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
+  return value <= static_cast<int>(dspattn::emulator::kSharedBytes) ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+namespace {
+
+int bytes_of(CUtensorMapDataType type) {
+  switch (type) {
+    case CU_TENSOR_MAP_DATA_TYPE_UINT8:
+      return 1;
+    case CU_TENSOR_MAP_DATA_TYPE_UINT16:
+    case CU_TENSOR_MAP_DATA_TYPE_FLOAT16:
+    case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
+      return 2;
+    default:
+      return 4;
+  }
+}
+
+// Refuses what the driver documents as invalid (cuTensorMapEncodeTiled).
+CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,
+                      const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
+                      const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                      CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  *map = {};
+  const int bytes = bytes_of(type);
+  if (rank < 3 || rank > 5 || swizzle != CU_TENSOR_MAP_SWIZZLE_128B) return CUDA_ERROR_INVALID_VALUE;
+  if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (box[0] * static_cast<cuuint32_t>(bytes) > 128) return CUDA_ERROR_INVALID_VALUE;
+  for (cuuint32_t i = 0; i < rank; ++i) {
+    if (extents[i] == 0 || extents[i] > cuuint64_t{1} << 32) return CUDA_ERROR_INVALID_VALUE;
+    if (box[i] == 0 || box[i] > 256 || steps[i] == 0 || steps[i] > 8) return CUDA_ERROR_INVALID_VALUE;
+    if (i > 0 && (strides[i - 1] % 16 != 0 || strides[i - 1] >= cuuint64_t{1} << 40)) return CUDA_ERROR_INVALID_VALUE;
+    map->extents[i] = static_cast<std::int64_t>(extents[i]);
+    map->box[i] = static_cast<int>(box[i]);
+    map->steps[i] = static_cast<int>(steps[i]);
+    if (i > 0) map->strides[i - 1] = static_cast<std::int64_t>(strides[i - 1]);
+  }
+  map->rank = static_cast<int>(rank);
+  map->element_bytes = bytes;
+  map->rounds_to_tf32 = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+  map->data = data;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* status) {
+  const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
+  *function = known ? reinterpret_cast<void*>(&encode_tiled) : nullptr;
+  *status = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
+
+namespace dspattn::emulator {
+
+cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> body) {
+  if (config.stream != nullptr && config.stream->captures != nullptr) {
+    cudaLaunchConfig_t later = config;
+    later.stream = nullptr;
+    config.stream->captures->launches.push_back([later, body = std::move(body)] { return launch(later, body); });
+    return cudaSuccess;
+  }
+  const auto index_of = [](const dim3& x) { return Index{x.x, x.y, x.z}; };
+  try {
+    for (unsigned z = 0; z < config.gridDim.z; ++z) {
+      for (unsigned y = 0; y < config.gridDim.y; ++y) {
+        for (unsigned x = 0; x < config.gridDim.x; ++x) {
+          Machine::get().run_block(index_of(config.gridDim), index_of(config.blockDim), {x, y, z},
+                                   static_cast<std::uint32_t>(config.dynamicSmemBytes), body);
+        }
+      }
+    }
+  } catch (const std::exception& error) {
+    last_failure = error.what();
+    return cudaErrorLaunchFailure;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace dspattn::emulator
