@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#if defined(DSPATTN_WATCHDOG)
+#include <cstdio>
+#endif
 
 #include "cuda/ptx/address.h"
 
@@ -111,7 +114,29 @@ __device__ __forceinline__ void mbarrier_arrive_expect(std::uint32_t barrier, in
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Blocks until the phase of that parity is complete.
+// Blocks until the phase of that parity is complete. With DSPATTN_WATCHDOG defined, a wait of more than about a second
+// says which barrier it is for and ends the kernel: for finding out why one hangs.
+#if defined(DSPATTN_WATCHDOG)
+__device__ __noinline__ inline void mbarrier_wait(std::uint32_t barrier, int parity) {
+  const long long begin = clock64();
+  std::uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{.reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    if (clock64() - begin > 2'000'000'000LL) {
+      printf("block %u, thread %u waits for the barrier at shared address %u, parity %d\n", blockIdx.x, threadIdx.x,
+             barrier, parity);
+      __nanosleep(1'000'000);  // others say the same before the first one ends the kernel
+      __trap();
+    }
+  }
+}
+#else
 __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity) {
   asm volatile(
       "{.reg .pred p;\n"
@@ -122,6 +147,7 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity)
       "r"(parity)
       : "memory");
 }
+#endif
 
 // Whether the phase of that parity is complete; does not wait.
 __device__ __forceinline__ std::uint32_t mbarrier_test(std::uint32_t barrier, int parity) {

@@ -478,7 +478,10 @@ struct Consumer {
     const auto& of = item(number);
     const int row = row_in_tile();
     const RowSums sums = sum_up(state);
-    store_lse<C>(params, of, row, lane(), sums, state);
+    // The fence before the copy engine's store waits for all stores before it: where the results are staged at once,
+    // they leave before the log-sum-exp.
+    constexpr bool kLseFirst = !kStaged || C::kOutInPlaceOfQ;
+    if constexpr (kLseFirst) store_lse<C>(params, of, row, lane(), sums, state);
     if constexpr (kStaged) {
       if constexpr (!C::kOutInPlaceOfQ) await_staged();
       const std::uint32_t tile = ptx::shared_address(C::kOutInPlaceOfQ ? shared.q[0] : shared.out) +
@@ -488,6 +491,7 @@ struct Consumer {
     } else {
       store_rows<C>(params, of, row, lane(), out, sums);
     }
+    if constexpr (!kLseFirst) store_lse<C>(params, of, row, lane(), sums, state);
   }
   // Until the copy engine has read the warp's last results from shared memory.
   __device__ __forceinline__ void await_staged() {
@@ -540,8 +544,11 @@ struct Consumer {
     }
     Ring<C::kStages> next = ring;
     next.advance();
+    // A short next item needs its successor's Q soon: then the place of Q is free at once, not taken by results.
+    const bool in_place = C::kOutInPlaceOfQ && chained && tile_end - tile_index >= 3;
     if (chained) {
       load_q(number + 1);
+      if (C::kOutInPlaceOfQ && !in_place) release_q(number + 1);
       wait_full(shared.k_full, next);
     }
     pin_weights();
@@ -560,7 +567,7 @@ struct Consumer {
     release(shared.v_empty, ring);
     // While the tensor core works on the scores. Results may take the place of Q only when the next Q has left it.
     if constexpr (C::kOutInPlaceOfQ) {
-      if (chained) {
+      if (in_place) {
         write_item<true>();
       } else {
         write_item<false>();
@@ -571,8 +578,7 @@ struct Consumer {
     ptx::wgmma_wait<0>();
     if (chained) {
       release(shared.k_empty, next);
-      q_taken = 1;
-      if (tile_end - tile_index < 3) free_q(number + 1);  // a short item: its successor's Q must come soon
+      q_taken = in_place ? 1 : 0;
     }
     ++number;
     ring = next;
