@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "cuda/ptx/single.h"
@@ -56,6 +57,45 @@ const CUtensorMap& checked(const void* map, std::uint32_t shared, int rank) {
 }
 
 }  // namespace
+
+void copy_async(std::uint32_t destination, const void* source, int bytes, std::uint32_t size) {
+  if (destination % size != 0 || reinterpret_cast<std::uintptr_t>(source) % size != 0) {
+    Machine::fail("an asynchronous copy that is not aligned");
+  }
+  Machine::Pending& pending = Machine::get().async_copies();
+  const std::size_t group = pending.committed;
+  pending.groups.resize(group + 1);
+  ++pending.copies;
+  ++pending.groups[group];
+  Machine::get().later([=, &pending] {
+    std::uint8_t* to = Machine::get().shared(destination, size);
+    std::memset(to, 0, size);
+    if (bytes > 0) std::memcpy(to, source, static_cast<std::size_t>(bytes));
+    --pending.copies;
+    if (--pending.groups[group] == 0) Machine::get().wake(pending.waiting);
+    if (pending.copies == 0) {
+      for (const std::uint32_t barrier : pending.arrivals) Machine::get().mbarrier_arrive(barrier);
+      pending.arrivals.clear();
+    }
+  });
+}
+
+void commit_copies() { ++Machine::get().async_copies().committed; }
+
+void await_copies(std::size_t pending_groups) {
+  Machine::Pending& pending = Machine::get().async_copies();
+  const auto under_way = [&] {
+    const std::size_t until = pending.committed - std::min(pending_groups, pending.committed);
+    const auto end = pending.groups.begin() + static_cast<std::ptrdiff_t>(std::min(until, pending.groups.size()));
+    return std::any_of(pending.groups.begin(), end, [](int copies) { return copies > 0; });
+  };
+  while (under_way()) Machine::get().wait(pending.waiting, "asynchronous copies");
+}
+
+void await_copies() {
+  Machine::Pending& pending = Machine::get().async_copies();
+  while (pending.copies > 0) Machine::get().wait(pending.waiting, "asynchronous copies");
+}
 
 void load_box(std::uint32_t destination, const void* map, std::uint32_t barrier, const Coordinates& at, int rank) {
   const CUtensorMap& tensor = checked(map, destination, rank);

@@ -1,7 +1,6 @@
 #include "emulator/machine.h"
 
 #include <sys/mman.h>
-#include <ucontext.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -9,16 +8,16 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <random>
 #include <stdexcept>
 
 #include "emulator/device.h"
+#include "emulator/fiber.h"
 #include "emulator/tensor_core.h"
 
 namespace dspattn::emulator {
 
-struct Machine::Fiber {
-  ucontext_t context{};
+struct Machine::Thread {
+  Fiber fiber;
   bool live = false;
   const char* waits_for = nullptr;
   std::uint32_t detail = 0, detail2 = 0;
@@ -57,29 +56,40 @@ std::uint64_t seed_of_environment() {
   return given != nullptr ? std::strtoull(given, nullptr, 10) : 1;
 }
 
+// Random numbers for a scheduler that draws one for every switch (the mixing function of SplitMix64).
+struct Random {
+  std::uint64_t state;
+
+  unsigned below(unsigned bound) {
+    std::uint64_t x = state += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return static_cast<unsigned>(((x >> 32) * bound) >> 32);
+  }
+};
+
 }  // namespace
 
 struct Machine::State {
-  std::uint8_t* shared = nullptr;  // host memory whose address modulo 1024 is that of the emulated one
-  std::uint32_t shared_bytes = 0;
   std::uint8_t* stacks = nullptr;
-  std::vector<Fiber> fibers;
+  std::array<Thread, kMaxThreads> threads;
   std::vector<Warp> warps;
   std::array<Named, kNamedBarriers> named;
   std::map<std::uint32_t, Mbarrier> mbarriers;
   std::vector<int> runnable;
   std::vector<std::function<void()>> events;
-  ucontext_t scheduler{};
+  Fiber host;  // that run_block() was called on
   std::exception_ptr error;
   const std::function<void()>* body = nullptr;
   int live = 0;
   Index block;
-  std::mt19937_64 random{seed_of_environment()};
+  Random random{seed_of_environment()};
   Pace pace = Pace::random;
 };
 
-Machine& Machine::get() {
+Machine& Machine::create() {
   static thread_local Machine machine;  // tests launch from several threads
+  current_ = &machine;
   return machine;
 }
 
@@ -88,49 +98,53 @@ Machine::Machine() : state_(new State) {
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::runtime_error("emulator: no memory for the threads' stacks");
   state_->stacks = static_cast<std::uint8_t*>(memory);
-  state_->fibers.resize(kMaxThreads);
-  auto* aligned = static_cast<std::uint8_t*>(std::aligned_alloc(1024, kSharedBytes + 1024 + 1024));
-  state_->shared = aligned + kSharedBase % 1024;
+  shared_ = static_cast<std::uint8_t*>(std::aligned_alloc(2048, kSharedBytes + 3 * 1024)) + kSharedBase % 1024;
 }
 
 Machine::~Machine() {
   munmap(state_->stacks, kMaxThreads * kStackBytes);
-  std::free(state_->shared - kSharedBase % 1024);
+  std::free(shared_ - kSharedBase % 1024);
   delete state_;
 }
 
 void Machine::fail(const std::string& message) { throw std::runtime_error("emulator: " + message); }
 
-unsigned Machine::draw(unsigned below) { return static_cast<unsigned>(state_->random() % below); }
+void Machine::fail_outside(std::uint32_t address) {
+  fail("shared address " + std::to_string(address) + " is outside the block's memory");
+}
 
-// The first function of a fiber.
-struct FiberEntry {
-  static void start() {
-    Machine& machine = Machine::get();
-    Machine::State& state = *machine.state_;
-    try {
-      (*state.body)();
-    } catch (...) {
-      if (!state.error) state.error = std::current_exception();
-    }
-    const int thread = machine.running_;
-    state.fibers[static_cast<std::size_t>(thread)].live = false;
-    --state.live;
-    Machine::Warp& warp = state.warps[static_cast<std::size_t>(thread / kWarp)];
-    --warp.live;
-    if (warp.live > 0 && warp.arrived == warp.live) machine.complete_exchange(warp);
-    setcontext(&state.scheduler);
+unsigned Machine::draw(unsigned below) { return state_->random.below(below); }
+
+// A thread of a block from its begin to its end.
+void Machine::run_thread() {
+  Machine& machine = get();
+  State& state = *machine.state_;
+  try {
+    (*state.body)();
+  } catch (...) {
+    if (!state.error) state.error = std::current_exception();
   }
-};
+  Thread& thread = state.threads[static_cast<std::size_t>(machine.running_)];
+  thread.live = false;
+  --state.live;
+  Warp& warp = state.warps[static_cast<std::size_t>(machine.running_ / kWarp)];
+  --warp.live;
+  if (warp.live > 0 && warp.arrived == warp.live) machine.complete_exchange(warp);
+  const int next = machine.next_thread();
+  machine.go_on(next);
+  Fiber::change(thread.fiber, next < 0 ? state.host : state.threads[static_cast<std::size_t>(next)].fiber, true);
+}
 
 void Machine::run_block(Index grid, Index block, Index block_index, std::uint32_t shared_bytes,
                         const std::function<void()>& body) {
   State& state = *state_;
-  if (shared_bytes > kSharedBytes) fail("a block asks for " + std::to_string(shared_bytes) + " bytes of shared memory");
   const int threads = static_cast<int>(block.x * block.y * block.z);
-  state.shared_bytes = shared_bytes;
+  if (threads > kMaxThreads) fail("a block of " + std::to_string(threads) + " threads");
+  if (shared_bytes > kSharedBytes) fail("a block asks for " + std::to_string(shared_bytes) + " bytes of shared memory");
+  dynamic_bytes_ = shared_bytes;
+  shared_end_ = kSharedBase + shared_bytes;
   state.block = block;
-  std::memset(state.shared, 0xCB, kSharedBytes);  // fp16, bf16 and fp32 of this are finite, far from 0
+  std::memset(shared_, 0xCB, kSharedBytes + 2048);  // fp16, bf16 and fp32 of this are finite, far from 0
   state.warps.assign(static_cast<std::size_t>((threads + kWarp - 1) / kWarp), {});
   state.named = {};
   state.mbarriers.clear();
@@ -145,43 +159,18 @@ void Machine::run_block(Index grid, Index block, Index block_index, std::uint32_
   blockDim = block;
   blockIdx = block_index;
   for (int i = 0; i < threads; ++i) {
-    Fiber& fiber = state.fibers[static_cast<std::size_t>(i)];
-    fiber.live = true;
-    fiber.waits_for = nullptr;
-    fiber.copies = {};
-    fiber.stores = {};
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = state.stacks + static_cast<std::size_t>(i) * kStackBytes;
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, &FiberEntry::start, 0);
+    Thread& thread = state.threads[static_cast<std::size_t>(i)];
+    thread.live = true;
+    thread.waits_for = nullptr;
+    thread.copies = {};
+    thread.stores = {};
+    thread.fiber.prepare(state.stacks + static_cast<std::size_t>(i) * kStackBytes, kStackBytes, &Machine::run_thread);
     ++state.warps[static_cast<std::size_t>(i / kWarp)].live;
     state.runnable.push_back(i);
   }
-  while (!state.error) {
-    const bool can_run = !state.runnable.empty();
-    if (!state.events.empty() &&
-        (!can_run || state.pace == Pace::eager || (state.pace == Pace::random && draw(16) == 0))) {
-      try {
-        happen(draw(static_cast<unsigned>(state.events.size())));
-      } catch (...) {
-        state.error = std::current_exception();
-      }
-      continue;
-    }
-    if (!can_run) {
-      if (advance_tensor_core()) continue;
-      break;
-    }
-    if (state.pace == Pace::eager || (state.pace == Pace::random && draw(16) == 0)) advance_tensor_core();
-    const auto at = static_cast<std::size_t>(draw(static_cast<unsigned>(state.runnable.size())));
-    running_ = state.runnable[at];
-    state.runnable[at] = state.runnable.back();
-    state.runnable.pop_back();
-    const auto x = static_cast<unsigned>(running_);
-    threadIdx = {x % block.x, x / block.x % block.y, x / block.x / block.y};
-    swapcontext(&state.scheduler, &state.fibers[static_cast<std::size_t>(running_)].context);
-    running_ = -1;
+  if (const int first = next_thread(); first >= 0) {
+    go_on(first);
+    Fiber::change(state.host, state.threads[static_cast<std::size_t>(first)].fiber);
   }
   if (state.error) std::rethrow_exception(state.error);
   if (state.live > 0) fail("the block hangs:\n" + hang_report());
@@ -192,11 +181,11 @@ void Machine::run_block(Index grid, Index block, Index block_index, std::uint32_
 
 std::string Machine::hang_report() const {
   std::map<std::string, std::vector<int>> by_reason;
-  for (std::size_t i = 0; i < state_->fibers.size(); ++i) {
-    const Fiber& fiber = state_->fibers[i];
-    if (!fiber.live) continue;
+  for (std::size_t i = 0; i < state_->threads.size(); ++i) {
+    const Thread& thread = state_->threads[i];
+    if (!thread.live) continue;
     const std::string reason =
-        std::string(fiber.waits_for) + " " + std::to_string(fiber.detail) + " " + std::to_string(fiber.detail2);
+        std::string(thread.waits_for) + " " + std::to_string(thread.detail) + " " + std::to_string(thread.detail2);
     by_reason[reason].push_back(static_cast<int>(i));
   }
   std::string report;
@@ -207,16 +196,57 @@ std::string Machine::hang_report() const {
   return report;
 }
 
+// Lets events happen until it is a thread's turn: which, or -1 when no thread can go on or something failed.
+int Machine::next_thread() {
+  State& state = *state_;
+  while (!state.error) {
+    const bool can_run = !state.runnable.empty();
+    try {
+      if (!state.events.empty() &&
+          (!can_run || state.pace == Pace::eager || (state.pace == Pace::random && draw(16) == 0))) {
+        happen(draw(static_cast<unsigned>(state.events.size())));
+        continue;
+      }
+      if (!can_run) {
+        if (advance_tensor_core()) continue;
+        break;
+      }
+      if (state.pace == Pace::eager || (state.pace == Pace::random && draw(16) == 0)) advance_tensor_core();
+    } catch (...) {
+      state.error = std::current_exception();
+      break;
+    }
+    const auto at = static_cast<std::size_t>(draw(static_cast<unsigned>(state.runnable.size())));
+    const int thread = state.runnable[at];
+    state.runnable[at] = state.runnable.back();
+    state.runnable.pop_back();
+    return thread;
+  }
+  return -1;
+}
+
+void Machine::go_on(int thread) {
+  running_ = thread;
+  const auto x = static_cast<unsigned>(thread);
+  const Index block = state_->block;
+  threadIdx = {x % block.x, x / block.x % block.y, x / block.x / block.y};
+}
+
 void Machine::switch_out() {
   const int self = running_;
-  swapcontext(&state_->fibers[static_cast<std::size_t>(self)].context, &state_->scheduler);
+  const int next = next_thread();
+  if (next == self) return;
+  go_on(next);
+  auto& threads = state_->threads;
+  Fiber::change(threads[static_cast<std::size_t>(self)].fiber,
+                next < 0 ? state_->host : threads[static_cast<std::size_t>(next)].fiber);
 }
 
 void Machine::wait(WaitList& list, const char* what, std::uint32_t detail, std::uint32_t detail2) {
-  Fiber& fiber = state_->fibers[static_cast<std::size_t>(running_)];
-  fiber.waits_for = what;
-  fiber.detail = detail;
-  fiber.detail2 = detail2;
+  Thread& thread = state_->threads[static_cast<std::size_t>(running_)];
+  thread.waits_for = what;
+  thread.detail = detail;
+  thread.detail2 = detail2;
   list.push_back(running_);
   switch_out();
 }
@@ -281,16 +311,16 @@ void Machine::barrier(int id, int threads, bool waits) {
   }
 }
 
-std::uint8_t* Machine::shared(std::uint32_t address, std::uint32_t bytes) {
-  if (address < kSharedBase || address + bytes > kSharedBase + state_->shared_bytes) {
-    fail("shared address " + std::to_string(address) + " is outside the block's memory");
-  }
-  return state_->shared + (address - kSharedBase);
+std::uint8_t* Machine::dynamic_shared(std::uint32_t alignment) {
+  std::uint32_t begin = (kSharedBase + alignment - 1) / alignment * alignment;
+  if (begin % (2 * alignment) == 0) begin += alignment;
+  shared_end_ = begin + dynamic_bytes_;
+  return shared_ + (begin - kSharedBase);
 }
 
 std::uint32_t Machine::address_of(const void* pointer) const {
-  const auto offset = static_cast<const std::uint8_t*>(pointer) - state_->shared;
-  if (offset < 0 || offset > state_->shared_bytes) fail("a pointer that is not to shared memory");
+  const auto offset = static_cast<const std::uint8_t*>(pointer) - shared_;
+  if (offset < 0 || offset > shared_end_ - kSharedBase) fail("a pointer that is not to shared memory");
   return kSharedBase + static_cast<std::uint32_t>(offset);
 }
 
@@ -341,7 +371,7 @@ void Machine::mbarrier_wait(std::uint32_t address, int parity) {
   }
 }
 
-Machine::Pending& Machine::async_copies() { return state_->fibers[static_cast<std::size_t>(running_)].copies; }
-Machine::Pending& Machine::bulk_stores() { return state_->fibers[static_cast<std::size_t>(running_)].stores; }
+Machine::Pending& Machine::async_copies() { return state_->threads[static_cast<std::size_t>(running_)].copies; }
+Machine::Pending& Machine::bulk_stores() { return state_->threads[static_cast<std::size_t>(running_)].stores; }
 
 }  // namespace dspattn::emulator

@@ -1,6 +1,6 @@
 #include "emulator/tensor_core.h"
 
-#include <algorithm>
+#include <bit>
 #include <cstring>
 #include <deque>
 #include <string>
@@ -35,9 +35,18 @@ std::vector<Warpgroup>& warpgroups() {
   return all;
 }
 
-float decode(DType type, std::uint16_t bits) {
+float decode(DType type, const std::uint8_t* element) {
+  if (type == DType::f32) {
+    std::uint32_t bits;
+    std::memcpy(&bits, element, 4);
+    return std::bit_cast<float>(bits & 0xFFFFE000u);  // tf32: what lies below its mantissa is not read
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, element, 2);
   return type == DType::bf16 ? core::decode_bf16(bits) : core::decode_f16(bits);
 }
+
+int bytes_of(DType type) { return type == DType::f32 ? 4 : 2; }
 
 // A matrix in shared memory as a descriptor gives it. Only the 128-byte swizzle is emulated: bits 4 to 6 of an address
 // are exchanged for their exclusive or with bits 7 to 9.
@@ -51,94 +60,124 @@ struct SharedMatrix {
     if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0)
       Machine::fail("a descriptor that is not 128-byte swizzled");
   }
-  std::uint16_t at(std::uint32_t offset) const {
+  // 16 bytes that stay together.
+  const std::uint8_t* chunk(std::uint32_t offset) const {
     std::uint32_t address = start + offset;
     address ^= address >> 3 & 0x70;
-    std::uint16_t bits;
-    std::memcpy(&bits, Machine::get().shared(address, 2), 2);
-    return bits;
+    return Machine::get().shared(address, 16);
   }
-  // Stored by rows of the long side, the depth along the 128-byte row.
-  std::uint16_t by_depth(int row, int k) const {
-    return at(static_cast<std::uint32_t>(row / 8) * stride + static_cast<std::uint32_t>(row % 8 * 128 + k * 2));
+  // Chunk of a matrix that is stored by rows of its long side, the depth along the 128-byte row.
+  const std::uint8_t* by_depth(int row, int index) const {
+    return chunk(static_cast<std::uint32_t>(row / 8) * stride + static_cast<std::uint32_t>(row % 8 * 128 + 16 * index));
   }
-  // Stored by rows of the depth, in panels of 64 columns.
-  std::uint16_t by_columns(int k, int column) const {
-    return at(static_cast<std::uint32_t>(column / 64) * leading + static_cast<std::uint32_t>(k / 8) * stride +
-              static_cast<std::uint32_t>(k % 8 * 128 + column % 64 * 2));
+  // Chunk of one that is stored by rows of the depth, in panels of 128 bytes of columns.
+  const std::uint8_t* by_columns(int k, int index) const {
+    return chunk(static_cast<std::uint32_t>(index / 8) * leading + static_cast<std::uint32_t>(k / 8) * stride +
+                 static_cast<std::uint32_t>(k % 8 * 128 + index % 8 * 16));
   }
 };
 
-// Place of element (row, 2i and 2i + 1) of a 64 x 16 operand: thread, register.
-struct Place {
-  int thread, index;
+// The values of a row of A that are multiplied (32 bytes of them), and by which rows of B.
+struct RowOfA {
+  std::array<float, 16> values;
+  std::array<int, 16> k;
 };
-Place place_of_pair(int row, int pair) {
-  return {row / 16 * 32 + row % 8 * 4 + pair % 4, (row % 16 >= 8 ? 1 : 0) + (pair >= 4 ? 2 : 0)};
+
+// Value i of a row that lies in registers: the row's quad of lanes has 4 bytes each of the first 16, then of the
+// others; rows 8 to 15 of a warp's 16 are in the odd registers.
+const std::uint8_t* register_of(const Issued& of, int row, int i, int bytes) {
+  const int word = i * bytes / 4;
+  const Operands& lane = of.operands[std::size_t(row / 16 * 32 + row % 8 * 4 + word % 4)];
+  const std::size_t at = (row % 16 >= 8 ? 1 : 0) + (word >= 4 ? 2 : 0);
+  return reinterpret_cast<const std::uint8_t*>(&lane.a[at]) + i * bytes % 4;
 }
 
-// The 16 values of a row of A that are multiplied, and by which row of B.
-struct Factor {
-  float value;
-  int k;
-};
-using RowOfA = std::array<Factor, 16>;
-
-RowOfA read_a(const Issued& of, int row) {
-  RowOfA factors;
-  for (int i = 0; i < 16; ++i) {
-    std::uint16_t bits;
-    if (of.product.a_in_shared) {
-      bits = SharedMatrix(of.product.a_descriptor).by_depth(row, i);
+// Which rows of B a row of a sparse A is multiplied by. The metadata has four bits for every group of two (tf32) or
+// four places; the even lane of a pair has groups 0 to 3, the odd one 4 to 7, row g in the low half.
+void read_metadata(const Issued& of, int row, RowOfA& a) {
+  const bool wide = of.product.type == DType::f32;
+  for (int group = 0; group < 8; ++group) {
+    const int lane = row / 16 * 32 + row % 8 * 4 + 2 * of.product.metadata_pair + group / 4;
+    const std::uint32_t word = of.operands[std::size_t(lane)].metadata >> (row % 16 >= 8 ? 16 : 0);
+    const std::uint32_t codes = word >> (4 * (group % 4)) & 15;
+    if (wide) {
+      // To the tensor core a tf32 value is two of 16 bits.
+      if (codes != 0x4 && codes != 0xE) Machine::fail("metadata that splits a value: " + std::to_string(codes));
+      a.k[std::size_t(group)] = 2 * group + (codes == 0xE ? 1 : 0);
     } else {
-      const Place place = place_of_pair(row, i / 2);
-      const std::uint32_t word = of.operands[std::size_t(place.thread)].a[std::size_t(place.index)];
-      bits = static_cast<std::uint16_t>(i % 2 == 0 ? word : word >> 16);
-    }
-    int k = i;
-    if (of.product.sparse) {
-      // Value i is one of the two of group i / 2. The even lane of the pair has groups 0 to 3, the odd one 4 to 7; row
-      // g in the low half.
-      const int group = i / 2;
-      const int lane = row / 16 * 32 + row % 8 * 4 + 2 * of.product.metadata_pair + group / 4;
-      const std::uint32_t word = of.operands[std::size_t(lane)].metadata >> (row % 16 >= 8 ? 16 : 0);
-      const std::uint32_t codes = word >> (4 * (group % 4)) & 15;
       const std::uint32_t first = codes & 3, second = codes >> 2;
       if (first >= second) Machine::fail("metadata that does not ascend: " + std::to_string(codes));
-      k = 4 * group + static_cast<int>(i % 2 == 0 ? first : second);
+      a.k[std::size_t(2 * group)] = 4 * group + static_cast<int>(first);
+      a.k[std::size_t(2 * group + 1)] = 4 * group + static_cast<int>(second);
     }
-    factors[std::size_t(i)] = {decode(of.product.type, bits), k};
   }
-  return factors;
 }
 
+RowOfA read_a(const Issued& of, int row, int count) {
+  RowOfA a;
+  const int bytes = bytes_of(of.product.type);
+  if (of.product.a_in_shared) {
+    const SharedMatrix shared(of.product.a_descriptor);
+    for (int index = 0; index < 2; ++index) {
+      const std::uint8_t* chunk = shared.by_depth(row, index);
+      for (int i = 0; i < count / 2; ++i) {
+        a.values[std::size_t(index * count / 2 + i)] = decode(of.product.type, chunk + i * bytes);
+      }
+    }
+  } else {
+    for (int i = 0; i < count; ++i) {
+      a.values[std::size_t(i)] = decode(of.product.type, register_of(of, row, i, bytes));
+    }
+  }
+  for (int i = 0; i < count; ++i) a.k[std::size_t(i)] = i;
+  if (of.product.sparse) read_metadata(of, row, a);
+  return a;
+}
+
+// By rows of the depth.
 std::vector<float> read_b(const Product& product, int depth) {
   const SharedMatrix shared(product.b_descriptor);
-  std::vector<float> b(static_cast<std::size_t>(depth * product.columns));
-  for (int k = 0; k < depth; ++k) {
-    for (int column = 0; column < product.columns; ++column) {
-      const std::uint16_t bits = product.b_rows_are_depth ? shared.by_columns(k, column) : shared.by_depth(column, k);
-      b[static_cast<std::size_t>(k * product.columns + column)] = decode(product.type, bits);
+  const int bytes = bytes_of(product.type), in_chunk = 16 / bytes, columns = product.columns;
+  std::vector<float> b(static_cast<std::size_t>(depth * columns));
+  if (product.b_rows_are_depth) {
+    for (int k = 0; k < depth; ++k) {
+      for (int column = 0; column < columns; column += in_chunk) {
+        const std::uint8_t* chunk = shared.by_columns(k, column / in_chunk);
+        float* to = b.data() + k * columns + column;
+        for (int i = 0; i < in_chunk; ++i) to[i] = decode(product.type, chunk + i * bytes);
+      }
+    }
+  } else {
+    for (int column = 0; column < columns; ++column) {
+      for (int k = 0; k < depth; k += in_chunk) {
+        const std::uint8_t* chunk = shared.by_depth(column, k / in_chunk);
+        float* to = b.data() + k * columns + column;
+        for (int i = 0; i < in_chunk; ++i) to[i * columns] = decode(product.type, chunk + i * bytes);
+      }
     }
   }
   return b;
 }
 
 void compute(Issued& of) {
+  constexpr int kBlock = 16;  // columns whose sums stay in registers
   const int columns = of.product.columns;
-  const std::vector<float> b = read_b(of.product, of.product.sparse ? 32 : 16);
-  std::vector<float> sums(static_cast<std::size_t>(columns));
+  const int count = 32 / bytes_of(of.product.type);  // values of a row of A
+  const std::vector<float> b = read_b(of.product, of.product.sparse ? 2 * count : count);
   for (int row = 0; row < 64; ++row) {
-    std::fill(sums.begin(), sums.end(), 0.0f);
-    for (const Factor& factor : read_a(of, row)) {
-      const float* y = b.data() + factor.k * columns;
-      for (int column = 0; column < columns; ++column) sums[std::size_t(column)] += factor.value * y[column];
-    }
-    const int thread = row / 16 * 32 + row % 8 * 4;
-    for (int column = 0; column < columns; ++column) {
-      float* d = of.operands[std::size_t(thread + column % 8 / 2)].accumulators;
-      float& to = d[column / 8 * 4 + (row % 16 >= 8 ? 2 : 0) + column % 2];
-      to = (of.product.accumulate ? to : 0.0f) + sums[std::size_t(column)];
+    const RowOfA a = read_a(of, row, count);
+    Operands* quad = &of.operands[std::size_t(row / 16 * 32 + row % 8 * 4)];
+    const int upper = row % 16 >= 8 ? 2 : 0;
+    for (int begin = 0; begin < columns; begin += kBlock) {
+      std::array<float, kBlock> sums{};
+      for (std::size_t i = 0; i < std::size_t(count); ++i) {
+        const float* y = b.data() + a.k[i] * columns + begin;
+        for (std::size_t column = 0; column < kBlock; ++column) sums[column] += a.values[i] * y[column];
+      }
+      for (int column = 0; column < kBlock; ++column) {
+        float& to = quad[column % 8 / 2].accumulators[(begin + column) / 8 * 4 + upper + column % 2];
+        to = (of.product.accumulate ? to : 0.0f) + sums[std::size_t(column)];
+      }
     }
   }
 }

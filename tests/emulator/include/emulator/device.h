@@ -16,10 +16,11 @@
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __align__(bytes) alignas(bytes)
 // A host thread runs one block at a time. Dynamic shared memory has a macro of its own (cuda/ptx/address.h).
 #define __shared__ static thread_local
 
-inline thread_local dspattn::emulator::Index threadIdx, blockIdx, blockDim, gridDim;
+inline constinit thread_local dspattn::emulator::Index threadIdx, blockIdx, blockDim, gridDim;
 
 struct uint2 {
   unsigned x, y;
@@ -100,6 +101,15 @@ inline int atomicAdd(int* address, int value) {
 }
 inline std::uint32_t __funnelshift_r(std::uint32_t low, std::uint32_t high, std::uint32_t bits) {
   return static_cast<std::uint32_t>(((static_cast<std::uint64_t>(high) << 32) | low) >> (bits & 31));
+}
+inline std::uint32_t __byte_perm(std::uint32_t low, std::uint32_t high, std::uint32_t selector) {
+  const std::uint64_t bytes = static_cast<std::uint64_t>(high) << 32 | low;
+  std::uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    if ((selector >> (4 * i) & 8) != 0) dspattn::emulator::Machine::fail("__byte_perm that repeats a sign");
+    result |= static_cast<std::uint32_t>(bytes >> (8 * (selector >> (4 * i) & 7)) & 0xFF) << (8 * i);
+  }
+  return result;
 }
 inline std::uint32_t __float_as_uint(float x) { return std::bit_cast<std::uint32_t>(x); }
 inline float __uint_as_float(std::uint32_t x) { return std::bit_cast<float>(x); }

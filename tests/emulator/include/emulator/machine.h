@@ -17,7 +17,7 @@ namespace dspattn::emulator {
 inline constexpr int kWarp = 32;
 inline constexpr int kWarpgroup = 128;
 
-// Where shared memory begins, as an address; blocks find it aligned to 16 bytes and no better.
+// Where shared memory begins, as an address, for blocks that ask for an alignment of 16 bytes: no better.
 inline constexpr std::uint32_t kSharedBase = 1024 + 16;
 inline constexpr std::uint32_t kSharedBytes = 227 * 1024;
 
@@ -33,7 +33,7 @@ enum class Pace : std::uint8_t { eager, lazy, random };
 
 class Machine {
  public:
-  static Machine& get();
+  static Machine& get() { return current_ != nullptr ? *current_ : create(); }
 
   // Runs one block to its end; throws when it hangs or breaks a rule of the hardware.
   void run_block(Index grid, Index block, Index block_index, std::uint32_t shared_bytes,
@@ -41,8 +41,13 @@ class Machine {
 
   // Everything below is called by the running thread of a block.
   int thread() const { return running_; }
-  std::uint8_t* shared(std::uint32_t address, std::uint32_t bytes);  // checks the bounds
+  std::uint8_t* shared(std::uint32_t address, std::uint32_t bytes) {
+    if (address < kSharedBase || address + bytes > shared_end_) fail_outside(address);
+    return shared_ + (address - kSharedBase);
+  }
   std::uint32_t address_of(const void* pointer) const;
+  // The block's dynamic shared memory, for a kernel that asks for this alignment: no better than it.
+  std::uint8_t* dynamic_shared(std::uint32_t alignment);
 
   // Lets others go on until `list` is woken. `what` is what a report of a hang says.
   void wait(WaitList& list, const char* what, std::uint32_t detail = 0, std::uint32_t detail2 = 0);
@@ -69,6 +74,8 @@ class Machine {
   // Counts of this thread's asynchronous copies that have not happened.
   struct Pending {
     int copies = 0;
+    std::size_t committed = 0;            // groups of copies
+    std::vector<int> groups;              // copies of each, and of the group that is not committed
     std::vector<std::uint32_t> arrivals;  // mbarriers to arrive at when there are none
     WaitList waiting;
   };
@@ -78,14 +85,18 @@ class Machine {
   [[noreturn]] static void fail(const std::string& message);
 
  private:
-  struct Fiber;
+  struct Thread;
   struct Warp;
   struct Named;
   struct Mbarrier;
-  friend struct FiberEntry;
 
   Machine();
   ~Machine();
+  static Machine& create();
+  [[noreturn]] static void fail_outside(std::uint32_t address);
+  static void run_thread();
+  int next_thread();
+  void go_on(int thread);
   void switch_out();
   void happen(std::size_t event);
   void complete_exchange(Warp& warp);
@@ -97,6 +108,9 @@ class Machine {
   struct State;
   State* state_;
   int running_ = -1;
+  std::uint8_t* shared_ = nullptr;  // host memory whose address modulo 1024 is that of the emulated one
+  std::uint32_t dynamic_bytes_ = 0, shared_end_ = 0;  // of the block
+  static inline constinit thread_local Machine* current_ = nullptr;
 };
 
 }  // namespace dspattn::emulator

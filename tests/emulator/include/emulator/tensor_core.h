@@ -8,9 +8,10 @@
 
 namespace dspattn::emulator {
 
-// D[64 x columns] (+)= A[64 x depth] B[depth x columns]. A sparse A has half its depth, and metadata.
+// D[64 x columns] (+)= A[64 x depth] B[depth x columns]. A has 32 bytes a row; a sparse A is twice as deep, and has
+// metadata.
 struct Product {
-  DType type{};
+  DType type{};  // f32: in tf32
   int columns = 0;
   bool sparse = false;
   int metadata_pair = 0;  // lanes 2p and 2p + 1 of a quad hold the metadata

@@ -3,8 +3,9 @@
 
 #include "emulator/machine.h"
 
-#define DSPATTN_DYNAMIC_SHARED(name) \
-  std::uint8_t* const name = dspattn::emulator::Machine::get().shared(dspattn::emulator::kSharedBase, 0)
+#define DSPATTN_DYNAMIC_SHARED(name) std::uint8_t* const name = dspattn::emulator::Machine::get().dynamic_shared(16)
+#define DSPATTN_ALIGNED_SHARED(type, name, alignment) \
+  type* const name = reinterpret_cast<type*>(dspattn::emulator::Machine::get().dynamic_shared(alignment))
 
 namespace dspattn::cuda::ptx {
 

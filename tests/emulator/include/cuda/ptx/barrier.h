@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cuda/ptx/address.h"
+#include "emulator/copy_engine.h"
 #include "emulator/machine.h"
 
 namespace dspattn::cuda::ptx {
@@ -62,29 +63,11 @@ inline void store_global_16(void* address, std::uint32_t a, std::uint32_t b, std
   std::memcpy(address, &value, 16);
 }
 
-// What is asked for may be read and written at any time until it is waited for.
-inline void copy_async(std::uint32_t destination, const void* source, int bytes, std::uint32_t size) {
-  if (destination % size != 0 || reinterpret_cast<std::uintptr_t>(source) % size != 0) {
-    Machine::fail("an asynchronous copy that is not aligned");
-  }
-  Machine::Pending& pending = Machine::get().async_copies();
-  ++pending.copies;
-  Machine::get().later([=, &pending] {
-    std::uint8_t* to = Machine::get().shared(destination, size);
-    std::memset(to, 0, size);
-    std::memcpy(to, source, static_cast<std::size_t>(bytes));
-    if (--pending.copies == 0) {
-      Machine::get().wake(pending.waiting);
-      for (const std::uint32_t barrier : pending.arrivals) Machine::get().mbarrier_arrive(barrier);
-      pending.arrivals.clear();
-    }
-  });
-}
 inline void copy_async_16(std::uint32_t destination, const void* source, int bytes) {
-  copy_async(destination, source, bytes, 16);
+  emulator::copy_async(destination, source, bytes, 16);
 }
 inline void copy_async_4(std::uint32_t destination, const void* source, int bytes) {
-  copy_async(destination, source, bytes, 4);
+  emulator::copy_async(destination, source, bytes, 4);
 }
 // Arrives when all copies so far are done; here, when all the thread has asked for are.
 inline void copy_async_arrive(std::uint32_t barrier) {
@@ -95,10 +78,7 @@ inline void copy_async_arrive(std::uint32_t barrier) {
     pending.arrivals.push_back(barrier);
   }
 }
-inline void copy_async_wait() {
-  Machine::Pending& pending = Machine::get().async_copies();
-  while (pending.copies > 0) Machine::get().wait(pending.waiting, "asynchronous copies");
-}
+inline void copy_async_wait() { emulator::await_copies(); }
 
 inline void mbarrier_init(std::uint32_t barrier, int arrivals) { Machine::get().mbarrier_init(barrier, arrivals); }
 inline void mbarrier_init_fence() {}

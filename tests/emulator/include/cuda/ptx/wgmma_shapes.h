@@ -46,4 +46,17 @@ void wgmma_sparse(float (&d)[kCount], std::uint32_t a0, std::uint32_t a1, std::u
                   {.accumulators = d, .a = {a0, a1, a2, a3}, .metadata = metadata});
 }
 
+template <DType kType>
+void wgmma_sparse_stored(float (&d)[32], std::uint64_t a, std::uint64_t b, std::uint32_t metadata) {
+  emulator::issue({.type = kType,
+                   .columns = 64,
+                   .sparse = true,
+                   .accumulate = true,
+                   .a_in_shared = true,
+                   .a_descriptor = a,
+                   .b_descriptor = b,
+                   .b_rows_are_depth = true},
+                  {.accumulators = d, .metadata = metadata});
+}
+
 }  // namespace dspattn::cuda::ptx
