@@ -71,10 +71,14 @@ class Cell:
         self.flop = 4 * self.batch * self.heads * n * n * d * (0.5 if self.causal else 1)
         self.sets = tensors([(self.batch, h, n, d) for h in (self.heads, self.kv_heads, self.kv_heads)], DTYPES[dtype])
 
-    def ours(self, path, pattern, grouping="interleaved"):
+    def prepared(self, path, pattern, grouping="interleaved"):
+        """(run, out, lse) of every copy of the inputs."""
         options = {"pattern": PATTERNS[pattern], "grouping": grouping, "path": path}
         options |= {"causal": self.causal, "allowed": self.allowed, "bias": self.bias}
-        return [native.prepare(*qkv, **options)[0] for qkv in self.sets]
+        return [native.prepare(*qkv, **options) for qkv in self.sets]
+
+    def ours(self, path, pattern, grouping="interleaved"):
+        return [run for run, _, _ in self.prepared(path, pattern, grouping)]
 
     def peer(self, name, attn_mask=None):
         if name == "unfused":

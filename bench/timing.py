@@ -87,11 +87,15 @@ class Graphed:
         return [1e3 * before.elapsed_time(after) / self.launches for before, after in itertools.pairwise(events)]
 
 
-def burst(graphed, idle):
+def burst_times(graphed, idle):
     torch.cuda.synchronize()
     time.sleep(idle)
     graphed.times_us(WARM_UPS)
-    return summary(graphed.times_us(COUNTED))
+    return graphed.times_us(COUNTED)
+
+
+def burst(graphed, idle):
+    return summary(burst_times(graphed, idle))
 
 
 def sustained(graphed, seconds=1.1):

@@ -1,0 +1,188 @@
+"""The report on machine code: what it reads, which loop it takes for the main one, and what a comparison says."""
+
+import importlib
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+# In cuobjdump's words. An outer loop 0x0010..0x0100 holds the main loop 0x0030..0x00e0, which holds a loop of its own
+# (0x0050) without products and waits behind the end (0x0150); before it comes a product outside any inner loop, after
+# it a smaller loop with one product (0x0120).
+KERNEL = [
+    "LDC R1, c[0x0][0x28]",  # 0x0000
+    "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], !UPT",  # 0x0010
+    "UIADD3 UR4, UR4, 0x1, URZ",
+    "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR6], R2",  # 0x0030
+    "@!P0 BRA 0x150",
+    "IADD3 R4, R4, 0x1, RZ",  # 0x0050
+    "@P1 BRA 0x50",
+    "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24",  # 0x0070
+    "HGMMA.SP.64x64x32.F32.BF16 R24, R4, gdesc[UR8], R24, R0",
+    "MUFU.EX2 R5, R6",  # 0x0090
+    "@P2 BRA 0xd0",
+    "FFMA R7, R7, R8, R9",
+    "HMNMX2 R7, R7, R8, PT",
+    "LDS.128 R12, [R3]",  # 0x00d0
+    "@P3 BRA 0x30",  # 0x00e0
+    "NOVEL R1",
+    "@P4 BRA 0x10",  # 0x0100
+    "MOV R1, R2",
+    "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24",  # 0x0120
+    "@P5 BRA 0x120",
+    "EXIT",  # 0x0140
+    "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR6], R2",  # 0x0150
+    "@!P0 BRA 0x150",
+    "BRA 0x50",
+    "BRA 0x180",  # 0x0180: as the compiler fills up
+]
+
+
+def dump(name, lines, last_code="0x000fe20000000800"):
+    text = [f"\t\tFunction : {name}", '\t.headerflags\t@"EF_CUDA_SM90"']
+    for number, line in enumerate(lines):
+        guard, rest = line.split(" ", 1) if line.startswith("@") else ("", line)
+        text.append(f"        /*{16 * number:04x}*/ {guard:>18} {rest} ;   /* {0xA00FF017B82 + number:#018x} */")
+        text.append(f"{'':60}/* {last_code if number == len(lines) - 1 else '0x000fe20000000800'} */")
+    return "\n".join(["\tcode for sm_90a", *text, "\t\t..........", ""])
+
+
+@pytest.fixture
+def sass(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOOLS))
+    yield importlib.import_module("sass_report")
+    sys.modules.pop("sass_report", None)
+
+
+def kernels(sass, text):
+    return {name: sass.Kernel(name, found, 168, 0, 16) for name, found in sass.parse_sass(text).items()}
+
+
+def test_instructions_are_read(sass):
+    found = sass.parse_sass(dump("a", KERNEL) + dump("b", KERNEL[:2]))
+    assert [len(found[name]) for name in "ab"] == [len(KERNEL), 2]
+    branch = found["a"][4]
+    assert (branch.address, branch.guard, branch.opcode, branch.target) == (0x40, "@!P0", "BRA", 0x150)
+    assert branch.falls_through and not found["a"][23].falls_through and not found["a"][20].falls_through
+    assert len(branch.code) == 2
+
+
+def test_resources_and_barriers_are_read(sass):
+    usage = "Resource usage:\n Common:\n  GLOBAL:0\n Function _Zab:\n  REG:168 STACK:8 SHARED:1024 LOCAL:0\n"
+    assert sass.parse_resources(usage) == {"_Zab": (168, 8)}
+    elf = (
+        ".nv.info._Zab\n\t<0x1>\n\tAttribute:\tEIATTR_MAXREG_COUNT\n\tFormat:\tEIFMT_HVAL\n\tValue:\t0xa8\n"
+        "\tAttribute:\tEIATTR_NUM_BARRIERS\n\tFormat:\tEIFMT_BVAL\n\tValue:\t0x10\n.text._Zab\n\tValue:\t0x3\n"
+    )
+    assert sass.parse_barriers(elf) == {"_Zab": 16}
+
+
+def test_the_main_loop_is_the_innermost_with_the_most_products(sass):
+    loop = sass.main_loop(sass.parse_sass(dump("a", KERNEL))["a"])
+    assert (loop.first, loop.last, loop.tensor) == (0x30, 0xE0, 2)
+    # The shortest way goes through the inner loop once, neither waits nor runs what 0xa0 jumps over.
+    assert loop.shortest == {"tensor": 2, "mufu": 1, "alu": 1, "lsu": 2, "control": 4}
+    assert loop.all == {"tensor": 2, "mufu": 1, "alu": 1, "lsu": 3, "control": 6, "fma": 1, "half": 1}
+    assert not loop.unknown
+
+
+def test_more_products_elsewhere_make_another_loop_the_main_one(sass):
+    product = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24"
+    lines = [*KERNEL[:18], "NOP", product, product, product, "@P5 BRA 0x120", "EXIT"]
+    lines[4] = "NOP"  # the waiting loop is gone
+    loop = sass.main_loop(sass.parse_sass(dump("a", lines))["a"])
+    assert (loop.first, loop.tensor) == (0x120, 3)
+
+
+def test_an_unknown_instruction_is_named(sass):
+    lines = [*KERNEL]
+    lines[11] = "NOVEL R1"
+    loop = sass.main_loop(sass.parse_sass(dump("a", lines))["a"])
+    assert loop.unknown == {"NOVEL"} and loop.all["other"] == 1
+    assert "  other: NOVEL" in sass.loop_lines(loop)
+
+
+def test_a_kernel_without_products_has_no_main_loop(sass):
+    assert sass.main_loop(sass.parse_sass(dump("a", ["IADD3 R4, R4, 0x1, RZ", "@P0 BRA 0x0", "EXIT"]))["a"]) is None
+
+
+def test_a_moved_rejoin_is_followed(sass):
+    """BSYNC behind the end goes back to where BSSY said: without that edge there would be no loop."""
+    lines = [
+        "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24",
+        "BSSY B0, 0x40",
+        "BRA 0x60",
+        "EXIT",
+        "@P0 BRA 0x0",
+        "EXIT",
+        "BSYNC B0",
+    ]
+    loop = sass.main_loop(sass.parse_sass(dump("a", lines))["a"])
+    assert (loop.first, loop.last, loop.all.total()) == (0, 0x40, 5)
+
+
+def test_spills_are_counted(sass):
+    kernel = sass.Kernel("a", sass.parse_sass(dump("a", ["STL [R1], R2", "LDL R2, [R1]", "EXIT"]))["a"])
+    assert kernel.spills == 2 and kernel.code_bytes == 48
+
+
+def test_a_comparison_tells_same_from_different(sass):
+    before = kernels(sass, dump("a", KERNEL) + dump("b", KERNEL) + dump("gone", KERNEL))
+    changed = [*KERNEL]
+    changed[9] = "FMUL R5, R6, R7"
+    after = kernels(sass, dump("a", KERNEL) + dump("b", changed))
+    lines, same = sass.difference(before, after)
+    assert not same
+    assert "a: same" in lines and "b: differs" in lines and "gone: only in the first" in lines
+    assert any(line.split() == ["mufu", "1", "->", "0", "1", "->", "0"] for line in lines)
+    assert sass.difference(before, before)[1]
+
+
+def test_a_comparison_sees_what_the_text_does_not_show(sass):
+    """Stall counts and barriers of the scheduler are in the code words alone."""
+    before = kernels(sass, dump("a", KERNEL))
+    after = kernels(sass, dump("a", KERNEL, last_code="0x000fc20000000800"))
+    assert not sass.difference(before, after)[1]
+
+
+@pytest.mark.parametrize(
+    "mangled, name",
+    [
+        (
+            "_ZN7dspattn4cuda4sm9013fused_forwardINS1_6ConfigILNS_5DTypeE2ELNS1_9SelectionE1ELi128ELNS1_7VariantE1EEEEE"
+            "vNS1_11FusedParamsE",
+            "fused bf16 1:2 128 narrow",
+        ),
+        (
+            "_ZN7dspattn4cuda4sm9044_GLOBAL__N__697553bf_11_schedule_cu_b2b1d21214write_scheduleENS1_14ScheduleParamsEi",
+            "write_schedule",
+        ),
+        ("_ZN44_GLOBAL__N__697553bf_11_schedule_cu_b2b1d2125countILi3EEEvv", "countILi3EEEvv"),
+        ("_Z6kernelv", "_Z6kernelv"),
+    ],
+)
+def test_names(sass, mangled, name):
+    assert sass.short_name(mangled) == name
+
+
+def test_a_missing_cuobjdump_is_told_with_the_package(sass, monkeypatch, tmp_path, capsys):
+    file = tmp_path / "a.cubin"
+    file.write_bytes(b"")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert sass.main([str(file)]) == 2
+    assert "nvidia-cuda-cuobjdump" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["absent.cubin", ".,bf16,2:4", ".,int8,2:4,64"])
+def test_what_is_no_file_and_no_instance_is_told(sass, text, capsys):
+    assert sass.main([text]) == 2
+    assert "TREE,TYPE,PATTERN,DIM" in capsys.readouterr().err
+
+
+def test_a_comparison_takes_two(sass, capsys):
+    with pytest.raises(SystemExit):
+        sass.main(["--diff", "a"])
+    assert "expected two files, got 1" in capsys.readouterr().err
