@@ -118,15 +118,18 @@ struct Consumer {
   }
   __device__ __forceinline__ int skip_after(int of) const { return uniform(item(of).shares[index].skip_after); }
 
-  // Tiles that other warpgroups work on: only keep the pipeline moving.
+  // Tiles that other warpgroups work on: only keep the pipeline moving. No product brings a warp's lanes together
+  // between a wait and the leader's arrival: a lane that lags could find the phase it waits for two phases gone.
   __device__ __forceinline__ void skip_tiles(int count) {
 #pragma unroll 1
     for (; count > 0; --count) {
       wait_full(shared.k_full, ring);
+      __syncwarp();  // every lane has seen it
       release(shared.k_empty, ring);
       take_turn();
       pass_turn();
       wait_full(shared.v_full, ring);
+      __syncwarp();
       release(shared.v_empty, ring);
       ring.advance();
       if constexpr (C::kMasksInShared) {

@@ -105,15 +105,18 @@ struct Consumer {
   }
   __device__ __forceinline__ int skip_after(int of) const { return uniform(item(of).shares[index].skip_after); }
 
-  // Tiles that other warpgroups work on: only keep the pipeline moving.
+  // Tiles that other warpgroups work on: only keep the pipeline moving. No product brings a warp's lanes together
+  // between a wait and the leader's arrival: a lane that lags could find the phase it waits for two phases gone.
   __device__ __forceinline__ void skip_tiles(int count) {
 #pragma unroll 1
     for (; count > 0; --count) {
       wait_full(shared.k_full, ring);
+      __syncwarp();  // every lane has seen it
       release(shared.k_empty, ring);
       take_turn();
       pass_turn();
       wait_full(shared.v_full, ring);
+      __syncwarp();
       release(shared.v_empty, ring);
       ring.advance();
     }
@@ -184,10 +187,13 @@ struct Consumer {
     for (std::uint32_t& word : metadata) ptx::pin(word);
   }
 
-  // Masks the scores of tile `tile_index`, unless every row sees all of its keys. No product is in flight.
+  // Masks the scores of tile `tile_index`: mask tensors, and the band unless every row sees all of the tile's keys. No
+  // product is in flight.
   __device__ __forceinline__ void mask_scores() {
     const int block = tile_index / C::kTilesPerBlock;
-    if (block >= interior.begin && block < interior.end) return;
+    const bool inside = block >= interior.begin && block < interior.end;
+    const bool tensors = C::kGeneral && (params.bias.data != nullptr || params.allowed.data != nullptr);
+    if (inside && !tensors) return;
     const auto& of = item(number);
     const int part = tile_index % C::kTilesPerBlock;
     const int t = thread() & 3;
@@ -199,7 +205,7 @@ struct Consumer {
     if (C::kGeneral && params.allowed.data != nullptr) {
       tf32::mask_allowed<C>(scores, params, MaskPointers(params.allowed, 1, of, row, block), keys, part, t);
     }
-    tf32::mask_band<C>(scores, params, part, t, row + of.diagonal - block * tile::kBlockKeys, keys);
+    if (!inside) tf32::mask_band<C>(scores, params, part, t, row + of.diagonal - block * tile::kBlockKeys, keys);
   }
 
   __device__ __forceinline__ void weigh(float& tile0, float& tile1) {
