@@ -1,6 +1,9 @@
 // The pipeline's kernels on a GPU: against the oracle, and byte for byte against the CPU where sums are exact.
+//   DSPATTN_PIPELINE_CASES   random problems of each type and pattern (default 60)
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <mutex>
 
@@ -227,8 +230,8 @@ TEST_F(PipelineGpu, EmptyProblemsGiveEmptyOrZeroResults) {
   }
 }
 
-// Random problems of the whole contract in the three-part comparison, 60 of each type and pattern, of each row of the
-// kernel table that this GPU can run at all.
+// Random problems of the whole contract in the three-part comparison, of each row of the kernel table that this GPU can
+// run at all.
 TEST_F(PipelineGpu, PassesRandomProblems) {
   struct Kind {
     DType dtype;
@@ -236,7 +239,9 @@ TEST_F(PipelineGpu, PassesRandomProblems) {
   };
   const std::vector<Kind> kinds{
       {DType::bf16, {2, 4}}, {DType::bf16, {1, 2}}, {DType::f16, {2, 4}}, {DType::f16, {1, 2}}, {DType::f32, {1, 2}}};
-  constexpr std::int64_t kWanted = 60, kDraws = 800;
+  const char* given = std::getenv("DSPATTN_PIPELINE_CASES");
+  const std::int64_t wanted = given != nullptr ? std::max(1LL, std::atoll(given)) : 60;
+  const std::int64_t draws = std::max<std::int64_t>(800, 14 * wanted);
   for (const std::string kernel : {"sm90_pipeline", "sm80_pipeline"}) {
     bool foreign = false;  // made for other GPUs than this one
     for (const Kind& kind : kinds) {
@@ -248,10 +253,10 @@ TEST_F(PipelineGpu, PassesRandomProblems) {
       std::mutex mutex;
       std::int64_t served = 0;
       double worst = 0;
-      cpu::parallel_for(kDraws, Execution{}, [&](std::int64_t index) {
+      cpu::parallel_for(draws, Execution{}, [&](std::int64_t index) {
         {
           const std::lock_guard lock(mutex);
-          if (served >= kWanted) return;
+          if (served >= wanted) return;
         }
         const check::CaseReport report = check::check_case(6, index, kernel, options);
         const std::lock_guard lock(mutex);
@@ -272,7 +277,7 @@ TEST_F(PipelineGpu, PassesRandomProblems) {
         EXPECT_EQ(served, 0);
         break;
       }
-      EXPECT_GE(served, kWanted) << kernel << " " << name(kind.dtype) << " " << to_string(kind.pattern);
+      EXPECT_GE(served, wanted) << kernel << " " << name(kind.dtype) << " " << to_string(kind.pattern);
       RecordProperty(kernel + "_" + std::string(name(kind.dtype)) + to_string(kind.pattern) + "_worst",
                      std::to_string(worst));
     }

@@ -50,6 +50,7 @@ std::int64_t box_bytes(const CUtensorMap& map) {
 }
 
 const CUtensorMap& checked(const void* map, std::uint32_t shared, int rank) {
+  Machine::require_hopper("cp.async.bulk.tensor");
   const auto& tensor = *static_cast<const CUtensorMap*>(map);
   if (tensor.rank != rank) Machine::fail("a tensor map that is not set, or of another rank");
   if (shared % 128 != 0) Machine::fail("the copy engine needs 128-byte aligned shared memory");
@@ -99,7 +100,8 @@ void await_copies() {
 
 void load_box(std::uint32_t destination, const void* map, std::uint32_t barrier, const Coordinates& at, int rank) {
   const CUtensorMap& tensor = checked(map, destination, rank);
-  Machine::get().later([=, &tensor] {
+  // A copy of the map: the parameters of a kernel, which outlive its threads, are here on the stack of one.
+  Machine::get().later([=, tensor = tensor] {
     for_box(tensor, destination, at, [&](std::uint32_t address, const std::uint8_t* element) {
       const auto size = static_cast<std::uint32_t>(tensor.element_bytes);
       std::uint8_t* to = Machine::get().shared(address, size);
@@ -119,6 +121,7 @@ void load_box(std::uint32_t destination, const void* map, std::uint32_t barrier,
 }
 
 void load_bytes(std::uint32_t destination, const void* source, int bytes, std::uint32_t barrier) {
+  Machine::require_hopper("cp.async.bulk");
   if (destination % 16 != 0 || reinterpret_cast<std::uintptr_t>(source) % 16 != 0 || bytes % 16 != 0) {
     Machine::fail("a bulk copy that is not aligned to 16 bytes");
   }
@@ -132,7 +135,7 @@ void store_box(const void* map, std::uint32_t source, const Coordinates& at, int
   const CUtensorMap& tensor = checked(map, source, rank);
   Machine::Pending& pending = Machine::get().bulk_stores();
   ++pending.copies;
-  Machine::get().later([=, &tensor, &pending] {
+  Machine::get().later([=, tensor = tensor, &pending] {
     for_box(tensor, source, at, [&](std::uint32_t address, std::uint8_t* element) {
       const auto size = static_cast<std::uint32_t>(tensor.element_bytes);
       if (element != nullptr) std::memcpy(element, Machine::get().shared(address, size), size);

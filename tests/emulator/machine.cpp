@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -28,6 +29,7 @@ struct Machine::Warp {
   int live = 0, arrived = 0;
   std::uint64_t generation = 0;
   const char* kind = nullptr;
+  Together together = nullptr;
   std::array<std::uint64_t, kWarp> given{}, taken{};
   WaitList waiting;
 };
@@ -70,6 +72,18 @@ struct Random {
 
 }  // namespace
 
+Capability capability() {
+  static const Capability given = [] {
+    const char* text = std::getenv("DSPATTN_EMULATOR_CAPABILITY");
+    Capability parsed{9, 0};
+    if (text != nullptr && std::sscanf(text, "%d.%d", &parsed.major, &parsed.minor) != 2) {
+      throw std::runtime_error("DSPATTN_EMULATOR_CAPABILITY: expected major.minor, got " + std::string(text));
+    }
+    return parsed;
+  }();
+  return given;
+}
+
 struct Machine::State {
   std::uint8_t* stacks = nullptr;
   std::array<Thread, kMaxThreads> threads;
@@ -107,6 +121,10 @@ Machine::~Machine() {
   delete state_;
 }
 
+void Machine::require_hopper(const char* instruction) {
+  if (capability().major < 9) fail(std::string(instruction) + " on a device that has none");
+}
+
 void Machine::fail(const std::string& message) { throw std::runtime_error("emulator: " + message); }
 
 void Machine::fail_outside(std::uint32_t address) {
@@ -119,17 +137,17 @@ unsigned Machine::draw(unsigned below) { return state_->random.below(below); }
 void Machine::run_thread() {
   Machine& machine = get();
   State& state = *machine.state_;
+  Thread& thread = state.threads[static_cast<std::size_t>(machine.running_)];
+  Warp& warp = state.warps[static_cast<std::size_t>(machine.running_ / kWarp)];
   try {
     (*state.body)();
+    thread.live = false;
+    --state.live;
+    --warp.live;
+    if (warp.live > 0 && warp.arrived == warp.live) machine.complete_exchange(warp);
   } catch (...) {
     if (!state.error) state.error = std::current_exception();
   }
-  Thread& thread = state.threads[static_cast<std::size_t>(machine.running_)];
-  thread.live = false;
-  --state.live;
-  Warp& warp = state.warps[static_cast<std::size_t>(machine.running_ / kWarp)];
-  --warp.live;
-  if (warp.live > 0 && warp.arrived == warp.live) machine.complete_exchange(warp);
   const int next = machine.next_thread();
   machine.go_on(next);
   Fiber::change(thread.fiber, next < 0 ? state.host : state.threads[static_cast<std::size_t>(next)].fiber, true);
@@ -270,12 +288,13 @@ void Machine::happen(std::size_t event) {
   chosen();
 }
 
-const std::array<std::uint64_t, kWarp>& Machine::exchange(std::uint64_t value, const char* kind) {
+const std::array<std::uint64_t, kWarp>& Machine::exchange(std::uint64_t value, const char* kind, Together together) {
   Warp& warp = state_->warps[static_cast<std::size_t>(running_ / kWarp)];
   if (warp.arrived > 0 && std::strcmp(warp.kind, kind) != 0) {
     fail("lanes of warp " + std::to_string(running_ / kWarp) + " meet at " + warp.kind + " and at " + kind);
   }
   warp.kind = kind;
+  warp.together = together;
   warp.given[static_cast<std::size_t>(running_ % kWarp)] = value;
   ++warp.arrived;
   const std::uint64_t generation = warp.generation;
@@ -288,6 +307,10 @@ const std::array<std::uint64_t, kWarp>& Machine::exchange(std::uint64_t value, c
 }
 
 void Machine::complete_exchange(Warp& warp) {
+  if (warp.together != nullptr) {
+    if (warp.live < kWarp) fail(std::string(warp.kind) + " by part of a warp");
+    warp.together(warp.given);
+  }
   warp.arrived = 0;
   ++warp.generation;
   warp.taken = warp.given;

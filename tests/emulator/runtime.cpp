@@ -2,6 +2,7 @@
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +15,13 @@ namespace {
 constexpr int kMultiprocessors = 3;
 
 thread_local std::string last_failure;
+
+// As the CUDA programming guide has it: 9.0, 8.0 and 8.7, 8.6 and 8.9.
+int shared_bytes_of_a_block() {
+  const auto [major, minor] = dspattn::emulator::capability();
+  if (major == 9) return static_cast<int>(dspattn::emulator::kSharedBytes);
+  return (minor == 0 || minor == 7 ? 163 : 99) * 1024;
+}
 
 }  // namespace
 
@@ -30,15 +38,28 @@ cudaError_t cudaGetDevice(int* device) {
 }
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrComputeCapabilityMajor   ? 9
-           : attribute == cudaDevAttrComputeCapabilityMinor ? 0
-                                                            : kMultiprocessors;
-  return cudaSuccess;
+  const auto [major, minor] = dspattn::emulator::capability();
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+      *value = kMultiprocessors;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = major;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = minor;
+      return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = shared_bytes_of_a_block();
+      return cudaSuccess;
+  }
+  return cudaErrorInvalidValue;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  std::strcpy(properties->name, "emulated Hopper");
-  properties->major = 9;
-  properties->minor = 0;
+  const auto [major, minor] = dspattn::emulator::capability();
+  std::strcpy(properties->name, major == 9 ? "emulated Hopper" : "emulated Ampere");
+  properties->major = major;
+  properties->minor = minor;
   properties->multiProcessorCount = kMultiprocessors;
   return cudaSuccess;
 }
@@ -49,9 +70,9 @@ const char* cudaGetErrorString(cudaError_t error) {
 }
 
 cudaError_t cudaMalloc(void** address, std::size_t bytes) {
-  *address = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  if (*address == nullptr) return cudaErrorInvalidValue;
-  std::memset(*address, 0xCB, (bytes + 255) / 256 * 256);
+  // No byte more than was asked for: AddressSanitizer then sees what reads past it.
+  if (posix_memalign(address, 256, std::max<std::size_t>(bytes, 1)) != 0) return cudaErrorInvalidValue;
+  std::memset(*address, 0xCB, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* address) {
@@ -105,7 +126,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
-  return value <= static_cast<int>(dspattn::emulator::kSharedBytes) ? cudaSuccess : cudaErrorInvalidValue;
+  return value <= shared_bytes_of_a_block() ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 namespace {
@@ -168,6 +189,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> body)
     config.stream->captures->launches.push_back([later, body = std::move(body)] { return launch(later, body); });
     return cudaSuccess;
   }
+  if (config.dynamicSmemBytes > static_cast<std::size_t>(shared_bytes_of_a_block())) return cudaErrorInvalidValue;
   const auto index_of = [](const dim3& x) { return Index{x.x, x.y, x.z}; };
   try {
     for (unsigned z = 0; z < config.gridDim.z; ++z) {

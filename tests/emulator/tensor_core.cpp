@@ -1,12 +1,9 @@
 #include "emulator/tensor_core.h"
 
-#include <bit>
-#include <cstring>
 #include <deque>
-#include <string>
 #include <vector>
 
-#include "core/half.h"
+#include "emulator/elements.h"
 #include "emulator/machine.h"
 
 namespace dspattn::emulator {
@@ -34,19 +31,6 @@ std::vector<Warpgroup>& warpgroups() {
   static thread_local std::vector<Warpgroup> all;
   return all;
 }
-
-float decode(DType type, const std::uint8_t* element) {
-  if (type == DType::f32) {
-    std::uint32_t bits;
-    std::memcpy(&bits, element, 4);
-    return std::bit_cast<float>(bits & 0xFFFFE000u);  // tf32: what lies below its mantissa is not read
-  }
-  std::uint16_t bits;
-  std::memcpy(&bits, element, 2);
-  return type == DType::bf16 ? core::decode_bf16(bits) : core::decode_f16(bits);
-}
-
-int bytes_of(DType type) { return type == DType::f32 ? 4 : 2; }
 
 // A matrix in shared memory as a descriptor gives it. Only the 128-byte swizzle is emulated: bits 4 to 6 of an address
 // are exchanged for their exclusive or with bits 7 to 9.
@@ -77,12 +61,6 @@ struct SharedMatrix {
   }
 };
 
-// The values of a row of A that are multiplied (32 bytes of them), and by which rows of B.
-struct RowOfA {
-  std::array<float, 16> values;
-  std::array<int, 16> k;
-};
-
 // Value i of a row that lies in registers: the row's quad of lanes has 4 bytes each of the first 16, then of the
 // others; rows 8 to 15 of a warp's 16 are in the odd registers.
 const std::uint8_t* register_of(const Issued& of, int row, int i, int bytes) {
@@ -90,27 +68,6 @@ const std::uint8_t* register_of(const Issued& of, int row, int i, int bytes) {
   const Operands& lane = of.operands[std::size_t(row / 16 * 32 + row % 8 * 4 + word % 4)];
   const std::size_t at = (row % 16 >= 8 ? 1 : 0) + (word >= 4 ? 2 : 0);
   return reinterpret_cast<const std::uint8_t*>(&lane.a[at]) + i * bytes % 4;
-}
-
-// Which rows of B a row of a sparse A is multiplied by. The metadata has four bits for every group of two (tf32) or
-// four places; the even lane of a pair has groups 0 to 3, the odd one 4 to 7, row g in the low half.
-void read_metadata(const Issued& of, int row, RowOfA& a) {
-  const bool wide = of.product.type == DType::f32;
-  for (int group = 0; group < 8; ++group) {
-    const int lane = row / 16 * 32 + row % 8 * 4 + 2 * of.product.metadata_pair + group / 4;
-    const std::uint32_t word = of.operands[std::size_t(lane)].metadata >> (row % 16 >= 8 ? 16 : 0);
-    const std::uint32_t codes = word >> (4 * (group % 4)) & 15;
-    if (wide) {
-      // To the tensor core a tf32 value is two of 16 bits.
-      if (codes != 0x4 && codes != 0xE) Machine::fail("metadata that splits a value: " + std::to_string(codes));
-      a.k[std::size_t(group)] = 2 * group + (codes == 0xE ? 1 : 0);
-    } else {
-      const std::uint32_t first = codes & 3, second = codes >> 2;
-      if (first >= second) Machine::fail("metadata that does not ascend: " + std::to_string(codes));
-      a.k[std::size_t(2 * group)] = 4 * group + static_cast<int>(first);
-      a.k[std::size_t(2 * group + 1)] = 4 * group + static_cast<int>(second);
-    }
-  }
 }
 
 RowOfA read_a(const Issued& of, int row, int count) {
@@ -130,7 +87,13 @@ RowOfA read_a(const Issued& of, int row, int count) {
     }
   }
   for (int i = 0; i < count; ++i) a.k[std::size_t(i)] = i;
-  if (of.product.sparse) read_metadata(of, row, a);
+  if (of.product.sparse) {
+    // Lanes 2p and 2p + 1 of the row's quad; row g in the low half, row g + 8 in the high one.
+    const int lane = row / 16 * 32 + row % 8 * 4 + 2 * of.product.metadata_pair;
+    const int shift = row % 16 >= 8 ? 16 : 0;
+    read_metadata(of.product.type, of.operands[std::size_t(lane)].metadata >> shift,
+                  of.operands[std::size_t(lane + 1)].metadata >> shift, a);
+  }
   return a;
 }
 
@@ -194,6 +157,7 @@ ThreadQueue& own_queue() { return own().threads[static_cast<std::size_t>(Machine
 }  // namespace
 
 void issue(const Product& product, const Operands& operands) {
+  Machine::require_hopper("wgmma");
   Warpgroup& warpgroup = own();
   const std::uint64_t at = own_queue().issued++ - warpgroup.done;
   if (at == warpgroup.queue.size()) {

@@ -6,6 +6,10 @@
 // Declares the block's dynamic shared memory, of bytes. A macro, because the compiler writes other code around a
 // pointer that a function returns.
 #define DSPATTN_DYNAMIC_SHARED(name) extern __shared__ std::uint8_t name[]
+// The same as elements of a type, aligned.
+#define DSPATTN_ALIGNED_SHARED(type, name, alignment) \
+  extern __shared__ __align__(alignment)              \
+  type name[]
 
 namespace dspattn::cuda::ptx {
 

@@ -73,4 +73,16 @@ inline unsigned grid_of(std::int64_t ctas) {
   return static_cast<unsigned>(ctas);
 }
 
+// Launches `ctas` CTAs of `threads` threads; `what` is what an error says.
+template <typename Kernel, typename... Arguments>
+void launch(const char* what, Kernel kernel, unsigned ctas, int threads, int shared_bytes, cudaStream_t stream,
+            const Arguments&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(ctas);
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = stream;
+  require(cudaLaunchKernelEx(&config, kernel, arguments...), std::string("launching ") + what);
+}
+
 }  // namespace dspattn::cuda::sm80

@@ -124,7 +124,7 @@ __global__ void __launch_bounds__((PvConfig<Element, kHeadDim>::kMaxThreads), (P
     pv_sparse_kernel(const __grid_constant__ PvSparseParams p) {
   using Config = PvConfig<Element, kHeadDim>;
   using WeightOffset = typename Config::WeightOffset;
-  extern __shared__ __align__(1024) char shared[];
+  DSPATTN_ALIGNED_SHARED(char, shared, 1024);
   const int rows = static_cast<int>(blockDim.x) / 32 * Config::kWarpRows;
   const PvJob job = pv_job(p, static_cast<int>(blockIdx.x), rows, kHeadDim);
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows;

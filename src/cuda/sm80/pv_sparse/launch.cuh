@@ -45,9 +45,8 @@ void launch_pv_sparse_at(PvSparseParams& params, std::int64_t matrices, void* st
   }
   const auto kernel = pv_sparse_kernel<Element, kHeadDim>;
   allow_shared_memory(kernel, limits);
-  kernel<<<grid_of(matrices * params.row_tiles * params.column_tiles), static_cast<unsigned>(32 * warps),
-           static_cast<std::size_t>(shared_bytes), static_cast<cudaStream_t>(stream)>>>(params);
-  require(cudaGetLastError(), "launching pv_sparse");
+  launch("pv_sparse", kernel, grid_of(matrices * params.row_tiles * params.column_tiles), 32 * warps, shared_bytes,
+         static_cast<cudaStream_t>(stream), params);
 }
 
 template <typename Element>

@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(32 * QkConfig<Element, kHeadDim>::kMaxWarps, Q
   using Config = QkConfig<Element, kHeadDim>;
   using Job = typename Config::Job;
   using Offset = TileOffset<Config::kRowBytes, Config::kTile>;
-  extern __shared__ __align__(1024) char shared[];
+  DSPATTN_ALIGNED_SHARED(char, shared, 1024);
   const Job job(p, blockIdx.x);
   if (job.first_tile >= job.end_tile) return;
   const RowRange rows = job_rows(p, job);

@@ -31,9 +31,8 @@ void launch_qk_prune_at(QkPruneParams& params, std::int64_t matrices, void* stre
   const auto kernel = elements ? qk_prune_kernel<Element, kHeadDim, QkMasks::elements>
                                : qk_prune_kernel<Element, kHeadDim, QkMasks::band>;
   allow_shared_memory(kernel, limits);
-  kernel<<<grid_of(matrices * params.row_tiles * params.key_groups), static_cast<unsigned>(32 * warps),
-           static_cast<std::size_t>(shared_bytes), static_cast<cudaStream_t>(stream)>>>(params);
-  require(cudaGetLastError(), "launching qk_prune");
+  launch("qk_prune", kernel, grid_of(matrices * params.row_tiles * params.key_groups), 32 * warps, shared_bytes,
+         static_cast<cudaStream_t>(stream), params);
 }
 
 template <typename Element>

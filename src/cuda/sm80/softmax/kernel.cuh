@@ -183,7 +183,7 @@ template <typename Element>
 __global__ void __launch_bounds__(kSoftmaxRowThreads)
     softmax_shared(const __grid_constant__ SoftmaxParams p, int cached_vectors) {
   using V = Vector<Element>;
-  extern __shared__ __align__(16) uint4 sRow[];
+  DSPATTN_ALIGNED_SHARED(uint4, sRow, 16);
   __shared__ float scratch[kSoftmaxRowThreads / 32];
   const RowSegment segment = row_segment<Element>(p, backward_cta());
   const bool cached = segment.count <= cached_vectors;

@@ -12,8 +12,8 @@ template <typename Element, int kVectors>
 void launch_registers(const SoftmaxParams& params, int lanes, cudaStream_t stream) {
   const std::int64_t rows_per_cta = kSoftmaxThreads / lanes;
   const std::int64_t rows = params.matrices * params.matrix.rows;
-  softmax_registers<Element, kVectors>
-      <<<grid_of((rows + rows_per_cta - 1) / rows_per_cta), kSoftmaxThreads, 0, stream>>>(params, lanes);
+  launch("softmax", softmax_registers<Element, kVectors>, grid_of((rows + rows_per_cta - 1) / rows_per_cta),
+         kSoftmaxThreads, 0, stream, params, lanes);
 }
 
 template <typename Element>
@@ -42,10 +42,9 @@ void launch_rows(const SoftmaxParams& params, cudaStream_t stream) {
   limits.shared_bytes -= kReserved;
   const std::int64_t fits = limits.shared_bytes / kChunkBytes;
   const int cached = vectors <= fits ? static_cast<int>(vectors) : 0;
-  const int shared_bytes = cached * kChunkBytes;
   allow_shared_memory(softmax_shared<Element>, limits);
-  softmax_shared<Element><<<grid_of(params.matrices * params.matrix.rows), kSoftmaxRowThreads,
-                            static_cast<std::size_t>(shared_bytes), stream>>>(params, cached);
+  launch("softmax", softmax_shared<Element>, grid_of(params.matrices * params.matrix.rows), kSoftmaxRowThreads,
+         cached * kChunkBytes, stream, params, cached);
 }
 
 }  // namespace
@@ -63,7 +62,6 @@ void launch_softmax(DType dtype, const SoftmaxParams& params, void* stream) {
       launch_rows<float>(params, handle);
       break;
   }
-  require(cudaGetLastError(), "launching softmax");
 }
 
 }  // namespace dspattn::cuda::sm80

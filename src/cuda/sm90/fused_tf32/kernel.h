@@ -16,7 +16,7 @@ namespace dspattn::cuda::sm90::tf32 {
 
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, 1) fused_forward_tf32(const __grid_constant__ FusedParams params) {
-  extern __shared__ std::uint8_t unaligned[];
+  DSPATTN_DYNAMIC_SHARED(unaligned);
   // Pointer arithmetic, not a cast through an integer: the compiler keeps knowing that this is shared memory.
   auto& shared = *reinterpret_cast<Shared<C>*>(unaligned + (-ptx::shared_address(unaligned) & 1023u));
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);  // uniform, and known to be

@@ -33,8 +33,8 @@ void launch_shape(DType dtype, PvSparseParams& params, std::int64_t matrices, cu
   const auto kernel = pv_sparse_kernel<Config>;
   sm80::allow_shared_memory(kernel, limits);
   const int ctas = std::min(launch.jobs, limits.multiprocessors * Config::kCtas);
-  kernel<<<static_cast<unsigned>(ctas), Config::kThreads, Config::kSharedBytes, stream>>>(launch);
-  sm80::require(cudaGetLastError(), "launching pv_sparse");
+  sm80::launch("pv_sparse", kernel, static_cast<unsigned>(ctas), Config::kThreads, Config::kSharedBytes, stream,
+               launch);
 }
 
 // As many rows as share V without crossing a block row where block rows differ in what they hold, and without idling

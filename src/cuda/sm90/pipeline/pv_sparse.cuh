@@ -384,7 +384,7 @@ struct PvConsumer {
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     pv_sparse_kernel(const __grid_constant__ PvLaunch launch) {
-  extern __shared__ __align__(1024) char base[];
+  DSPATTN_ALIGNED_SHARED(char, base, 1024);
   const PvShared<Config> shared{ptx::shared_address(base)};
   if (threadIdx.x == 0) shared.init();
   __syncthreads();  // the barriers are set

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kGroupThreads, QkBlocksConfig<Element>::kMinCt
   using Config = QkBlocksConfig<Element>;
   using Job = typename Config::Job;
   using Offset = KeyOffset<typename Config::Common>;
-  extern __shared__ __align__(1024) char shared[];
+  DSPATTN_ALIGNED_SHARED(char, shared, 1024);
   const Job job(p, blockIdx.x);
   if (job.first_tile >= job.end_tile) return;
   const int row0 = job.row_begin(p), rows = min(p.walk.block, static_cast<int>(p.scores.rows) - row0);

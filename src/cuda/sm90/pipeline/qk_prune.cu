@@ -29,9 +29,8 @@ void launch_masks(DType dtype, QkPruneParams& params, std::int64_t matrices, cud
   }
   const auto kernel = qk_prune_kernel<Element, kMasks, kGroupLog2>;
   sm80::allow_shared_memory(kernel, limits);
-  kernel<<<sm80::grid_of(matrices * params.row_tiles * params.key_groups), static_cast<unsigned>(threads),
-           static_cast<std::size_t>(Config::shared_bytes(groups)), stream>>>(launch);
-  sm80::require(cudaGetLastError(), "launching qk_prune");
+  sm80::launch("qk_prune", kernel, sm80::grid_of(matrices * params.row_tiles * params.key_groups), threads,
+               Config::shared_bytes(groups), stream, launch);
 }
 
 template <typename Element, int kGroupLog2>
@@ -47,9 +46,8 @@ void launch_blocks(QkPruneParams& params, std::int64_t matrices, cudaStream_t st
   }
   const auto kernel = qk_blocks_kernel<Element, kGroupLog2>;
   sm80::allow_shared_memory(kernel, limits);
-  kernel<<<sm80::grid_of(matrices * params.row_tiles * params.key_groups), kGroupThreads,
-           static_cast<std::size_t>(Config::shared_bytes(params.walk.block)), stream>>>(params);
-  sm80::require(cudaGetLastError(), "launching qk_prune");
+  sm80::launch("qk_prune", kernel, sm80::grid_of(matrices * params.row_tiles * params.key_groups), kGroupThreads,
+               Config::shared_bytes(params.walk.block), stream, params);
 }
 
 template <typename Element, int kGroupLog2>

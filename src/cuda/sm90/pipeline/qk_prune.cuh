@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kGroupThreads* QkConfig<Element, kMasks>::kGro
   using Job = typename Config::Job;
   using Offset = KeyOffset<Config>;
   const QkPruneParams& p = launch.common;
-  extern __shared__ __align__(1024) char shared[];
+  DSPATTN_ALIGNED_SHARED(char, shared, 1024);
   const Job job(p, blockIdx.x);
   if (job.first_tile >= job.end_tile) return;
   const sm80::RowRange rows = job_rows(p, job);

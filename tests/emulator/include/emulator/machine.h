@@ -21,6 +21,12 @@ inline constexpr int kWarpgroup = 128;
 inline constexpr std::uint32_t kSharedBase = 1024 + 16;
 inline constexpr std::uint32_t kSharedBytes = 227 * 1024;
 
+// What the emulated device presents itself as: 9.0, or what DSPATTN_EMULATOR_CAPABILITY says (8.0).
+struct Capability {
+  int major, minor;
+};
+Capability capability();
+
 struct Index {
   unsigned x = 0, y = 0, z = 0;
 };
@@ -59,7 +65,9 @@ class Machine {
   void later(std::function<void()> event);
 
   // All lanes of the warp that have not ended exchange a value; `kind` must be the same in all.
-  const std::array<std::uint64_t, kWarp>& exchange(std::uint64_t value, const char* kind);
+  using Together = void (*)(const std::array<std::uint64_t, kWarp>& given);
+  // `together` is called once, when all 32 lanes are there and before any goes on.
+  const std::array<std::uint64_t, kWarp>& exchange(std::uint64_t value, const char* kind, Together together = nullptr);
 
   // Barriers of a block by number. Every thread counts.
   void barrier(int id, int threads, bool wait);
@@ -82,6 +90,7 @@ class Machine {
   Pending& async_copies();  // cp.async
   Pending& bulk_stores();   // committed or not
 
+  static void require_hopper(const char* instruction);
   [[noreturn]] static void fail(const std::string& message);
 
  private:
