@@ -142,6 +142,40 @@ TEST_P(RobustRow, LowestBiases) {
   }
 }
 
+// What lengths drawn at random seldom give: whole blocks of keys, aligned tensors, several items for every thread
+// block, and warpgroups of an item that see fewer keys than others, or none.
+TEST_P(RobustRow, WholeBlocksAndUnequalWarpgroups) {
+  const Row of = row();
+  expect_right(of.problem(3, 1, 128));
+  Case shared_keys = of.problem(4, 130, 256);
+  shared_keys.kv_heads = 2;
+  shared_keys.d_v = of.dim - 8;
+  expect_right(shared_keys);
+  // The diagonal passes between two warpgroups' rows; with a window, on either side.
+  Case causal = of.problem(2, 320, 384);
+  causal.causal = true;
+  expect_right(causal);
+  causal.window_left = 70;
+  expect_right(causal);
+  // The first 320 rows see nothing: whole items, and a warpgroup of the next.
+  Case empty = of.problem(2, 576, 256);
+  empty.causal = true;
+  expect_right(empty);
+  // The same with lengths that only the device knows.
+  Case lengths = of.problem(1, 192, 384);
+  lengths.batch = 5;
+  lengths.key_lengths = {384, 0, 128, 250, 64};
+  lengths.causal = true;
+  expect_right(lengths);
+  Case packed = of.problem(2, 320, 256);
+  packed.packed = true;
+  packed.batch = 4;
+  packed.cu_q = {0, 320, 321, 421, 549};
+  packed.cu_k = {0, 256, 384, 384, 446};
+  packed.causal = true;
+  expect_right(packed);
+}
+
 // Mask tensors whose rows the copy engine can read, which lengths drawn at random seldom allow, and rows it cannot, in
 // every shape. 272 keys end within a block, 70 rows within a warpgroup's.
 TEST_P(RobustRow, MaskTensors) {
@@ -162,6 +196,20 @@ TEST_P(RobustRow, MaskTensors) {
       drawn.bias_dtype = index % 2 == 0 ? DType::f32 : drawn.dtype;
       expect_right(drawn);
     }
+  }
+}
+
+// The second warpgroup does not see the first block, and the second block ends within: the warpgroups, the copies of
+// the mask tensors and the copy of that block wait for each other in every way there is.
+TEST_P(RobustRow, MaskTensorsBesideAWindow) {
+  for (std::int64_t index = 0; index < 3; ++index) {
+    Case drawn = row().problem(2, 128, 200);
+    drawn.index = index;
+    drawn.window_left = 5;
+    if (index != 1) drawn.allowed = check::Broadcast{};
+    if (index != 2) drawn.bias = check::Broadcast{};
+    drawn.bias_dtype = DType::f32;
+    expect_right(drawn);
   }
 }
 

@@ -40,13 +40,10 @@ struct Config {
   // Head dims are stored in panels of 64 columns: 128 bytes, one swizzle row.
   static constexpr int kPanels = (kHeadDim + 63) / 64;
 
-  // Mask tensors come through shared memory, but for head dims at which that did not end (docs/fused_kernel.md).
-  static constexpr bool kMasksInShared = kGeneral && kHeadDim <= 128;
-
   // The launch gives every thread 65536 / threads registers; the producer hands most of its share to the consumers.
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kVariant == Variant::narrow ? 40 : kMasksInShared ? 88 : 56;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 152 : kMasksInShared ? 208 : kGeneral ? 224 : 232;
+  static constexpr int kProducerRegisters = kVariant == Variant::narrow ? 40 : kGeneral ? 88 : 56;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 152 : kGeneral ? 208 : 232;
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "setmaxnreg would wait for ever for registers the launch did not allocate");
 
@@ -89,10 +86,13 @@ struct Config {
   static constexpr int kTileKBytes = kPanels * kPanelKBytes;  // of V too
   static constexpr int kOutBytes = kStagesOutput && !kOutInPlaceOfQ ? kTileQBytes : 0;
   // Mask tensors come to shared memory in blocks (tile/mask_map.h): what is left for them beside two stages at d = 128
-  // is four blocks of 16-bit biases, two for each warpgroup.
-  static constexpr int kMaskBytes = kMasksInShared ? 64 * 1024 : 0;
+  // is four blocks of 16-bit biases, two for each warpgroup; beyond it half as much.
+  static constexpr int kMaskBytes = !kGeneral ? 0 : kHeadDim <= 128 ? 64 * 1024 : 32 * 1024;
   // How many blocks of a mask with elements of that size the ring has.
-  static constexpr __device__ int mask_slots_log2(int element_bytes) { return element_bytes == 4 ? 1 : 2; }
+  static constexpr __device__ int mask_slots_log2(int element_bytes) {
+    const int of_two_bytes = kMaskBytes == 64 * 1024 ? 2 : 1;
+    return element_bytes == 1 ? 2 : element_bytes == 2 ? of_two_bytes : of_two_bytes - 1;
+  }
 
   // As many stages as fit beside Q, results and masks (227 KiB a block, 1 KiB of it for alignment), at most four: more
   // gave nothing.

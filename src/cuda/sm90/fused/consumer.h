@@ -12,7 +12,6 @@
 #include "cuda/ptx/wgmma.h"
 #include "cuda/ptx/wgmma_shapes.h"
 #include "cuda/sm90/fused/config.h"
-#include "cuda/sm90/fused/mask_elements.h"
 #include "cuda/sm90/fused/mask_load.h"
 #include "cuda/sm90/fused/mask_words.h"
 #include "cuda/sm90/fused/params.h"
@@ -48,8 +47,8 @@ struct Consumer {
   float out[C::kHeadDim / 2];
   std::uint32_t weights[C::kTileK / 8];
   std::uint32_t metadata[kQuarters];
-  PackedWords<C> masked;            // where mask tensors come through shared memory: the last tile's scores
-  int mask_tiles = 0;               // and tiles so far
+  PackedWords<C> masked;            // general variant only: the last tile's scores
+  int mask_tiles = 0;               // general variant only: tiles so far
   std::uint32_t q[kScoreSteps][4];  // unused when Q stays in shared memory
   RowState state;
   std::uint32_t k_ready = 0, v_ready = 0;  // whether the next tile's K and V were seen to be there already
@@ -126,16 +125,18 @@ struct Consumer {
       wait_full(shared.k_full, ring);
       __syncwarp();  // every lane has seen it
       release(shared.k_empty, ring);
+      // Before the turn: it may come only when another warpgroup has the next tile's K, and a producer that copies that
+      // tile itself begins when it has found room for all of this tile's masks.
+      if constexpr (C::kGeneral) {
+        for (int i = 0; i < masks_per_tile(params); ++i) release_mask(await_mask(i));
+        ++mask_tiles;
+      }
       take_turn();
       pass_turn();
       wait_full(shared.v_full, ring);
       __syncwarp();
       release(shared.v_empty, ring);
       ring.advance();
-      if constexpr (C::kMasksInShared) {
-        for (int i = 0; i < masks_per_tile(params); ++i) release_mask(await_mask(i));
-        ++mask_tiles;
-      }
     }
   }
 
@@ -240,24 +241,7 @@ struct Consumer {
     return block >= interior.begin && block < interior.end;
   }
 
-  // What mask tensors say about the scores of tile `tile_index`, element by element.
-  __device__ __forceinline__ void apply_mask_tensors() {
-    const auto& of = item(number);
-    const int block = tile_index / C::kTilesPerBlock;
-    const int part = tile_index % C::kTilesPerBlock;
-    const int t = thread() & 3;
-    const int row = of.row_begin + row_in_tile();
-    const int keys = of.key_length - block * tile::kBlockKeys;
-    if (params.bias.data != nullptr) {
-      const MaskPointers bias(params.bias, params.bias_bytes, of, row, block);
-      add_bias<C>(scores, params, bias, keys, part, t);
-    }
-    if (params.allowed.data != nullptr) {
-      mask_allowed<C>(scores, params, MaskPointers(params.allowed, 1, of, row, block), keys, part, t);
-    }
-  }
-
-  // From blocks in shared memory: the scores of tile `tile_index`, with all masks applied.
+  // General variant: the scores of tile `tile_index`, with all masks applied.
   __device__ __forceinline__ void mask_scores() {
     const MaskLane lane{row_in_tile() % tile::kMaskRows, thread() & 3, tile_index % C::kTilesPerBlock};
     const bool consecutive = params.keys.pair_step == 1;
@@ -378,7 +362,7 @@ struct Consumer {
     // False also for NaN: a row without a reference.
     if (!__all_sync(~0u, tile0 < C::kWeightLimit && tile1 < C::kWeightLimit)) {
       // The scores change their names, else the compiler keeps what both passes compute alike.
-      if constexpr (C::kMasksInShared) {
+      if constexpr (C::kGeneral) {
 #pragma unroll
         for (std::uint32_t& word : masked.words) ptx::pin(word);
         weigh_again(masked);
@@ -436,14 +420,10 @@ struct Consumer {
       ptx::wgmma_wait<0>();
       release(shared.v_empty, ring);
     };
-    if constexpr (C::kMasksInShared) {
+    if constexpr (C::kGeneral) {
       mask_scores();
       tile0 = tile1 = 0;
       weigh(masked, finish_output);
-    } else if constexpr (C::kGeneral) {
-      finish_output();  // accumulators may be written only when no product is in flight
-      apply_mask_tensors();
-      weigh_tile<true>([] {});
     } else if (is_interior()) {
       weigh_tile<false>(finish_output);
     } else {
@@ -518,12 +498,9 @@ struct Consumer {
   // All tiles of the item from its first scores on; true when the next item's first scores are computed already.
   __device__ __forceinline__ bool run_item() {
     look_ahead(ring);
-    if constexpr (C::kMasksInShared) {
+    if constexpr (C::kGeneral) {
       mask_scores();
       first_tile<true>(masked);
-    } else if constexpr (C::kGeneral) {
-      apply_mask_tensors();
-      first_tile<true>(packed_scores<true>());
     } else if (is_interior()) {
       first_tile<false>(packed_scores<false>());
     } else {

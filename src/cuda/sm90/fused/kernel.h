@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
       init(shared.v_empty[i], kConsumerWarps);
       init(shared.tail_begun[i], 1);
     }
-    if constexpr (C::kMasksInShared) {
+    if constexpr (C::kGeneral) {
       for (std::uint64_t& full : shared.mask.full) init(full, params.mask_engine != 0 ? 1 : kMaskThreads);
       for (std::uint64_t& empty : shared.mask.empty) init(empty, 4);
     }

@@ -196,7 +196,7 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
       load_tile<C, 1>(ptx::shared_address(shared.v[ring.stage]), v_full + at, v_empty + at, ring.parity, engine_v,
                       params.v_map, params.v, row, part * params.keys.part_step, 0, kv_head, batch, params.d_v,
                       params.vector_v, [&](int r) { return visible(tile::slot_of_v_row(r)); });
-      if constexpr (C::kMasksInShared) {
+      if constexpr (C::kGeneral) {
         if (params.mask_bytes != 0 && threadIdx.x >= 32) {
           load_mask_blocks<C>(params, shared, work, row - work.k_row, present, tiles++);
         }

@@ -7,10 +7,10 @@
 
 #include "cuda/ptx/packed_half.h"
 #include "cuda/ptx/wgmma.h"
-#include "cuda/sm90/fused/mask_pointers.h"
 #include "cuda/sm90/fused/params.h"
 #include "cuda/sm90/fused/softmax.h"
 #include "cuda/sm90/fused_tf32/config.h"
+#include "cuda/sm90/fused_tf32/mask_pointers.h"
 #include "cuda/tile/pair_map.h"
 
 namespace dspattn::cuda::sm90::tf32 {
