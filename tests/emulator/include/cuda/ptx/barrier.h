@@ -6,6 +6,7 @@
 
 #include "cuda/ptx/address.h"
 #include "emulator/copy_engine.h"
+#include "emulator/device.h"
 #include "emulator/machine.h"
 
 namespace dspattn::cuda::ptx {
