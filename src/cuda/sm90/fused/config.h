@@ -51,12 +51,18 @@ struct Config {
   // room for it. Where it stays in shared memory, a second buffer lets the next item's Q arrive early.
   static constexpr bool kQInRegisters = kVariant == Variant::narrow && kHeadDim <= 128;
   static constexpr int kQBuffers = kHeadDim <= 64 ? 2 : 1;
-  // At d = 256 half of it fits: of 16 steps of the score product 8 read Q from registers.
-  static constexpr int kQSteps = kVariant == Variant::narrow && kHeadDim == 256 ? 8 : 0;
-  // Else the producer's three warps that do not drive the copy engine multiply it by 2^-e where it lies.
+  // At d = 256 half of it fits. Q's first panels come through the ring as an item's first entry, in a stage of K beside
+  // an empty one of V, and the consumers take them to registers: the place they need no more is a third stage's.
+  static constexpr int kQPanelsByRing = kVariant == Variant::narrow && kHeadDim == 256 ? 2 : 0;
+  static constexpr int kQEntries = kQPanelsByRing > 0 ? 1 : 0;
+  // Steps of the score product, 16 columns each, and how many of them read Q from registers.
+  static constexpr int kScoreSteps = (kHeadDim + 15) / 16;
+  static constexpr int kQSteps = kQInRegisters ? kScoreSteps : 4 * kQPanelsByRing;
+  // What stays in shared memory the producer's three warps that do not drive the copy engine multiply by 2^-e there.
   static constexpr int kScalingWarps = 3;
   // The first scores of the next item can be issued with the last output of this one.
   static constexpr bool kChainsItems = kQInRegisters || kQBuffers == 2;
+  static_assert(!kChainsItems || kQEntries == 0, "the next item's Q would have to be taken while this one's is in use");
 
   // Results leave by way of shared memory: the copy engine writes whole lines, and the warps need not wait. Beyond d =
   // 64 there is room for them only where Q was.
@@ -82,8 +88,9 @@ struct Config {
 
   static constexpr int kPanelQBytes = kTileQ * 128;
   static constexpr int kPanelKBytes = kTileK * 128;
-  static constexpr int kTileQBytes = kPanels * kPanelQBytes;
-  static constexpr int kTileKBytes = kPanels * kPanelKBytes;  // of V too
+  static constexpr int kTileQBytes = (kPanels - kQPanelsByRing) * kPanelQBytes;  // in a place of their own
+  static constexpr int kTileKBytes = kPanels * kPanelKBytes;                     // of V too
+  static_assert(kQPanelsByRing * kPanelQBytes <= kTileKBytes, "one entry of the ring has to do");
   static constexpr int kOutBytes = kStagesOutput && !kOutInPlaceOfQ ? kTileQBytes : 0;
   // Mask tensors come to shared memory in blocks (tile/mask_map.h): what is left for them beside two stages at d = 128
   // is four blocks of 16-bit biases, two for each warpgroup; beyond it half as much.
@@ -105,7 +112,7 @@ struct Config {
 struct Share {
   int begin, end;                    // tiles that any of its rows sees
   int interior_begin, interior_end;  // blocks that need no masking
-  int skip_before, skip_after;       // tiles that only other warpgroups need
+  int skip_before, skip_after;       // entries of the ring that only other warpgroups need
 };
 
 // Who brings an item's last block, when it has fewer than 128 keys (none: it has not): the copy engine, with rows past
@@ -128,8 +135,8 @@ struct Item {
   std::int64_t lse_offset;
   Share shares[kConsumers];
   Tail tail;
-  int tiles;  // of all the item's blocks
-  int k_row;  // row of K and V that holds the sequence's key 0
+  int entries;  // of the ring: the tiles of all its blocks, and what of Q comes that way
+  int k_row;    // row of K and V that holds the sequence's key 0
 };
 
 // A consumer may still write the results of an item whose two successors are already announced; one more is a power

@@ -27,7 +27,7 @@ __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 template <typename C>
 struct Consumer {
   static constexpr int kQuarters = C::kQuarters;  // 64 keys: one metadata word
-  static constexpr int kScoreSteps = (C::kHeadDim + 15) / 16;
+  static constexpr int kScoreSteps = C::kScoreSteps;
   static constexpr int kValueSteps = C::kTileK / 32;
 
   const FusedParams& params;
@@ -41,7 +41,7 @@ struct Consumer {
   int number = 0;                    // of the item in work, among this block's
   int tile_index = 0, tile_end = 0;  // own tiles of the item, counted from the sequence's first key
   tile::BlockRange interior;
-  int skip_before = 0;  // tiles that only other warpgroups need
+  int skip_before = 0;  // entries of the ring that only other warpgroups need
 
   float scores[C::kTileK / 2];
   float out[C::kHeadDim / 2];
@@ -49,7 +49,7 @@ struct Consumer {
   std::uint32_t metadata[kQuarters];
   PackedWords<C> masked;            // general variant only: the last tile's scores
   int mask_tiles = 0;               // general variant only: tiles so far
-  std::uint32_t q[kScoreSteps][4];  // unused when Q stays in shared memory
+  std::uint32_t q[kScoreSteps][4];  // its first C::kQSteps steps
   RowState state;
   std::uint32_t k_ready = 0, v_ready = 0;  // whether the next tile's K and V were seen to be there already
   float tile0 = 0, tile1 = 0;              // sums of the last tile's weights, not yet in `state`
@@ -117,26 +117,33 @@ struct Consumer {
   }
   __device__ __forceinline__ int skip_after(int of) const { return uniform(item(of).shares[index].skip_after); }
 
-  // Tiles that other warpgroups work on: only keep the pipeline moving. No product brings a warp's lanes together
+  // Goes past the next entry of the ring; use() may read the stage of K. No product brings a warp's lanes together
   // between a wait and the leader's arrival: a lane that lags could find the phase it waits for two phases gone.
-  __device__ __forceinline__ void skip_tiles(int count) {
+  template <typename Use>
+  __device__ __forceinline__ void pass_entry(Use use) {
+    wait_full(shared.k_full, ring);
+    use();
+    __syncwarp();  // every lane has seen it
+    release(shared.k_empty, ring);
+    take_turn();
+    pass_turn();
+    wait_full(shared.v_full, ring);
+    __syncwarp();
+    release(shared.v_empty, ring);
+    ring.advance();
+  }
+
+  // Entries that other warpgroups work on: only keep the pipeline moving.
+  __device__ __forceinline__ void skip_entries(int count) {
 #pragma unroll 1
     for (; count > 0; --count) {
-      wait_full(shared.k_full, ring);
-      __syncwarp();  // every lane has seen it
-      release(shared.k_empty, ring);
       // Before the turn: it may come only when another warpgroup has the next tile's K, and a producer that copies that
       // tile itself begins when it has found room for all of this tile's masks.
       if constexpr (C::kGeneral) {
         for (int i = 0; i < masks_per_tile(params); ++i) release_mask(await_mask(i));
         ++mask_tiles;
       }
-      take_turn();
-      pass_turn();
-      wait_full(shared.v_full, ring);
-      __syncwarp();
-      release(shared.v_empty, ring);
-      ring.advance();
+      pass_entry([] {});
     }
   }
 
@@ -151,42 +158,30 @@ struct Consumer {
     ptx::mbarrier_arrive_if(place.empty, leader);
   }
 
-  // Takes Q times 2^-e to registers, in the layout of a wgmma A operand. In shared memory it is scaled already. Its
-  // place in shared memory is then free, for results first where there is no other place for them.
-  __device__ __forceinline__ void load_q(int of) {
-    if constexpr (C::kQInRegisters) {
-      const int row = row_in_tile();
-      const std::uint32_t base =
-          ptx::shared_address(shared.q[of % C::kQBuffers]) + 4u * static_cast<std::uint32_t>(thread() & 3);
-#pragma unroll
-      for (int step = 0; step < kScoreSteps; ++step) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at =
-              (step / 4) * C::kPanelQBytes + tile::swizzled_offset(row + 8 * (i & 1), 2 * (step % 4) + (i >> 1));
-          q[step][i] = scaled_pair<C>(ptx::load_shared(base + static_cast<std::uint32_t>(at)), params.q_scale);
-        }
-      }
-      __syncwarp();  // every lane has read its share
-      if constexpr (!C::kOutInPlaceOfQ) release_q(of);
-    } else if constexpr (C::kQSteps > 0) {
-      load_q_steps(of);
-    }
-  }
-
-  // The steps that are taken to registers, of Q in shared memory.
-  __device__ __forceinline__ void load_q_steps(int of) {
+  // Takes Q's first C::kQSteps steps times 2^-e to registers, in the layout of a wgmma A operand.
+  __device__ __forceinline__ void take_q(const std::uint8_t* panels) {
     const int row = row_in_tile();
-    const std::uint32_t base =
-        ptx::shared_address(shared.q[of % C::kQBuffers]) + 4u * static_cast<std::uint32_t>(thread() & 3);
+    const std::uint32_t base = ptx::shared_address(panels) + 4u * static_cast<std::uint32_t>(thread() & 3);
 #pragma unroll
     for (int step = 0; step < C::kQSteps; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int at =
             (step / 4) * C::kPanelQBytes + tile::swizzled_offset(row + 8 * (i & 1), 2 * (step % 4) + (i >> 1));
-        q[step][i] = ptx::load_shared(base + static_cast<std::uint32_t>(at));
+        q[step][i] = scaled_pair<C>(ptx::load_shared(base + static_cast<std::uint32_t>(at)), params.q_scale);
       }
+    }
+  }
+
+  // What of Q belongs in registers; the rest is scaled already. Its place in shared memory is then free, for results
+  // first where there is no other place for them.
+  __device__ __forceinline__ void load_q(int of) {
+    if constexpr (C::kQInRegisters) {
+      take_q(shared.q[of % C::kQBuffers]);
+      __syncwarp();  // every lane has read its share
+      if constexpr (!C::kOutInPlaceOfQ) release_q(of);
+    } else if constexpr (C::kQEntries > 0) {
+      pass_entry([&] { take_q(shared.k[ring.stage]); });
     }
   }
 
@@ -195,7 +190,7 @@ struct Consumer {
 #pragma unroll
     for (int step = 0; step < kScoreSteps; ++step) {
       const std::uint64_t b = ptx::descriptor(k + (step / 4) * (C::kPanelKBytes >> 4) + (step % 4) * 2);
-      if (C::kQInRegisters || step < C::kQSteps) {
+      if (step < C::kQSteps) {
         if (step == 0) {
           ptx::wgmma_dense_first<C::kType>(scores, q[step], b);
         } else {
@@ -203,7 +198,8 @@ struct Consumer {
         }
       } else {
         const std::uint32_t low = q_low + static_cast<std::uint32_t>(of % C::kQBuffers) * (C::kTileQBytes >> 4);
-        const std::uint64_t a = ptx::descriptor(low + (step / 4) * (C::kPanelQBytes >> 4) + (step % 4) * 2);
+        const std::uint64_t a =
+            ptx::descriptor(low + (step / 4 - C::kQPanelsByRing) * (C::kPanelQBytes >> 4) + (step % 4) * 2);
         if (step == 0) {
           ptx::wgmma_dense_first<C::kType>(scores, a, b);
         } else {
@@ -562,7 +558,7 @@ struct Consumer {
     }
     ++number;
     ring = next;
-    if (!chained) skip_tiles(trailing);
+    if (!chained) skip_entries(trailing);
     return chained;
   }
 
@@ -573,14 +569,14 @@ struct Consumer {
       plan(number);
       if (tile_end <= tile_index) {  // no row of this warpgroup sees a key
         release_q(number);
-        skip_tiles(skip_before);
+        skip_entries(skip_before);
         write_empty();
         ++number;
         continue;
       }
       load_q(number);
       if constexpr (C::kOutInPlaceOfQ) release_q(number);
-      skip_tiles(skip_before);
+      skip_entries(skip_before);
       wait_full(shared.k_full, ring);
       ptx::wgmma_fence();
       issue_scores(ring.stage, number);

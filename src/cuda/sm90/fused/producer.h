@@ -175,6 +175,7 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
       if (threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
     }
     walk = (walk & ~3) | ((walk + 1) & 3);
+    load_q_entry<C>(params, shared, work, ring);
     const int kv_head = work.head / params.heads_per_kv_head;
     const int batch = work.batch;
     int row = work.k_row + work.blocks.begin * tile::kBlockKeys;                        // of the block's first key

@@ -65,6 +65,7 @@ __device__ __forceinline__ void drive(const FusedParams& params, Shared<C>& shar
       continue;
     }
     work.tail = tail_of(params, work);
+    load_q_entry<C>(params, shared, work, ring);
     load_q_by_engine<C>(params, shared, work, number);
     number = (number + 1) & 3;
     const int kv_head = work.head / params.heads_per_kv_head;

@@ -94,10 +94,11 @@ __device__ __forceinline__ void announce(const FusedParams& params, const Work& 
     share.interior_begin = interior.begin;
     share.interior_end = interior.end;
     share.skip_before = ((any ? own.begin : work.blocks.end) - work.blocks.begin) * C::kTilesPerBlock;
+    if (!any) share.skip_before += C::kQEntries;
     share.skip_after = any ? (work.blocks.end - own.end) * C::kTilesPerBlock : 0;
   }
   item.tail = work.tail;
-  item.tiles = (work.blocks.end - work.blocks.begin) * C::kTilesPerBlock;
+  item.entries = C::kQEntries + (work.blocks.end - work.blocks.begin) * C::kTilesPerBlock;
   item.k_row = work.k_row;
 }
 
@@ -110,7 +111,19 @@ __device__ __forceinline__ void announce_end(Shared<C>& shared, int number) {
   ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[buffer]));
 }
 
-// Q of item number `number` of this block, and its description.
+// Panels of an item's Q, from panel `first` on.
+template <typename C>
+__device__ __forceinline__ void load_q_panels(const FusedParams& params, const Work& work, std::uint32_t place,
+                                              std::uint32_t full, int first, int panels) {
+  ptx::mbarrier_arrive_expect(full, panels * C::kPanelQBytes);
+#pragma unroll 1
+  for (int panel = 0; panel < panels; ++panel) {
+    ptx::tma_load_4d(place + static_cast<std::uint32_t>(panel * C::kPanelQBytes), &params.q_map, full,
+                     (first + panel) * 64, work.q_row + work.row_begin, work.head, work.batch);
+  }
+}
+
+// Q of item number `number` of this block, but for what comes through the ring, and its description.
 template <typename C>
 __device__ __forceinline__ void load_q_by_engine(const FusedParams& params, Shared<C>& shared, const Work& work,
                                                  int number) {
@@ -118,11 +131,22 @@ __device__ __forceinline__ void load_q_by_engine(const FusedParams& params, Shar
   const std::uint32_t full = ptx::shared_address(&shared.q_full[buffer]);
   ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[buffer]), (number / C::kQBuffers & 1) ^ 1);
   announce<C>(params, work, shared.items[number % kItemSlots]);
-  ptx::mbarrier_arrive_expect(full, C::kTileQBytes);
-#pragma unroll 1
-  for (int panel = 0; panel < C::kPanels; ++panel) {
-    ptx::tma_load_4d(ptx::shared_address(shared.q[buffer]) + static_cast<std::uint32_t>(panel * C::kPanelQBytes),
-                     &params.q_map, full, panel * 64, work.q_row + work.row_begin, work.head, work.batch);
+  load_q_panels<C>(params, work, ptx::shared_address(shared.q[buffer]), full, C::kQPanelsByRing,
+                   C::kPanels - C::kQPanelsByRing);
+}
+
+// The item's first entry of the ring, where part of its Q comes that way. Every item has it, also one without keys.
+template <typename C>
+__device__ __forceinline__ void load_q_entry(const FusedParams& params, Shared<C>& shared, const Work& work,
+                                             Ring<C::kStages>& ring) {
+  if constexpr (C::kQEntries > 0) {
+    const std::uint32_t at = 8u * static_cast<std::uint32_t>(ring.stage);
+    ptx::mbarrier_wait(ptx::shared_address(shared.k_empty) + at, ring.parity ^ 1);
+    load_q_panels<C>(params, work, ptx::shared_address(shared.k[ring.stage]), ptx::shared_address(shared.k_full) + at,
+                     0, C::kQPanelsByRing);
+    ptx::mbarrier_wait(ptx::shared_address(shared.v_empty) + at, ring.parity ^ 1);
+    ptx::mbarrier_arrive(ptx::shared_address(shared.v_full) + at);
+    ring.advance();
   }
 }
 
