@@ -68,8 +68,10 @@ void copy_async(std::uint32_t destination, const void* source, int bytes, std::u
   pending.groups.resize(group + 1);
   ++pending.copies;
   ++pending.groups[group];
+  const int thread = Machine::get().thread();
   Machine::get().later([=, &pending] {
     std::uint8_t* to = Machine::get().shared(destination, size);
+    Machine::get().stored(destination, size, thread);
     std::memset(to, 0, size);
     if (bytes > 0) std::memcpy(to, source, static_cast<std::size_t>(bytes));
     --pending.copies;
@@ -104,7 +106,7 @@ void load_box(std::uint32_t destination, const void* map, std::uint32_t barrier,
   Machine::get().later([=, tensor = tensor] {
     for_box(tensor, destination, at, [&](std::uint32_t address, const std::uint8_t* element) {
       const auto size = static_cast<std::uint32_t>(tensor.element_bytes);
-      std::uint8_t* to = Machine::get().shared(address, size);
+      std::uint8_t* to = Machine::get().shared_written_beside(address, size);
       if (element == nullptr) {
         std::memset(to, 0, size);
       } else if (tensor.rounds_to_tf32) {
@@ -126,7 +128,7 @@ void load_bytes(std::uint32_t destination, const void* source, int bytes, std::u
     Machine::fail("a bulk copy that is not aligned to 16 bytes");
   }
   Machine::get().later([=] {
-    std::memcpy(Machine::get().shared(destination, std::uint32_t(bytes)), source, std::size_t(bytes));
+    std::memcpy(Machine::get().shared_written_beside(destination, std::uint32_t(bytes)), source, std::size_t(bytes));
     Machine::get().mbarrier_delivered(barrier, bytes);
   });
 }
@@ -138,7 +140,7 @@ void store_box(const void* map, std::uint32_t source, const Coordinates& at, int
   Machine::get().later([=, tensor = tensor, &pending] {
     for_box(tensor, source, at, [&](std::uint32_t address, std::uint8_t* element) {
       const auto size = static_cast<std::uint32_t>(tensor.element_bytes);
-      if (element != nullptr) std::memcpy(element, Machine::get().shared(address, size), size);
+      if (element != nullptr) std::memcpy(element, Machine::get().shared_beside(address, size), size);
     });
     if (--pending.copies == 0) Machine::get().wake(pending.waiting);
   });

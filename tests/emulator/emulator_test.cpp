@@ -216,6 +216,7 @@ TEST(EmulatedCopies, SharedMemoryBelongsToAStoreUntilItIsRead) {
       Matrix64 matrix;
       EXPECT_TRUE(run(32, [&] {
                     for (std::uint32_t i = threadIdx.x; i < 2048; i += 32) ptx::store_shared(kData + 4 * i, 0x40004000);
+                    ptx::fence_async_proxy();
                     __syncwarp();
                     if (threadIdx.x == 0) {
                       ptx::tma_store_4d(&matrix.map, kData, 0, 0, 0, 0);
@@ -224,6 +225,7 @@ TEST(EmulatedCopies, SharedMemoryBelongsToAStoreUntilItIsRead) {
                     }
                     __syncwarp();
                     for (std::uint32_t i = threadIdx.x; i < 2048; i += 32) ptx::store_shared(kData + 4 * i, 0);
+                    ptx::fence_async_proxy();
                   }).ended);
       return matrix.values[0] != 0x4000;
     });
@@ -326,6 +328,23 @@ TEST(EmulatedProducts, SparseByRows) {
   }
 }
 
+TEST(EmulatedProducts, SeeStoresBehindAFenceOnly) {
+  for (const bool fences : {false, true}) {
+    const Outcome outcome = run(128, [fences] {
+      for (std::uint32_t i = threadIdx.x; i < 2048; i += 128) ptx::store_shared(kData + 4 * i, 0);
+      if (fences || threadIdx.x != 77) ptx::fence_async_proxy();  // one that forgets it is enough
+      __syncthreads();
+      float d[32];
+      const std::uint32_t a[4] = {};
+      ptx::wgmma_dense_first<DType::f16>(d, a, ptx::descriptor(ptx::descriptor_low(kData, 16)));
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+    });
+    EXPECT_EQ(outcome.ended, fences) << outcome.message;
+    if (!fences) expect_told(outcome, "thread 77 stored");
+  }
+}
+
 TEST(EmulatedProducts, MetadataMustAscend) {
   expect_told(run(128,
                   [] {
@@ -361,6 +380,7 @@ TEST(EmulatedProducts, ReadSharedMemoryUntilTheyAreWaitedFor) {
                     for (std::uint32_t i = threadIdx.x; i < 2048; i += 128) {
                       ptx::store_shared(kData + 4 * i, pair(1, 1));
                     }
+                    ptx::fence_async_proxy();
                     __syncthreads();
                     float d[32];
                     const std::uint32_t ones[4] = {pair(1, 1), pair(1, 1), pair(1, 1), pair(1, 1)};
@@ -369,6 +389,7 @@ TEST(EmulatedProducts, ReadSharedMemoryUntilTheyAreWaitedFor) {
                     if (waits) ptx::wgmma_wait<0>();
                     __syncthreads();
                     for (std::uint32_t i = threadIdx.x; i < 2048; i += 128) ptx::store_shared(kData + 4 * i, 0);
+                    ptx::fence_async_proxy();
                     __syncthreads();
                     ptx::wgmma_wait<0>();
                     if (threadIdx.x == 0) result = d[0];

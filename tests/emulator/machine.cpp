@@ -131,6 +131,31 @@ void Machine::fail_outside(std::uint32_t address) {
   fail("shared address " + std::to_string(address) + " is outside the block's memory");
 }
 
+void Machine::stored(std::uint32_t address, std::uint32_t bytes, int thread) {
+  const std::uint32_t fences = fences_[static_cast<std::size_t>(thread)];
+  for (std::uint32_t word = address / 4; word < (address + bytes + 3) / 4; ++word) {
+    stores_[word - kSharedBase / 4] = {thread, fences};
+  }
+}
+
+std::uint8_t* Machine::shared_beside(std::uint32_t address, std::uint32_t bytes) {
+  std::uint8_t* place = shared(address, bytes);
+  for (std::uint32_t word = address / 4; word < (address + bytes + 3) / 4; ++word) {
+    const Store& store = stores_[word - kSharedBase / 4];
+    if (store.thread >= 0 && store.fences == fences_[static_cast<std::size_t>(store.thread)]) {
+      fail("what thread " + std::to_string(store.thread) + " stored at shared address " + std::to_string(address) +
+           " is read by the copy engine or a tensor core without a fence");
+    }
+  }
+  return place;
+}
+
+std::uint8_t* Machine::shared_written_beside(std::uint32_t address, std::uint32_t bytes) {
+  std::uint8_t* place = shared(address, bytes);
+  for (std::uint32_t word = address / 4; word < (address + bytes + 3) / 4; ++word) stores_[word - kSharedBase / 4] = {};
+  return place;
+}
+
 unsigned Machine::draw(unsigned below) { return state_->random.below(below); }
 
 // A thread of a block from its begin to its end.
@@ -163,6 +188,8 @@ void Machine::run_block(Index grid, Index block, Index block_index, std::uint32_
   shared_end_ = kSharedBase + shared_bytes;
   state.block = block;
   std::memset(shared_, 0xCB, kSharedBytes + 2048);  // fp16, bf16 and fp32 of this are finite, far from 0
+  stores_.assign(kSharedBytes / 4 + 1024, {});
+  fences_.assign(static_cast<std::size_t>(threads), 0);
   state.warps.assign(static_cast<std::size_t>((threads + kWarp - 1) / kWarp), {});
   state.named = {};
   state.mbarriers.clear();

@@ -48,7 +48,7 @@ struct SharedMatrix {
   const std::uint8_t* chunk(std::uint32_t offset) const {
     std::uint32_t address = start + offset;
     address ^= address >> 3 & 0x70;
-    return Machine::get().shared(address, 16);
+    return Machine::get().shared_beside(address, 16);
   }
   // Chunk of a matrix that is stored by rows of its long side, the depth along the 128-byte row.
   const std::uint8_t* by_depth(int row, int index) const {

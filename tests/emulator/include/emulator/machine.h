@@ -52,6 +52,13 @@ class Machine {
     return shared_ + (address - kSharedBase);
   }
   std::uint32_t address_of(const void* pointer) const;
+  // What threads store to shared memory the copy engine and the tensor cores see only behind a fence of the thread that
+  // stored it. Stores through plain pointers are not followed.
+  void stored(std::uint32_t address, std::uint32_t bytes, int thread);
+  void fence() { ++fences_[static_cast<std::size_t>(running_)]; }
+  std::uint8_t* shared_beside(std::uint32_t address, std::uint32_t bytes);  // read by the engine or a tensor core
+  std::uint8_t* shared_written_beside(std::uint32_t address, std::uint32_t bytes);  // written by the engine
+
   // The block's dynamic shared memory, for a kernel that asks for this alignment: no better than it.
   std::uint8_t* dynamic_shared(std::uint32_t alignment);
 
@@ -119,6 +126,12 @@ class Machine {
   int running_ = -1;
   std::uint8_t* shared_ = nullptr;  // host memory whose address modulo 1024 is that of the emulated one
   std::uint32_t dynamic_bytes_ = 0, shared_end_ = 0;  // of the block
+  struct Store {
+    int thread = -1;  // none
+    std::uint32_t fences = 0;
+  };
+  std::vector<Store> stores_;          // the last one to every word of shared memory
+  std::vector<std::uint32_t> fences_;  // of every thread
   static inline constinit thread_local Machine* current_ = nullptr;
 };
 

@@ -24,6 +24,7 @@ template <typename T>
 void store_to(std::uint32_t address, const T& value) {
   if (address % sizeof(T) != 0) Machine::fail("a store to an address that is not aligned");
   std::memcpy(Machine::get().shared(address, sizeof(T)), &value, sizeof(T));
+  Machine::get().stored(address, sizeof(T), Machine::get().thread());
 }
 
 inline std::uint32_t load_shared(std::uint32_t address) { return load_from<std::uint32_t>(address); }
@@ -96,7 +97,7 @@ inline std::uint32_t mbarrier_test(std::uint32_t barrier, int parity) {
 inline void named_barrier_sync(int id, int threads) { Machine::get().barrier(id, threads, true); }
 inline void named_barrier_arrive(int id, int threads) { Machine::get().barrier(id, threads, false); }
 
-inline void fence_async_proxy() {}
+inline void fence_async_proxy() { Machine::get().fence(); }
 // Kernels run one after the other.
 inline void wait_for_kernels_before() {}
 inline void start_next_kernel() {}
