@@ -248,6 +248,21 @@ struct Product {
 std::uint16_t small(int x) { return core::encode_f16(static_cast<double>(x)); }
 std::uint32_t pair(int low, int high) { return small(low) | static_cast<std::uint32_t>(small(high)) << 16; }
 
+// The first of a thread's two rows.
+int first_row() {
+  const int thread = static_cast<int>(threadIdx.x);
+  return thread / 32 * 16 + thread % 32 / 4;
+}
+
+// A thread's share of a 64 x 16 operand, value(row, k).
+template <typename Value>
+void fill_operand(std::uint32_t (&words)[4], Value value) {
+  for (int i = 0; i < 4; ++i) {
+    const int row = first_row() + 8 * (i & 1), k = 8 * (i >> 1) + 2 * (static_cast<int>(threadIdx.x) % 4);
+    words[i] = pair(value(row, k), value(row, k + 1));
+  }
+}
+
 TEST(EmulatedProducts, DenseFromRegisters) {
   const auto a = [](int row, int k) { return (row * 5 + k * 3) % 7 - 3; };
   Product product;
@@ -255,15 +270,9 @@ TEST(EmulatedProducts, DenseFromRegisters) {
                 init_barrier(1);
                 load_matrix(product.b, kData);
                 ptx::mbarrier_wait(kBarrier, 0);
-                const int thread = static_cast<int>(threadIdx.x);
-                const int row = thread / 32 * 16 + thread % 32 / 4;
-                const int t = thread % 4;
                 float d[32];
                 std::uint32_t words[4];
-                for (int i = 0; i < 4; ++i) {
-                  const int r = row + 8 * (i & 1), k = 8 * (i >> 1) + 2 * t;
-                  words[i] = pair(a(r, k), a(r, k + 1));
-                }
+                fill_operand(words, a);
                 const std::uint32_t low = ptx::descriptor_low(kData, 16);
                 ptx::wgmma_fence();
                 ptx::wgmma_dense_first<DType::f16>(d, words, ptx::descriptor(low));
@@ -292,15 +301,11 @@ TEST(EmulatedProducts, SparseByRows) {
                   init_barrier(1);
                   load_matrix(product.b, kData);
                   ptx::mbarrier_wait(kBarrier, 0);
-                  const int thread = static_cast<int>(threadIdx.x);
-                  const int row = thread / 32 * 16 + thread % 32 / 4;
-                  const int t = thread % 4;
+                  const int row = first_row();
+                  const int t = static_cast<int>(threadIdx.x) % 4;
                   float d[32];
                   std::uint32_t a[4];
-                  for (int i = 0; i < 4; ++i) {
-                    const int r = row + 8 * (i & 1), k = 8 * (i >> 1) + 2 * t;
-                    a[i] = pair(value(r, k), value(r, k + 1));
-                  }
+                  fill_operand(a, value);
                   // Only the chosen lanes of a quad are read.
                   const std::uint32_t metadata =
                       t / 2 == pair_of_lanes ? metadata_of(row) | metadata_of(row + 8) << 16 : 0;

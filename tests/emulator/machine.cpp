@@ -301,11 +301,6 @@ void Machine::wake(WaitList& list) {
   list.clear();
 }
 
-void Machine::pause() {
-  state_->runnable.push_back(running_);
-  switch_out();
-}
-
 void Machine::later(std::function<void()> event) { state_->events.push_back(std::move(event)); }
 
 void Machine::happen(std::size_t event) {

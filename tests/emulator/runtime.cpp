@@ -83,10 +83,6 @@ cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpy
   if (bytes > 0) std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
-cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
-  std::memset(to, value, bytes);
-  return cudaSuccess;
-}
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = new EmulatedStream;

@@ -61,7 +61,6 @@ cudaError_t cudaMalloc(T** address, std::size_t bytes) {
 }
 cudaError_t cudaFree(void* address);
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
-cudaError_t cudaMemset(void* to, int value, std::size_t bytes);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);

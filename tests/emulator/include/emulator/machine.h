@@ -65,8 +65,6 @@ class Machine {
   // Lets others go on until `list` is woken. `what` is what a report of a hang says.
   void wait(WaitList& list, const char* what, std::uint32_t detail = 0, std::uint32_t detail2 = 0);
   void wake(WaitList& list);
-  // Lets others go on for a while.
-  void pause();
 
   // An event to happen at some later time.
   void later(std::function<void()> event);
