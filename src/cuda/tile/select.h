@@ -89,6 +89,10 @@ DSPATTN_HOST_DEVICE inline std::uint32_t metadata_one_of_two(const KeptPair& fir
   return lop3<0xEA>(bit_select(0x11111111u, b, d), 0x55555555u, 0x88888888u);
 }
 
+// Where all groups keep the keys of the block's lower half: elements 0 and 1, or 0 and 2 (1:2).
+inline constexpr std::uint32_t kLowerTwoOfFour = 0x44444444u;
+inline constexpr std::uint32_t kLowerOneOfTwo = 0x88888888u;
+
 // The four lanes of a quad hold one such word each: lane t's nibble i is group 4i + t of 64 keys. The tensor core wants
 // the 16 keys of groups 4i..4i+3 in lane i: a 4 x 4 transpose of nibbles in each half, in two exchanges over the quad.
 struct QuadTranspose {

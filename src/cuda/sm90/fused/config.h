@@ -72,6 +72,9 @@ struct Config {
   // Warpgroups issue their products in turn: measured faster but at d = 256, see docs/fused_kernel.md.
   static constexpr bool kTakeTurns = kHeadDim < 256 || kGeneral;
 
+  // Tiles of which a half is hidden, or only one half needs masking, have code of their own: where it pays most.
+  static constexpr bool kSplitsBlocks = kVariant == Variant::narrow && (kHeadDim == 64 || kHeadDim == 128);
+
   static constexpr int kQuarters = kTileK / 64;  // 64 keys share a metadata word
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
   // units of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured

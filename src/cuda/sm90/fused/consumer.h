@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "cuda/ptx/barrier.h"
@@ -237,6 +238,25 @@ struct Consumer {
     return block >= interior.begin && block < interior.end;
   }
 
+  // Calls run.operator()<h>() for what of tile `tile_index` is hidden.
+  template <typename Run>
+  __device__ __forceinline__ void with_hidden(Run run) {
+    switch (hidden()) {
+      case Hidden::nothing:
+        run.template operator()<Hidden::nothing>();
+        return;
+      case Hidden::lower:
+        if constexpr (C::kSplitsBlocks) run.template operator()<Hidden::lower>();
+        return;
+      case Hidden::upper:
+        if constexpr (C::kSplitsBlocks) run.template operator()<Hidden::upper>();
+        return;
+      case Hidden::anything:
+        run.template operator()<Hidden::anything>();
+        return;
+    }
+  }
+
   // General variant: the scores of tile `tile_index`, with all masks applied.
   __device__ __forceinline__ void mask_scores() {
     const MaskLane lane{row_in_tile() % tile::kMaskRows, thread() & 3, tile_index % C::kTilesPerBlock};
@@ -262,19 +282,33 @@ struct Consumer {
       release_mask(place);
     }
     ++mask_tiles;
-    if (!is_interior()) mask_band<C>(masked, packed_scores<true>());
+    if (!is_interior()) mask_band<C>(masked, packed_scores<Hidden::anything>());
   }
 
-  template <bool kMasked>
-  __device__ __forceinline__ PackedScores<C, kMasked> packed_scores() const {
-    if constexpr (kMasked) {
+  // What of tile `tile_index` is hidden from the warpgroup's rows.
+  __device__ __forceinline__ Hidden hidden() const {
+    if (is_interior()) return Hidden::nothing;
+    if (!C::kSplitsBlocks || params.keys.pair_step == 1) return Hidden::anything;  // consecutive groups
+    const auto& of = item(number);
+    const int key = tile_index / C::kTilesPerBlock * tile::kBlockKeys;
+    const int position = uniform(of.row_begin + of.diagonal) + index * 64 - key;  // of the first row
+    const int last = uniform(of.key_length) - key - 1;
+    if (position + 63 > params.left) return Hidden::anything;  // the window hides some of the first keys
+    constexpr int kHalf = tile::kBlockKeys / 2;
+    if (min(position + 63 + params.right, last) < kHalf) return Hidden::lower;
+    return min(position + params.right, last) >= kHalf - 1 ? Hidden::upper : Hidden::anything;
+  }
+
+  template <Hidden kHidden>
+  __device__ __forceinline__ PackedScores<C, kHidden> packed_scores() const {
+    if constexpr (kHidden == Hidden::nothing) {
+      return {scores};
+    } else {
       const auto& of = item(number);
       const int key = tile_index / C::kTilesPerBlock * tile::kBlockKeys;
       const int row = of.row_begin + row_in_tile();
       return {
           scores, params, tile_index % C::kTilesPerBlock, thread() & 3, row + of.diagonal - key, of.key_length - key};
-    } else {
-      return {scores};
     }
   }
 
@@ -285,6 +319,7 @@ struct Consumer {
   __device__ __forceinline__ void weigh(const Packed& packed, BeforeWrite before_write) {
     constexpr int kUnits = C::kTileK / 32;
     constexpr int kHeld = C::kHeldUnits;
+    constexpr bool kTakesLower = std::is_same_v<Packed, PackedScores<C, Hidden::lower>>;
     Unit units[2];
     tile::KeptPair pairs[2];
     std::uint32_t word[2] = {}, across[2] = {};
@@ -295,21 +330,33 @@ struct Consumer {
         weights[4 * u + i] = C::kType == DType::bf16 ? ptx::pack_bf16x2(value[2 * i], value[2 * i + 1])
                                                      : ptx::pack_f16x2(value[2 * i], value[2 * i + 1]);
       }
-      if (u % 2 == 1) metadata[u / 2] = transpose.exchange_halves(word[u / 2 % 2], across[u / 2 % 2]);
+      if (u % 2 == 0) return;
+      if constexpr (kTakesLower) {
+        metadata[u / 2] = C::kSelection == Selection::two_of_four ? tile::kLowerTwoOfFour : tile::kLowerOneOfTwo;
+      } else {
+        metadata[u / 2] = transpose.exchange_halves(word[u / 2 % 2], across[u / 2 % 2]);
+      }
     };
-    pairs[0] = select_unit<C, 0>(packed, units[0]);
+    const auto select = [&]<int kUnit>() {
+      if constexpr (kTakesLower) {
+        take_unit<C, kUnit>(packed, units[kUnit % 2]);
+      } else {
+        pairs[kUnit % 2] = select_unit<C, kUnit>(packed, units[kUnit % 2]);
+      }
+    };
+    select.template operator()<0>();
     [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
       (
           [&] {
             constexpr int u = kIndex;
-            if constexpr (u + 1 < kUnits) pairs[(u + 1) % 2] = select_unit<C, u + 1>(packed, units[(u + 1) % 2]);
+            if constexpr (u + 1 < kUnits) select.template operator()<u + 1>();
             const Unit& unit = units[u % 2];
             float* value = values[u < kHeld ? u : 0];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
               exponentiate_group(unit.first[i], unit.second[i], params.exp2_scale, state, value + 4 * i, tile0, tile1);
             }
-            if constexpr (u % 2 == 0) {
+            if constexpr (u % 2 == 0 && !kTakesLower) {
               const std::uint32_t codes = C::kSelection == Selection::two_of_four
                                               ? tile::metadata_two_of_four(pairs[0], pairs[1])
                                               : tile::metadata_one_of_two(pairs[0], pairs[1]);
@@ -330,15 +377,15 @@ struct Consumer {
   }
 
   // Weighs tile `tile_index` of the item.
-  template <bool kMasked, typename BeforeWrite>
+  template <Hidden kHidden, typename BeforeWrite>
   __device__ __forceinline__ void weigh_tile(BeforeWrite before_write) {
     tile0 = tile1 = 0;
-    weigh(packed_scores<kMasked>(), before_write);
+    weigh(packed_scores<kHidden>(), before_write);
   }
 
   // Sets the reference to the tile's largest score, or a sample of them, and weighs the tile. settle() mends what a
   // sample misses.
-  template <bool kMasked, typename Packed>
+  template <typename Packed>
   __device__ __forceinline__ void first_tile(const Packed& packed) {
     state = {0, 0, NAN, NAN};
     tile0 = tile1 = 0;
@@ -373,7 +420,7 @@ struct Consumer {
       } else {
 #pragma unroll
         for (float& score : scores) score *= params.one;
-        weigh_again(packed_scores<true>());
+        weigh_again(packed_scores<Hidden::anything>());
       }
     }
     add_weights();
@@ -402,7 +449,7 @@ struct Consumer {
   }
 
   // Output of the tile before, scores and weights of tile `tile_index`.
-  template <bool kMasked>
+  template <Hidden kHidden>
   __device__ __forceinline__ void next_tile(int accumulate) {
     Ring<C::kStages> next = ring;
     next.advance();
@@ -429,7 +476,7 @@ struct Consumer {
       tile0 = tile1 = 0;
       weigh(masked, finish_output);
     } else {
-      weigh_tile<kMasked>(finish_output);
+      weigh_tile<kHidden>(finish_output);
     }
     ring = next;
     await_tile();
@@ -500,11 +547,9 @@ struct Consumer {
     look_ahead(ring);
     if constexpr (C::kGeneral) {
       mask_scores();
-      first_tile<true>(masked);
-    } else if (is_interior()) {
-      first_tile<false>(packed_scores<false>());
+      first_tile(masked);
     } else {
-      first_tile<true>(packed_scores<true>());
+      with_hidden([&]<Hidden kHidden> { first_tile(packed_scores<kHidden>()); });
     }
     free_q(number);
     await_tile();
@@ -514,7 +559,13 @@ struct Consumer {
       settle();
       if (++tile_index >= tile_end) break;
       if (C::kGeneral || !is_interior()) {
-        next_tile<true>(accumulate);
+        if constexpr (C::kGeneral) {
+          next_tile<Hidden::anything>(accumulate);
+        } else {
+          with_hidden([&]<Hidden kHidden> {
+            if constexpr (kHidden != Hidden::nothing) next_tile<kHidden>(accumulate);
+          });
+        }
         accumulate = 1;
         continue;
       }
@@ -523,7 +574,7 @@ struct Consumer {
       const int stop = min(tile_end, interior.end * C::kTilesPerBlock);
 #pragma unroll 1
       for (;;) {
-        next_tile<false>(accumulate);
+        next_tile<Hidden::nothing>(accumulate);
         accumulate = 1;
         if (tile_index + 1 >= stop || !weights_fit()) break;
         add_weights();

@@ -26,7 +26,7 @@ struct PackedWords {
 template <typename C>
 __device__ __forceinline__ void pack_scores(PackedWords<C>& packed, const Scores<C>& scores) {
 #pragma unroll
-  for (int i = 0; i < C::kTileK / 4; ++i) packed.words[i] = PackedScores<C, false>{scores}.word(i / 4, i % 4);
+  for (int i = 0; i < C::kTileK / 4; ++i) packed.words[i] = PackedScores<C, Hidden::nothing>{scores}.word(i / 4, i % 4);
 }
 
 // Whose keys of a block: those of a lane in the tile `part` of the block.
@@ -145,7 +145,7 @@ __device__ __forceinline__ void pack_biased(PackedWords<C>& packed, const Scores
 
 // Masks what the diagonal, the window and the key length hide.
 template <typename C>
-__device__ __forceinline__ void mask_band(PackedWords<C>& packed, const PackedScores<C, true>& band) {
+__device__ __forceinline__ void mask_band(PackedWords<C>& packed, const PackedScores<C, Hidden::anything>& band) {
 #pragma unroll
   for (int i = 0; i < C::kTileK / 4; ++i) {
     packed.words[i] = ptx::bit_select(band.seen(i / 4, i % 4), packed.words[i], kLowestPair);

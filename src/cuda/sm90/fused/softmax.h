@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/ptx/packed_half.h"
 #include "cuda/ptx/wgmma.h"
@@ -44,30 +45,29 @@ __device__ __forceinline__ constexpr int score_index(int m, int e) {
 
 __device__ __forceinline__ int clamp_to_block(int x) { return max(0, min(x, tile::kBlockKeys)); }
 
-// The packed scores of a tile, as they are compared. kMasked: without what the diagonal, the window and the key length
-// hide.
-template <typename C, bool kMasked>
-struct PackedScores {
-  const Scores<C>& scores;
+// What diagonal, window and key length hide of a tile. In interleaved groups two elements are keys of the block's lower
+// half and two of its upper half, so that at the diagonal, or where the keys end, one half is often hidden from all of a
+// warpgroup's rows (`lower`: some of the lower half is seen, nothing of the upper), or seen wholly (`upper`: all of the
+// lower half is seen).
+enum class Hidden : std::uint8_t { nothing, lower, upper, anything };
 
-  // Word of element e of group block m: row g in the low half, row g + 8 in the high one.
-  __device__ __forceinline__ std::uint32_t word(int m, int e) const {
-    const int at = score_index<C>(m, e);
-    return ptx::pack_f16x2_clamped(scores[at], scores[at + 2]);
-  }
-};
-
-// The keys a row sees within a block are an interval: those no further from its middle than half its length. All of
-// these numbers are halves of small integers, exact in fp16, so two rows are tested at once.
+// Whether element e of interleaved groups is a key of the block's upper half.
 template <typename C>
-struct PackedScores<C, true> {
+__device__ __forceinline__ constexpr bool in_upper_half(int e) {
+  return (C::kSelection == Selection::two_of_four ? e >> 1 : e & 1) != 0;
+}
+
+// The packed scores of a tile, as they are compared: without what is hidden.
+template <typename C, Hidden kHidden>
+struct PackedScores {
   const Scores<C>& scores;
   std::uint32_t reach;        // half the length; negative: no key
   std::uint32_t distance[4];  // of the elements of group block 0 from the middle
   std::uint32_t step;         // from one group block to the next
 
-  // `position` is row g's place on the diagonal and `length` the number of keys, both counted from the block's first
-  // key.
+  // The keys a row sees within a block are an interval: those no further from its middle than half its length. All of
+  // these numbers are halves of small integers, exact in fp16, so two rows are tested at once. `position` is row g's
+  // place on the diagonal and `length` the number of keys, both counted from the block's first key.
   __device__ __forceinline__ PackedScores(const Scores<C>& s, const FusedParams& params, int part, int t, int position,
                                           int length)
       : scores(s) {
@@ -94,9 +94,23 @@ struct PackedScores<C, true> {
   __device__ __forceinline__ std::uint32_t seen(int m, int e) const {
     return ptx::within_f16x2(ptx::multiply_add_f16x2(step, m, distance[e]), reach);
   }
+  // Word of element e of group block m: row g in the low half, row g + 8 in the high one.
+  __device__ __forceinline__ std::uint32_t word(int m, int e) const {
+    if (kHidden == Hidden::lower && in_upper_half<C>(e)) return kLowestPair;
+    const int at = score_index<C>(m, e);
+    const std::uint32_t score = ptx::pack_f16x2_clamped(scores[at], scores[at + 2]);
+    if (kHidden == Hidden::upper && !in_upper_half<C>(e)) return score;
+    return ptx::bit_select(seen(m, e), score, kLowestPair);
+  }
+};
+
+template <typename C>
+struct PackedScores<C, Hidden::nothing> {
+  const Scores<C>& scores;
+
   __device__ __forceinline__ std::uint32_t word(int m, int e) const {
     const int at = score_index<C>(m, e);
-    return ptx::bit_select(seen(m, e), ptx::pack_f16x2_clamped(scores[at], scores[at + 2]), kLowestPair);
+    return ptx::pack_f16x2_clamped(scores[at], scores[at + 2]);
   }
 };
 
@@ -124,6 +138,16 @@ __device__ __forceinline__ void exponentiate_group(std::uint32_t first, std::uin
 struct Unit {
   std::uint32_t first[2], second[2];  // per group block
 };
+
+// Where the upper half of a block is hidden, groups keep their other two keys: nothing is compared.
+template <typename C, int kUnit>
+__device__ __forceinline__ void take_unit(const PackedScores<C, Hidden::lower>& packed, Unit& unit) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    unit.first[i] = packed.word(2 * kUnit + i, 0);
+    unit.second[i] = packed.word(2 * kUnit + i, C::kSelection == Selection::two_of_four ? 1 : 2);
+  }
+}
 
 template <typename C, int kUnit, typename Packed>
 __device__ __forceinline__ tile::KeptPair select_unit(const Packed& packed, Unit& unit) {
