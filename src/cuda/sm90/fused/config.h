@@ -73,7 +73,7 @@ struct Config {
   static constexpr bool kTakeTurns = kHeadDim < 256 || kGeneral;
 
   // Tiles of which a half is hidden, or only one half needs masking, have code of their own: where it pays most.
-  static constexpr bool kSplitsBlocks = kVariant == Variant::narrow && (kHeadDim == 64 || kHeadDim == 128);
+  static constexpr bool kSplitsBlocks = kVariant == Variant::narrow && kHeadDim == 64;
 
   static constexpr int kQuarters = kTileK / 64;  // 64 keys share a metadata word
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
