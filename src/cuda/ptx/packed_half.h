@@ -224,6 +224,20 @@ DSPATTN_HOST_DEVICE inline std::uint32_t multiply_add_f16x2(std::uint32_t a, int
   });
 #endif
 }
+// a * b + c, rounded once.
+DSPATTN_HOST_DEVICE inline std::uint32_t fma_f16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+#else
+  const auto half_of = [&](int shift) {
+    const auto value = [shift](std::uint32_t x) { return double{core::decode_f16(static_cast<std::uint16_t>(x >> shift))}; };
+    return core::encode_f16(value(a) * value(b) + value(c));
+  };
+  return host::pack(half_of(0), half_of(16));
+#endif
+}
 // 0xFFFF in each half where |a| <= b, else 0.
 DSPATTN_HOST_DEVICE inline std::uint32_t within_f16x2(std::uint32_t a, std::uint32_t b) {
 #if defined(__CUDA_ARCH__)
@@ -254,6 +268,19 @@ DSPATTN_HOST_DEVICE inline float exp2_fast(float x) {
 #else
   const float result = std::exp2(x);
   return result < 0x1p-126f ? 0.0f : result;
+#endif
+}
+
+// 2^x of each half, relative error below 2^-9.9. Volatile: as exp2_fast.
+DSPATTN_HOST_DEVICE inline std::uint32_t exp2_f16x2(std::uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm volatile("ex2.approx.f16x2 %0, %1;" : "=r"(result) : "r"(x));
+  return result;
+#else
+  return host::per_half(x, 0, [](std::uint16_t half, std::uint16_t) {
+    return core::encode_f16(std::exp2(double{core::decode_f16(half)}));
+  });
 #endif
 }
 

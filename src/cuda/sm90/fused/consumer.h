@@ -315,8 +315,8 @@ struct Consumer {
   // Selects and exponentiates the tile, unit by unit: the exponentials of one run beside the selection of the next, on
   // other pipes. The results are operands of the output product: before_write() must see to it that the product that
   // reads the old ones is done.
-  template <typename Packed, typename BeforeWrite>
-  __device__ __forceinline__ void weigh(const Packed& packed, BeforeWrite before_write) {
+  template <typename Packed, typename How, typename BeforeWrite>
+  __device__ __forceinline__ void weigh(const Packed& packed, const How& exponents, BeforeWrite before_write) {
     constexpr int kUnits = C::kTileK / 32;
     constexpr int kHeld = C::kHeldUnits;
     constexpr bool kTakesLower = std::is_same_v<Packed, PackedScores<C, Hidden::lower>>;
@@ -354,7 +354,9 @@ struct Consumer {
             float* value = values[u < kHeld ? u : 0];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-              exponentiate_group(unit.first[i], unit.second[i], params.exp2_scale, state, value + 4 * i, tile0, tile1);
+              exponents.weigh(unit.first[i], unit.second[i], value + 4 * i);
+              tile0 += value[4 * i] + value[4 * i + 1];
+              tile1 += value[4 * i + 2] + value[4 * i + 3];
             }
             if constexpr (u % 2 == 0 && !kTakesLower) {
               const std::uint32_t codes = C::kSelection == Selection::two_of_four
@@ -376,11 +378,23 @@ struct Consumer {
     (std::make_integer_sequence<int, kUnits>{});
   }
 
+  // How a tile is weighed, and how once more where that was not good enough.
+  __device__ __forceinline__ Exponents precise_exponents() const {
+    return Exponents::of<C>(params.exp2_scale, state);
+  }
+  __device__ __forceinline__ auto exponents() const {
+    if constexpr (C::kHalfExponentials) {
+      return HalfExponents::of(params.exp2_scale, state);
+    } else {
+      return precise_exponents();
+    }
+  }
+
   // Weighs tile `tile_index` of the item.
   template <Hidden kHidden, typename BeforeWrite>
   __device__ __forceinline__ void weigh_tile(BeforeWrite before_write) {
     tile0 = tile1 = 0;
-    weigh(packed_scores<kHidden>(), before_write);
+    weigh(packed_scores<kHidden>(), exponents(), before_write);
   }
 
   // Sets the reference to the tile's largest score, or a sample of them, and weighs the tile. settle() mends what a
@@ -391,11 +405,11 @@ struct Consumer {
     tile0 = tile1 = 0;
     if constexpr (C::kGeneral || !C::kSamplesReference) {
       const Raised raised = raise_reference<C>(packed, params.exp2_scale, state);
-      weigh(packed, [] {});
+      weigh(packed, exponents(), [] {});
       forget_unset(raised, state);
     } else {
       sample_reference<C>(packed, params.exp2_scale, state);
-      weigh(packed, [] {});
+      weigh(packed, exponents(), [] {});
     }
   }
 
@@ -431,7 +445,7 @@ struct Consumer {
     const Raised raised = raise_reference<C>(packed, params.exp2_scale, state);
     shrink(raised);
     tile0 = tile1 = 0;
-    weigh(packed, [] {});
+    weigh(packed, precise_exponents(), [] {});
     forget_unset(raised, state);
   }
 
@@ -474,7 +488,7 @@ struct Consumer {
     if constexpr (C::kGeneral) {
       mask_scores();
       tile0 = tile1 = 0;
-      weigh(masked, finish_output);
+      weigh(masked, exponents(), finish_output);
     } else {
       weigh_tile<kHidden>(finish_output);
     }

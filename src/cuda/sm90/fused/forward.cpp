@@ -12,10 +12,11 @@
 namespace dspattn::cuda::sm90 {
 namespace {
 
-// From this many query rows on, three warpgroups win over two: where rows see all keys, and where they do not
-// (docs/fused_kernel.md).
-constexpr std::int64_t kWideFromRowsFull = 512;
-constexpr std::int64_t kWideFromRows = 1024;
+// From this many query rows on, three warpgroups win over two (docs/fused_kernel.md): where rows see all keys, and
+// where they do not, when row tiles of 192 rows waste more on the diagonal, the more the costlier the selection is.
+constexpr std::int64_t wide_from_rows(bool full, Pattern pattern) {
+  return full ? 512 : pattern.group == 4 ? 8192 : 1024;
+}
 
 Rows rows_of(const ConstTensorView& tensor) { return {tensor.data, tensor.step(0), tensor.step(1), tensor.step(2)}; }
 
@@ -228,7 +229,7 @@ void fused_forward_launch(const FusedRow& row, const ForwardArgs& args) {
   const bool full = params.left == tile::kMaxRows && params.right == tile::kMaxRows;
   // Of a packed batch, the mean length decides.
   const std::int64_t rows = args.problem.packed ? args.problem.q.extent(2) / geometry.batch : geometry.n_q;
-  const bool wide = has_wide(row.dim) && rows >= (full ? kWideFromRowsFull : kWideFromRows);
+  const bool wide = has_wide(row.dim) && rows >= wide_from_rows(full, row.pattern);
   const Variant preferred = wide ? Variant::wide : Variant::narrow;
   for (const Variant variant : {preferred, Variant::general}) {
     const Launcher launcher = variant == Variant::general ? row.general_launcher(variant) : row.launcher(variant);

@@ -120,19 +120,61 @@ struct RowState {
   float minus0, minus1;  // minus the reference that weights are relative to; NaN: no visible key yet
 };
 
-// Weights of one group's kept scores in the order of a sparse A operand, and their sums added to tile0, tile1.
-__device__ __forceinline__ void exponentiate_group(std::uint32_t first, std::uint32_t second, float scale,
-                                                   const RowState& state, float* values, float& tile0, float& tile1) {
-  float first0, first1, second0, second1;
-  ptx::unpack_f16x2(first, first0, first1);
-  ptx::unpack_f16x2(second, second0, second1);
-  values[0] = ptx::exp2_fast(fmaf(first0, scale, state.minus0));
-  values[1] = ptx::exp2_fast(fmaf(second0, scale, state.minus0));
-  values[2] = ptx::exp2_fast(fmaf(first1, scale, state.minus1));
-  values[3] = ptx::exp2_fast(fmaf(second1, scale, state.minus1));
-  tile0 += values[0] + values[1];
-  tile1 += values[2] + values[3];
+// Where exponentials are taken in fp16, so is the factor from scores to logarithms, and references are fp16 numbers.
+// Not so in rows whose reference is this large, where steps of fp16 would be too coarse: their weights always come from
+// the second pass, which is in fp32.
+inline constexpr float kLargeReference = 4096.0f;
+
+__device__ __forceinline__ float round_to_half(float x) {
+  float low, high;
+  ptx::unpack_f16x2(ptx::pack_f16x2(x, x), low, high);
+  return low;
 }
+// From scores to logarithms of weights; `scale` is the precise one.
+template <typename C>
+__device__ __forceinline__ float exponent_scale(float scale) {
+  return C::kHalfExponentials ? round_to_half(scale) : scale;
+}
+// Minus the reference that has the score `top`.
+template <typename C>
+__device__ __forceinline__ float minus_reference(float top, float scale) {
+  const float minus = -top * exponent_scale<C>(scale);
+  return C::kHalfExponentials && fabsf(minus) < kLargeReference ? round_to_half(minus) : minus;
+}
+
+// How scores become weights.
+struct Exponents {
+  float scale, minus0, minus1;
+
+  template <typename C>
+  __device__ __forceinline__ static Exponents of(float scale, const RowState& state) {
+    return {exponent_scale<C>(scale), state.minus0, state.minus1};
+  }
+  // Weights of one group's kept scores in the order of a sparse A operand.
+  __device__ __forceinline__ void weigh(std::uint32_t first, std::uint32_t second, float* values) const {
+    float first0, first1, second0, second1;
+    ptx::unpack_f16x2(first, first0, first1);
+    ptx::unpack_f16x2(second, second0, second1);
+    values[0] = ptx::exp2_fast(fmaf(first0, scale, minus0));
+    values[1] = ptx::exp2_fast(fmaf(second0, scale, minus0));
+    values[2] = ptx::exp2_fast(fmaf(first1, scale, minus1));
+    values[3] = ptx::exp2_fast(fmaf(second1, scale, minus1));
+  }
+};
+
+// The same in fp16. A large reference is NaN here, and so are its row's weights: they are weighed again.
+struct HalfExponents {
+  std::uint32_t scale, minus;
+
+  __device__ __forceinline__ static HalfExponents of(float scale, const RowState& state) {
+    const auto small = [](float minus) { return fabsf(minus) < kLargeReference ? minus : NAN; };
+    return {ptx::pack_f16x2(scale, scale), ptx::pack_f16x2(small(state.minus0), small(state.minus1))};
+  }
+  __device__ __forceinline__ void weigh(std::uint32_t first, std::uint32_t second, float* values) const {
+    ptx::unpack_f16x2(ptx::exp2_f16x2(ptx::fma_f16x2(first, scale, minus)), values[0], values[2]);
+    ptx::unpack_f16x2(ptx::exp2_f16x2(ptx::fma_f16x2(second, scale, minus)), values[1], values[3]);
+  }
+};
 
 // Two neighbouring group blocks (32 keys) after selection: what is exponentiated next.
 struct Unit {
@@ -185,7 +227,7 @@ __device__ __forceinline__ Raised raise_reference(const Packed& packed, float sc
   const auto raise = [&](float top, float& minus, float& shrink, bool& unset) {
     if (top <= kLowestScore) top = -INFINITY;
     // fminf takes the number when the other is NaN: an unset reference, or a NaN score, whose weight shows it.
-    const float raised = fminf(minus, -top * scale);
+    const float raised = fminf(minus, minus_reference<C>(top, scale));
     shrink = minus > raised ? ptx::exp2_fast(raised - minus) : 1.0f;
     unset = raised == INFINITY;
     minus = unset ? 0.0f : raised;
@@ -206,8 +248,8 @@ __device__ __forceinline__ void sample_reference(const Packed& packed, float sca
   largest = ptx::max_f16x2(largest, __shfl_xor_sync(~0u, largest, 2));
   float top0, top1;
   ptx::unpack_f16x2(largest, top0, top1);
-  state.minus0 = top0 <= kLowestScore ? NAN : -top0 * scale;
-  state.minus1 = top1 <= kLowestScore ? NAN : -top1 * scale;
+  state.minus0 = top0 <= kLowestScore ? NAN : minus_reference<C>(top0, scale);
+  state.minus1 = top1 <= kLowestScore ? NAN : minus_reference<C>(top1, scale);
 }
 
 __device__ __forceinline__ void forget_unset(const Raised& raised, RowState& state) {

@@ -51,10 +51,14 @@ __device__ __forceinline__ void store_lse(const FusedParams& params, const Item<
     const int rows = item.rows - item.row_begin;
     constexpr float kLn2 = 0.6931471805599453f;
     float* lse = params.lse + item.lse_offset + row * params.lse_row_stride;
-    // An empty row has sum 0 and no reference: its logarithm is -inf.
-    if (row < rows) *lse = sums.sum0 == 0 ? -INFINITY : (__log2f(sums.sum0) - state.minus0) * kLn2;
-    if (row + 8 < rows)
-      lse[8 * params.lse_row_stride] = sums.sum1 == 0 ? -INFINITY : (__log2f(sums.sum1) - state.minus1) * kLn2;
+    // An empty row has sum 0 and no reference: its logarithm is -inf. The reference itself is taken at the precise
+    // scale.
+    const float precise = C::kHalfExponentials ? params.exp2_scale / exponent_scale<C>(params.exp2_scale) : 1.0f;
+    const auto logarithm = [&](float sum, float minus) {
+      return sum == 0 ? -INFINITY : (__log2f(sum) - minus * precise) * kLn2;
+    };
+    if (row < rows) *lse = logarithm(sums.sum0, state.minus0);
+    if (row + 8 < rows) lse[8 * params.lse_row_stride] = logarithm(sums.sum1, state.minus1);
   }
 }
 
