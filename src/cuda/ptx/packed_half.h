@@ -232,7 +232,9 @@ DSPATTN_HOST_DEVICE inline std::uint32_t fma_f16x2(std::uint32_t a, std::uint32_
   return result;
 #else
   const auto half_of = [&](int shift) {
-    const auto value = [shift](std::uint32_t x) { return double{core::decode_f16(static_cast<std::uint16_t>(x >> shift))}; };
+    const auto value = [shift](std::uint32_t x) {
+      return double{core::decode_f16(static_cast<std::uint16_t>(x >> shift))};
+    };
     return core::encode_f16(value(a) * value(b) + value(c));
   };
   return host::pack(half_of(0), half_of(16));

@@ -379,9 +379,7 @@ struct Consumer {
   }
 
   // How a tile is weighed, and how once more where that was not good enough.
-  __device__ __forceinline__ Exponents precise_exponents() const {
-    return Exponents::of<C>(params.exp2_scale, state);
-  }
+  __device__ __forceinline__ Exponents precise_exponents() const { return Exponents::of<C>(params.exp2_scale, state); }
   __device__ __forceinline__ auto exponents() const {
     if constexpr (C::kHalfExponentials) {
       return HalfExponents::of(params.exp2_scale, state);

@@ -46,9 +46,9 @@ __device__ __forceinline__ constexpr int score_index(int m, int e) {
 __device__ __forceinline__ int clamp_to_block(int x) { return max(0, min(x, tile::kBlockKeys)); }
 
 // What diagonal, window and key length hide of a tile. In interleaved groups two elements are keys of the block's lower
-// half and two of its upper half, so that at the diagonal, or where the keys end, one half is often hidden from all of a
-// warpgroup's rows (`lower`: some of the lower half is seen, nothing of the upper), or seen wholly (`upper`: all of the
-// lower half is seen).
+// half and two of its upper half, so that at the diagonal, or where the keys end, one half is often hidden from all of
+// a warpgroup's rows (`lower`: some of the lower half is seen, nothing of the upper), or seen wholly (`upper`: all of
+// the lower half is seen).
 enum class Hidden : std::uint8_t { nothing, lower, upper, anything };
 
 // Whether element e of interleaved groups is a key of the block's upper half.
