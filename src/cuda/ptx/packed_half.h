@@ -273,6 +273,26 @@ DSPATTN_HOST_DEVICE inline float exp2_fast(float x) {
 #endif
 }
 
+// log2(x) and 1 / x of a normal number, or 0.
+DSPATTN_HOST_DEVICE inline float log2_fast(float x) {
+#if defined(__CUDA_ARCH__)
+  float result;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  return std::log2(x);
+#endif
+}
+DSPATTN_HOST_DEVICE inline float reciprocal_fast(float x) {
+#if defined(__CUDA_ARCH__)
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  return 1.0f / x;
+#endif
+}
+
 // 2^x of each half, relative error below 2^-9.9. Volatile: as exp2_fast.
 DSPATTN_HOST_DEVICE inline std::uint32_t exp2_f16x2(std::uint32_t x) {
 #if defined(__CUDA_ARCH__)

@@ -161,16 +161,16 @@ struct Consumer {
 
   // Takes Q's first C::kQSteps steps times 2^-e to registers, in the layout of a wgmma A operand.
   __device__ __forceinline__ void take_q(const std::uint8_t* panels) {
-    const int row = row_in_tile();
-    const std::uint32_t base = ptx::shared_address(panels) + 4u * static_cast<std::uint32_t>(thread() & 3);
+    // Lane l addresses row l % 16 of the warp's, and of 16 columns the first or the last eight.
+    const auto lane_row = static_cast<std::uint32_t>((row_in_tile() & ~15) + (lane() & 15));
+    const std::uint32_t row = ptx::shared_address(panels) + lane_row * 128;
+    const std::uint32_t chunk = (static_cast<std::uint32_t>(lane() >> 4) ^ (lane_row & 7)) << 4;
 #pragma unroll
     for (int step = 0; step < C::kQSteps; ++step) {
+      const std::uint32_t panel = static_cast<std::uint32_t>(step / 4) * C::kPanelQBytes;
+      ptx::load_matrices(row + panel + (chunk ^ static_cast<std::uint32_t>(step % 4) << 5), q[step]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at =
-            (step / 4) * C::kPanelQBytes + tile::swizzled_offset(row + 8 * (i & 1), 2 * (step % 4) + (i >> 1));
-        q[step][i] = scaled_pair<C>(ptx::load_shared(base + static_cast<std::uint32_t>(at)), params.q_scale);
-      }
+      for (std::uint32_t& pair : q[step]) pair = scaled_pair<C>(pair, params.q_scale);
     }
   }
 
@@ -522,7 +522,7 @@ struct Consumer {
     const RowSums sums = sum_up(state);
     // The fence before the copy engine's store waits for all stores before it: where the results are staged at once,
     // they leave before the log-sum-exp.
-    constexpr bool kLseFirst = !kStaged || C::kOutInPlaceOfQ;
+    constexpr bool kLseFirst = !kStaged;
     if constexpr (kLseFirst) store_lse<C>(params, of, row, lane(), sums, state);
     if constexpr (kStaged) {
       if constexpr (!C::kOutInPlaceOfQ) await_staged();

@@ -30,8 +30,8 @@ __device__ __forceinline__ void transpose_quad(std::uint32_t (&x)[4], int t) {
 struct RowSums {
   float sum0, sum1;
   // What the output is multiplied by; rows that see no key are zeros.
-  __device__ __forceinline__ float inverse0() const { return sum0 == 0 ? 0.0f : __fdividef(1.0f, sum0); }
-  __device__ __forceinline__ float inverse1() const { return sum1 == 0 ? 0.0f : __fdividef(1.0f, sum1); }
+  __device__ __forceinline__ float inverse0() const { return sum0 == 0 ? 0.0f : ptx::reciprocal_fast(sum0); }
+  __device__ __forceinline__ float inverse1() const { return sum1 == 0 ? 0.0f : ptx::reciprocal_fast(sum1); }
 };
 
 __device__ __forceinline__ RowSums sum_up(const RowState& state) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void store_lse(const FusedParams& params, const Item<
     // scale.
     const float precise = C::kHalfExponentials ? params.exp2_scale / exponent_scale<C>(params.exp2_scale) : 1.0f;
     const auto logarithm = [&](float sum, float minus) {
-      return sum == 0 ? -INFINITY : (__log2f(sum) - minus * precise) * kLn2;
+      return sum == 0 ? -INFINITY : (ptx::log2_fast(sum) - minus * precise) * kLn2;
     };
     if (row < rows) *lse = logarithm(sums.sum0, state.minus0);
     if (row + 8 < rows) lse[8 * params.lse_row_stride] = logarithm(sums.sum1, state.minus1);

@@ -54,6 +54,16 @@ inline void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t
   }
 }
 
+inline void load_matrices(std::uint32_t address, std::uint32_t (&words)[4]) {
+  if (address % 16 != 0) Machine::fail("a matrix at an address that is not aligned");
+  const auto addresses = Machine::get().exchange(address, "ldmatrix");
+  const int lane = Machine::get().thread() % 32;
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    const auto row = static_cast<std::uint32_t>(addresses[static_cast<std::size_t>(8 * matrix + lane / 4)]);
+    words[matrix] = load_shared(row + 4 * static_cast<std::uint32_t>(lane % 4));
+  }
+}
+
 inline void store_global_8(void* address, float a, float b) {
   const float2 value{a, b};
   if (reinterpret_cast<std::uintptr_t>(address) % 8 != 0) Machine::fail("8 bytes to an address that is not aligned");
