@@ -55,8 +55,8 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint3
                : "memory");
 }
 
-// Four matrices of 8 x 8 16-bit elements. Lane l's address is that of row l % 8 of matrix l / 8; of row l / 4 of matrix i
-// the lane gets elements 2 (l % 4) and the next, as words[i].
+// Four matrices of 8 x 8 16-bit elements. Lane l's address is that of row l % 8 of matrix l / 8; of row l / 4 of matrix
+// i the lane gets elements 2 (l % 4) and the next, as words[i].
 __device__ __forceinline__ void load_matrices(std::uint32_t address, std::uint32_t (&words)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
