@@ -379,10 +379,10 @@ struct Consumer {
   }
 
   // How a tile is weighed, and how once more where that was not good enough.
-  __device__ __forceinline__ Exponents precise_exponents() const { return Exponents::of<C>(params.exp2_scale, state); }
+  __device__ __forceinline__ Exponents precise_exponents() const { return Exponents::of<C>(params, state); }
   __device__ __forceinline__ auto exponents() const {
     if constexpr (C::kHalfExponentials) {
-      return HalfExponents::of(params.exp2_scale, state);
+      return HalfExponents{params.exp2_scale_half, state.minus};
     } else {
       return precise_exponents();
     }
@@ -399,14 +399,14 @@ struct Consumer {
   // sample misses.
   template <typename Packed>
   __device__ __forceinline__ void first_tile(const Packed& packed) {
-    state = {0, 0, NAN, NAN};
+    state = {0, 0, NAN, NAN, ~0u};
     tile0 = tile1 = 0;
     if constexpr (C::kGeneral || !C::kSamplesReference) {
-      const Raised raised = raise_reference<C>(packed, params.exp2_scale, state);
+      const Raised raised = raise_reference<C>(packed, params, state);
       weigh(packed, exponents(), [] {});
       forget_unset(raised, state);
     } else {
-      sample_reference<C>(packed, params.exp2_scale, state);
+      sample_reference<C>(packed, params, state);
       weigh(packed, exponents(), [] {});
     }
   }
@@ -440,7 +440,7 @@ struct Consumer {
 
   template <typename Packed>
   __device__ __forceinline__ void weigh_again(const Packed& packed) {
-    const Raised raised = raise_reference<C>(packed, params.exp2_scale, state);
+    const Raised raised = raise_reference<C>(packed, params, state);
     shrink(raised);
     tile0 = tile1 = 0;
     weigh(packed, precise_exponents(), [] {});
@@ -551,7 +551,7 @@ struct Consumer {
   // An item none of whose rows here sees a key.
   __device__ __forceinline__ void write_empty() {
     store_zeros<C>(params, item(number), row_in_tile() & ~15, lane());
-    store_lse<C>(params, item(number), row_in_tile(), lane(), {0, 0}, {0, 0, NAN, NAN});
+    store_lse<C>(params, item(number), row_in_tile(), lane(), {0, 0}, {0, 0, NAN, NAN, ~0u});
   }
 
   // All tiles of the item from its first scores on; true when the next item's first scores are computed already.

@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include "core/geometry.h"
+#include "core/half.h"
 #include "cuda/device.h"
 #include "cuda/sm90/fused/schedule.h"
 #include "cuda/sm90/fused/tensor_maps.h"
@@ -82,6 +83,7 @@ FusedParams params_of(const ForwardArgs& args, const core::Geometry& geometry) {
   const double selection_scale = problem.q.dtype == DType::f32 ? 1.0 : core::selection_scale(geometry.scale);
   p.q_scale = static_cast<float>(selection_scale);
   p.exp2_scale = static_cast<float>(geometry.scale / selection_scale * std::numbers::log2e);
+  p.exp2_scale_half = 0x10001u * core::encode_f16(p.exp2_scale);
   p.bias_scale = static_cast<float>(selection_scale / geometry.scale);
   p.vector_q = vectors(problem.q);
   p.vector_k = vectors(problem.k);

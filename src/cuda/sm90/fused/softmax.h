@@ -118,28 +118,44 @@ struct PackedScores<C, Hidden::nothing> {
 struct RowState {
   float sum0, sum1;      // of this thread's weights
   float minus0, minus1;  // minus the reference that weights are relative to; NaN: no visible key yet
+  std::uint32_t minus;   // both in fp16, where exponentials are taken in fp16; NaN also where large
 };
 
 // Where exponentials are taken in fp16, so is the factor from scores to logarithms, and references are fp16 numbers.
-// Not so in rows whose reference is this large, where steps of fp16 would be too coarse: their weights always come from
-// the second pass, which is in fp32.
-inline constexpr float kLargeReference = 4096.0f;
+// Not so in rows whose reference is larger than this, where steps of fp16 would be too coarse: their weights always come
+// from the second pass, which is in fp32.
+inline constexpr std::uint32_t kLargestHalfReference = 0x6BFF6BFFu;  // 4094
 
-__device__ __forceinline__ float round_to_half(float x) {
-  float low, high;
-  ptx::unpack_f16x2(ptx::pack_f16x2(x, x), low, high);
-  return low;
-}
-// From scores to logarithms of weights; `scale` is the precise one.
+// From scores to logarithms of weights.
 template <typename C>
-__device__ __forceinline__ float exponent_scale(float scale) {
-  return C::kHalfExponentials ? round_to_half(scale) : scale;
+__device__ __forceinline__ float exponent_scale(const FusedParams& params) {
+  if constexpr (C::kHalfExponentials) {
+    float low, high;
+    ptx::unpack_f16x2(params.exp2_scale_half, low, high);
+    return low;
+  }
+  return params.exp2_scale;
 }
-// Minus the reference that has the score `top`.
+
+// The references that belong to scores `tops` of both rows; the lowest score, which is that of a masked key, has none.
 template <typename C>
-__device__ __forceinline__ float minus_reference(float top, float scale) {
-  const float minus = -top * exponent_scale<C>(scale);
-  return C::kHalfExponentials && fabsf(minus) < kLargeReference ? round_to_half(minus) : minus;
+__device__ __forceinline__ void refer_to(std::uint32_t tops, const FusedParams& params, RowState& state) {
+  float top0, top1;
+  ptx::unpack_f16x2(tops, top0, top1);
+  const float scale = exponent_scale<C>(params);
+  state.minus0 = top0 <= kLowestScore ? NAN : -fmaf(top0, scale, C::kHeadroom);
+  state.minus1 = top1 <= kLowestScore ? NAN : -fmaf(top1, scale, C::kHeadroom);
+  if constexpr (C::kHalfExponentials) {
+    constexpr std::uint32_t kHeadroomPair = 0xC000C000u;  // -2 twice
+    static_assert(C::kHeadroom == 2.0f);
+    const std::uint32_t minus = ptx::fma_f16x2(tops, params.exp2_scale_half ^ 0x80008000u, kHeadroomPair);
+    const std::uint32_t small = ptx::within_f16x2(minus, kLargestHalfReference);
+    state.minus = minus | ~small;
+    float minus0, minus1;
+    ptx::unpack_f16x2(minus, minus0, minus1);
+    if ((small & 0xFFFFu) != 0) state.minus0 = minus0;
+    if (small >> 16 != 0) state.minus1 = minus1;
+  }
 }
 
 // How scores become weights.
@@ -147,8 +163,8 @@ struct Exponents {
   float scale, minus0, minus1;
 
   template <typename C>
-  __device__ __forceinline__ static Exponents of(float scale, const RowState& state) {
-    return {exponent_scale<C>(scale), state.minus0, state.minus1};
+  __device__ __forceinline__ static Exponents of(const FusedParams& params, const RowState& state) {
+    return {exponent_scale<C>(params), state.minus0, state.minus1};
   }
   // Weights of one group's kept scores in the order of a sparse A operand.
   __device__ __forceinline__ void weigh(std::uint32_t first, std::uint32_t second, float* values) const {
@@ -162,14 +178,10 @@ struct Exponents {
   }
 };
 
-// The same in fp16. A large reference is NaN here, and so are its row's weights: they are weighed again.
+// The same in fp16.
 struct HalfExponents {
   std::uint32_t scale, minus;
 
-  __device__ __forceinline__ static HalfExponents of(float scale, const RowState& state) {
-    const auto small = [](float minus) { return fabsf(minus) < kLargeReference ? minus : NAN; };
-    return {ptx::pack_f16x2(scale, scale), ptx::pack_f16x2(small(state.minus0), small(state.minus1))};
-  }
   __device__ __forceinline__ void weigh(std::uint32_t first, std::uint32_t second, float* values) const {
     ptx::unpack_f16x2(ptx::exp2_f16x2(ptx::fma_f16x2(first, scale, minus)), values[0], values[2]);
     ptx::unpack_f16x2(ptx::exp2_f16x2(ptx::fma_f16x2(second, scale, minus)), values[1], values[3]);
@@ -216,45 +228,51 @@ struct Raised {
 };
 
 template <typename C, typename Packed>
-__device__ __forceinline__ Raised raise_reference(const Packed& packed, float scale, RowState& state) {
+__device__ __forceinline__ Raised raise_reference(const Packed& packed, const FusedParams& params, RowState& state) {
   std::uint32_t largest = packed.word(0, 0);
 #pragma unroll
   for (int i = 1; i < C::kTileK / 4; ++i) largest = ptx::max_f16x2(largest, packed.word(i / 4, i % 4));
   largest = ptx::max_f16x2(largest, __shfl_xor_sync(~0u, largest, 1));
   largest = ptx::max_f16x2(largest, __shfl_xor_sync(~0u, largest, 2));
-  float top0, top1;
-  ptx::unpack_f16x2(largest, top0, top1);
-  const auto raise = [&](float top, float& minus, float& shrink, bool& unset) {
-    if (top <= kLowestScore) top = -INFINITY;
-    // fminf takes the number when the other is NaN: an unset reference, or a NaN score, whose weight shows it.
-    const float raised = fminf(minus, minus_reference<C>(top, scale));
+  RowState tile = state;
+  refer_to<C>(largest, params, tile);
+  const auto raise = [&](float of_tile, float& minus, float& shrink, bool& unset) {
+    // fminf takes the number when the other is NaN: an unset reference, no key in this tile, or a NaN score, whose
+    // weight shows it.
+    const float raised = fminf(minus, of_tile);
     shrink = minus > raised ? ptx::exp2_fast(raised - minus) : 1.0f;
-    unset = raised == INFINITY;
+    unset = isnan(raised);
     minus = unset ? 0.0f : raised;
   };
   Raised result;
-  raise(top0, state.minus0, result.shrink0, result.unset0);
-  raise(top1, state.minus1, result.shrink1, result.unset1);
+  raise(tile.minus0, state.minus0, result.shrink0, result.unset0);
+  raise(tile.minus1, state.minus1, result.shrink1, result.unset1);
+  // Each half follows its row.
+  const std::uint32_t rows = (state.minus0 == tile.minus0 ? 0xFFFFu : 0u) | (state.minus1 == tile.minus1 ? ~0xFFFFu : 0u);
+  state.minus = ptx::bit_select(rows, tile.minus, state.minus);
   return result;
 }
 
 // The largest of the first keys as the reference: it need not be the largest of all. A row that sees none of them has
 // no reference yet.
 template <typename C, typename Packed>
-__device__ __forceinline__ void sample_reference(const Packed& packed, float scale, RowState& state) {
+__device__ __forceinline__ void sample_reference(const Packed& packed, const FusedParams& params, RowState& state) {
   std::uint32_t largest = ptx::max_f16x2(ptx::max_f16x2(packed.word(0, 0), packed.word(0, 1)),
                                          ptx::max_f16x2(packed.word(0, 2), packed.word(0, 3)));
   largest = ptx::max_f16x2(largest, __shfl_xor_sync(~0u, largest, 1));
   largest = ptx::max_f16x2(largest, __shfl_xor_sync(~0u, largest, 2));
-  float top0, top1;
-  ptx::unpack_f16x2(largest, top0, top1);
-  state.minus0 = top0 <= kLowestScore ? NAN : minus_reference<C>(top0, scale);
-  state.minus1 = top1 <= kLowestScore ? NAN : minus_reference<C>(top1, scale);
+  refer_to<C>(largest, params, state);
 }
 
 __device__ __forceinline__ void forget_unset(const Raised& raised, RowState& state) {
-  if (raised.unset0) state.minus0 = NAN;
-  if (raised.unset1) state.minus1 = NAN;
+  if (raised.unset0) {
+    state.minus0 = NAN;
+    state.minus |= 0xFFFFu;
+  }
+  if (raised.unset1) {
+    state.minus1 = NAN;
+    state.minus |= ~0xFFFFu;
+  }
 }
 
 }  // namespace dspattn::cuda::sm90

@@ -51,11 +51,12 @@ __device__ __forceinline__ void store_lse(const FusedParams& params, const Item<
     const int rows = item.rows - item.row_begin;
     constexpr float kLn2 = 0.6931471805599453f;
     float* lse = params.lse + item.lse_offset + row * params.lse_row_stride;
-    // An empty row has sum 0 and no reference: its logarithm is -inf. The reference itself is taken at the precise
-    // scale.
-    const float precise = C::kHalfExponentials ? params.exp2_scale / exponent_scale<C>(params.exp2_scale) : 1.0f;
+    // An empty row has sum 0 and no reference: its logarithm is -inf. Of the reference, the part that is a score is taken
+    // at the precise scale.
+    const float precise = C::kHalfExponentials ? params.exp2_scale / exponent_scale<C>(params) : 1.0f;
     const auto logarithm = [&](float sum, float minus) {
-      return sum == 0 ? -INFINITY : (ptx::log2_fast(sum) - minus * precise) * kLn2;
+      const float score = -minus - C::kHeadroom;
+      return sum == 0 ? -INFINITY : (ptx::log2_fast(sum) + fmaf(score, precise, C::kHeadroom)) * kLn2;
     };
     if (row < rows) *lse = logarithm(sums.sum0, state.minus0);
     if (row + 8 < rows) lse[8 * params.lse_row_stride] = logarithm(sums.sum1, state.minus1);
