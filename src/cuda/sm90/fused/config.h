@@ -83,16 +83,16 @@ struct Config {
                                     : kHeadDim <= 64 && kSelection == Selection::two_of_four ? 3
                                                                                              : 2;
 
-  // Exponentials of two rows at once, in fp16: a weight errs by less than rounding it to bf16 does. 2 to 4 % faster, but
-  // nothing for 1:2 at d = 128 (docs/fused_kernel.md).
+  // Exponentials of two rows at once, in fp16: a weight errs by less than rounding it to bf16 does. 2 to 4 % faster,
+  // but nothing for 1:2 at d = 128 (docs/fused_kernel.md).
   static constexpr bool kHalfExponentials =
       kType == DType::bf16 && !kGeneral && (kSelection == Selection::two_of_four || kHeadDim <= 64);
 
   // Weights are exponentials relative to a reference, which is a score of an earlier tile and this much (base 2) more.
   // In fp16 arguments near 0 are the precise ones: the reference lies in the middle of where large weights can be.
   static constexpr float kHeadroom = kHalfExponentials ? 2.0f : 0.0f;
-  // A lane's sum of a tile's weights past this raises the reference. fp16 weights must stay below 65504; bf16 has fp32's
-  // range. Exponentials in fp16: the largest argument is 3 then, where steps are 2^-9.
+  // A lane's sum of a tile's weights past this raises the reference. fp16 weights must stay below 65504; bf16 has
+  // fp32's range. Exponentials in fp16: the largest argument is 3 then, where steps are 2^-9.
   static constexpr float kWeightLimit = kHalfExponentials ? 8.0f : kType == DType::f16 ? 0x1p15f : 0x1p60f;
   // With bf16's range a reference need not be a maximum: the first tile takes a sample's.
   static constexpr bool kSamplesReference = kType == DType::bf16;

@@ -71,10 +71,10 @@ struct FusedParams {
   int d_v = 0;
   int left = 0, right = 0, bottom_right = 1;
 
-  float q_scale = 1;     // 2^-e: scores times this are compared, rounded to fp16
-  float exp2_scale = 1;  // from those to base-2 logarithms of weights: scale * 2^e * log2(e)
+  float q_scale = 1;                  // 2^-e: scores times this are compared, rounded to fp16
+  float exp2_scale = 1;               // from those to base-2 logarithms of weights: scale * 2^e * log2(e)
   std::uint32_t exp2_scale_half = 0;  // the same in fp16, twice: where exponentials are taken in fp16
-  float bias_scale = 1;  // from a bias to the compared scores: 2^-e / scale
+  float bias_scale = 1;               // from a bias to the compared scores: 2^-e / scale
 
   float one = 1;  // a factor the compiler does not know
 

@@ -122,8 +122,8 @@ struct RowState {
 };
 
 // Where exponentials are taken in fp16, so is the factor from scores to logarithms, and references are fp16 numbers.
-// Not so in rows whose reference is larger than this, where steps of fp16 would be too coarse: their weights always come
-// from the second pass, which is in fp32.
+// Not so in rows whose reference is larger than this, where steps of fp16 would be too coarse: their weights always
+// come from the second pass, which is in fp32.
 inline constexpr std::uint32_t kLargestHalfReference = 0x6BFF6BFFu;  // 4094
 
 // From scores to logarithms of weights.
@@ -248,7 +248,8 @@ __device__ __forceinline__ Raised raise_reference(const Packed& packed, const Fu
   raise(tile.minus0, state.minus0, result.shrink0, result.unset0);
   raise(tile.minus1, state.minus1, result.shrink1, result.unset1);
   // Each half follows its row.
-  const std::uint32_t rows = (state.minus0 == tile.minus0 ? 0xFFFFu : 0u) | (state.minus1 == tile.minus1 ? ~0xFFFFu : 0u);
+  const std::uint32_t rows =
+      (state.minus0 == tile.minus0 ? 0xFFFFu : 0u) | (state.minus1 == tile.minus1 ? ~0xFFFFu : 0u);
   state.minus = ptx::bit_select(rows, tile.minus, state.minus);
   return result;
 }

@@ -51,8 +51,8 @@ __device__ __forceinline__ void store_lse(const FusedParams& params, const Item<
     const int rows = item.rows - item.row_begin;
     constexpr float kLn2 = 0.6931471805599453f;
     float* lse = params.lse + item.lse_offset + row * params.lse_row_stride;
-    // An empty row has sum 0 and no reference: its logarithm is -inf. Of the reference, the part that is a score is taken
-    // at the precise scale.
+    // An empty row has sum 0 and no reference: its logarithm is -inf. Of the reference, the part that is a score is
+    // taken at the precise scale.
     const float precise = C::kHalfExponentials ? params.exp2_scale / exponent_scale<C>(params) : 1.0f;
     const auto logarithm = [&](float sum, float minus) {
       const float score = -minus - C::kHeadroom;
