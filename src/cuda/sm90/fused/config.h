@@ -84,9 +84,9 @@ struct Config {
                                                                                              : 2;
 
   // Exponentials of two rows at once, in fp16: a weight errs by less than rounding it to bf16 does. 2 to 4 % faster,
-  // but nothing for 1:2 at d = 128 (docs/fused_kernel.md).
+  // but nothing for 1:2 at d = 128 (docs/fused_kernel.md), and beyond it registers are too few.
   static constexpr bool kHalfExponentials =
-      kType == DType::bf16 && !kGeneral && (kSelection == Selection::two_of_four || kHeadDim <= 64);
+      kType == DType::bf16 && !kGeneral && kHeadDim <= (kSelection == Selection::two_of_four ? 128 : 64);
 
   // Weights are exponentials relative to a reference, which is a score of an earlier tile and this much (base 2) more.
   // In fp16 arguments near 0 are the precise ones: the reference lies in the middle of where large weights can be.
