@@ -146,8 +146,8 @@ __device__ __forceinline__ void refer_to(std::uint32_t tops, const FusedParams& 
   state.minus0 = top0 <= kLowestScore ? NAN : -fmaf(top0, scale, C::kHeadroom);
   state.minus1 = top1 <= kLowestScore ? NAN : -fmaf(top1, scale, C::kHeadroom);
   if constexpr (C::kHalfExponentials) {
-    constexpr std::uint32_t kHeadroomPair = 0xC000C000u;  // -2 twice
-    static_assert(C::kHeadroom == 2.0f);
+    constexpr std::uint32_t kHeadroomPair = 0xC200C200u;  // -3 twice
+    static_assert(C::kHeadroom == 3.0f);
     const std::uint32_t minus = ptx::fma_f16x2(tops, params.exp2_scale_half ^ 0x80008000u, kHeadroomPair);
     const std::uint32_t small = ptx::within_f16x2(minus, kLargestHalfReference);
     state.minus = minus | ~small;
