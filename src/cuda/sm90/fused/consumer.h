@@ -293,10 +293,7 @@ struct Consumer {
     const int key = tile_index / C::kTilesPerBlock * tile::kBlockKeys;
     const int position = uniform(of.row_begin + of.diagonal) + index * 64 - key;  // of the first row
     const int last = uniform(of.key_length) - key - 1;
-    if (position + 63 > params.left) return Hidden::anything;  // the window hides some of the first keys
-    constexpr int kHalf = tile::kBlockKeys / 2;
-    if (min(position + 63 + params.right, last) < kHalf) return Hidden::lower;
-    return min(position + params.right, last) >= kHalf - 1 ? Hidden::upper : Hidden::anything;
+    return tile::hidden_of_border(position, 64, last, params.left, params.right);
   }
 
   template <Hidden kHidden>

@@ -6,12 +6,12 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/ptx/packed_half.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/fused/config.h"
 #include "cuda/sm90/fused/params.h"
+#include "cuda/tile/hidden.h"
 #include "cuda/tile/select.h"
 
 namespace dspattn::cuda::sm90 {
@@ -45,17 +45,7 @@ __device__ __forceinline__ constexpr int score_index(int m, int e) {
 
 __device__ __forceinline__ int clamp_to_block(int x) { return max(0, min(x, tile::kBlockKeys)); }
 
-// What diagonal, window and key length hide of a tile. In interleaved groups two elements are keys of the block's lower
-// half and two of its upper half, so that at the diagonal, or where the keys end, one half is often hidden from all of
-// a warpgroup's rows (`lower`: some of the lower half is seen, nothing of the upper), or seen wholly (`upper`: all of
-// the lower half is seen).
-enum class Hidden : std::uint8_t { nothing, lower, upper, anything };
-
-// Whether element e of interleaved groups is a key of the block's upper half.
-template <typename C>
-__device__ __forceinline__ constexpr bool in_upper_half(int e) {
-  return (C::kSelection == Selection::two_of_four ? e >> 1 : e & 1) != 0;
-}
+using tile::Hidden;
 
 // The packed scores of a tile, as they are compared: without what is hidden.
 template <typename C, Hidden kHidden>
@@ -96,10 +86,10 @@ struct PackedScores {
   }
   // Word of element e of group block m: row g in the low half, row g + 8 in the high one.
   __device__ __forceinline__ std::uint32_t word(int m, int e) const {
-    if (kHidden == Hidden::lower && in_upper_half<C>(e)) return kLowestPair;
+    if (kHidden == Hidden::lower && tile::in_upper_half(C::kPattern, e)) return kLowestPair;
     const int at = score_index<C>(m, e);
     const std::uint32_t score = ptx::pack_f16x2_clamped(scores[at], scores[at + 2]);
-    if (kHidden == Hidden::upper && !in_upper_half<C>(e)) return score;
+    if (kHidden == Hidden::upper && !tile::in_upper_half(C::kPattern, e)) return score;
     return ptx::bit_select(seen(m, e), score, kLowestPair);
   }
 };
