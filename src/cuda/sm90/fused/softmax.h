@@ -5,6 +5,7 @@
 // all four.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "cuda/ptx/packed_half.h"
@@ -231,7 +232,7 @@ __device__ __forceinline__ Raised raise_reference(const Packed& packed, const Fu
     // weight shows it.
     const float raised = fminf(minus, of_tile);
     shrink = minus > raised ? ptx::exp2_fast(raised - minus) : 1.0f;
-    unset = isnan(raised);
+    unset = std::isnan(raised);
     minus = unset ? 0.0f : raised;
   };
   Raised result;
