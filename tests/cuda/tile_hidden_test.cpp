@@ -24,7 +24,7 @@ TEST(Hidden, HoldsForEveryRowAndKey) {
   int seen_of_kind[4] = {};
   for (const int left : {0, 5, 63, 64, 100, kFar}) {
     for (const int right : {-3, 0, 7, kFar}) {
-      for (int position = -140; position <= 200; ++position) {
+      for (int position = -140; position <= 200; position += 3) {
         for (const int last : {0, 30, 62, 63, 64, 100, 127, 500}) {
           const Hidden hidden = cuda::tile::hidden_of_border(position, kRows, last, left, right);
           ++seen_of_kind[static_cast<int>(hidden)];

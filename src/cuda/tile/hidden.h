@@ -24,6 +24,8 @@ DSPATTN_HOST_DEVICE constexpr Hidden hidden_of_border(int position, int rows, in
 }
 
 // Whether element e of interleaved groups is a key of the block's upper half.
-constexpr bool in_upper_half(Pattern pattern, int e) { return (pattern.group == 4 ? e >> 1 : e & 1) != 0; }
+DSPATTN_HOST_DEVICE constexpr bool in_upper_half(Pattern pattern, int e) {
+  return (pattern.group == 4 ? e >> 1 : e & 1) != 0;
+}
 
 }  // namespace dspattn::cuda::tile
