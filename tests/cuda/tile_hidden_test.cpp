@@ -32,8 +32,12 @@ TEST(Hidden, HoldsForEveryRowAndKey) {
             for (int key = 0; key < cuda::tile::kBlockKeys; ++key) {
               const int from_diagonal = key - (position + row);
               const bool seen = from_diagonal >= -left && from_diagonal <= right && key <= last;
-              if (hidden == Hidden::lower && key >= kHalf) ASSERT_FALSE(seen) << position << " " << row << " " << key;
-              if (hidden == Hidden::upper && key < kHalf) ASSERT_TRUE(seen) << position << " " << row << " " << key;
+              if (hidden == Hidden::lower && key >= kHalf) {
+                ASSERT_FALSE(seen) << position << " " << row << " " << key;
+              }
+              if (hidden == Hidden::upper && key < kHalf) {
+                ASSERT_TRUE(seen) << position << " " << row << " " << key;
+              }
             }
           }
         }
