@@ -103,6 +103,7 @@ struct Assistant {
 
   // Goes through this block's items; the end comes as an item of its own.
   __device__ __forceinline__ void run() {
+    const int stages = stages_of<C>(params);
     int stage = 0;          // of the item's first entry
     unsigned parities = 0;  // bit s: of the next tile to complete in stage s
 #pragma unroll 1
@@ -121,13 +122,13 @@ struct Assistant {
       if (item.tail != Tail::none) {
 #pragma unroll 1
         for (int part = 0; part < C::kTilesPerBlock; ++part) {
-          const int at = (stage + item.entries - C::kTilesPerBlock + part) % C::kStages;
+          const int at = (stage + item.entries - C::kTilesPerBlock + part) % stages;
           ptx::mbarrier_wait(ptx::shared_address(&shared.tail_begun[at]), static_cast<int>(parities >> at & 1));
           parities ^= 1u << at;
           complete(item, part, at);
         }
       }
-      stage = (stage + item.entries) % C::kStages;
+      stage = (stage + item.entries) % stages;
     }
   }
 };

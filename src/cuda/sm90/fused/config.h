@@ -118,6 +118,9 @@ struct Config {
   static constexpr int kRoom = 227 * 1024 - 1024 - 512 - kQBuffers * kTileQBytes - kOutBytes - kMaskBytes;
   static constexpr int kStages = kRoom / (2 * kTileKBytes) < 4 ? kRoom / (2 * kTileKBytes) : 4;
   static_assert(kStages >= 2, "the producer could not run ahead");
+  // Where results have no place of their own, items of one or two tiles do with a stage less, and its V is that place:
+  // such items come to their end so often that Q's place would be missed (docs/fused_kernel.md).
+  static constexpr bool kSparesStage = kOutInPlaceOfQ && kStages == 3 && kTileQ == kTileK;
 };
 
 // What one consumer warpgroup has to do for an item, in tiles counted from the sequence's first key.
@@ -184,13 +187,19 @@ struct alignas(1024) Shared {
 template <typename C>
 inline constexpr int kSharedBytes = static_cast<int>(sizeof(Shared<C>)) + 1024;  // the runtime aligns to 16 bytes only
 
+// How many stages are in use.
+template <typename C>
+__device__ __forceinline__ int stages_of(const FusedParams& params) {
+  return C::kSparesStage && params.short_items != 0 ? C::kStages - 1 : C::kStages;
+}
+
 // A stage and the parity of its current use; advances round robin.
 template <int kStages>
 struct Ring {
   int stage = 0;
   int parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
+  __device__ __forceinline__ void advance(int stages = kStages) {
+    if (++stage == stages) {
       stage = 0;
       parity ^= 1;
     }

@@ -21,10 +21,6 @@
 
 namespace dspattn::cuda::sm90 {
 
-// The same value in every lane, and the compiler knows it: branches on it do not diverge. What is read from shared
-// memory goes through this before it steers products (ptxas otherwise serialises them, C7520).
-__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
-
 template <typename C>
 struct Consumer {
   static constexpr int kQuarters = C::kQuarters;  // 64 keys: one metadata word
@@ -34,6 +30,7 @@ struct Consumer {
   const FusedParams& params;
   Shared<C>& shared;
   int index;             // of this warpgroup among the consumers
+  int stages;            // of the ring
   std::uint32_t leader;  // of its warp: every warp arrives for itself, having passed its own waits
   tile::QuadTranspose transpose;
   std::uint32_t k_low, v_low, q_low;  // low words of operand descriptors
@@ -42,7 +39,7 @@ struct Consumer {
   int number = 0;                    // of the item in work, among this block's
   int tile_index = 0, tile_end = 0;  // own tiles of the item, counted from the sequence's first key
   tile::BlockRange interior;
-  int skip_before = 0;  // entries of the ring that only other warpgroups need
+  int skip_before = 0, skip_after = 0;  // entries of the ring that only other warpgroups need
 
   float scores[C::kTileK / 2];
   float out[C::kHeadDim / 2];
@@ -57,7 +54,7 @@ struct Consumer {
   std::uint32_t q_taken = 0;               // results of the last item are in the place of Q
 
   __device__ __forceinline__ Consumer(const FusedParams& p, Shared<C>& s, int warpgroup)
-      : params(p), shared(s), index(warpgroup) {
+      : params(p), shared(s), index(warpgroup), stages(stages_of<C>(p)) {
     leader = (thread() & 31) == 0 ? 1u : 0u;
     transpose = tile::QuadTranspose::of_lane(thread() & 3);
     ptx::pin(transpose.rotation);
@@ -76,6 +73,8 @@ struct Consumer {
     const int of_warpgroup = thread();
     return index * 64 + (of_warpgroup >> 5) * 16 + ((of_warpgroup & 31) >> 2);
   }
+  // The first of the warp's rows; uniform.
+  __device__ __forceinline__ int warp_row() const { return index * 64 + uniform(thread() >> 5) * 16; }
   __device__ __forceinline__ const Item<C::kConsumers>& item(int of) const { return shared.items[of % kItemSlots]; }
 
   __device__ __forceinline__ static void wait_full(const std::uint64_t* barriers, const Ring<C::kStages>& at) {
@@ -101,22 +100,20 @@ struct Consumer {
     }
   }
 
-  // Waits for the announcement of an item and for its Q; false after the last.
-  __device__ __forceinline__ bool wait_item(int of) {
+  // Waits for the announcement of an item and for its Q, and takes note of this warpgroup's share; false after the last.
+  __device__ __forceinline__ bool next_item(int of) {
     const std::uint64_t* ready = C::kQInRegisters ? shared.q_full : shared.q_scaled;
     ptx::mbarrier_wait(ptx::shared_address(ready + of % C::kQBuffers), of / C::kQBuffers & 1);
-    return uniform(item(of).valid) != 0;
-  }
-
-  // This warpgroup's share of an item.
-  __device__ __forceinline__ void plan(int of) {
-    const Share& share = item(of).shares[index];
+    // Read together: one latency.
+    const int valid = item(of).valid;
+    const Share share = item(of).shares[index];
     tile_index = uniform(share.begin);
     tile_end = uniform(share.end);
     interior = {uniform(share.interior_begin), uniform(share.interior_end)};
     skip_before = uniform(share.skip_before);
+    skip_after = uniform(share.skip_after);
+    return uniform(valid) != 0;
   }
-  __device__ __forceinline__ int skip_after(int of) const { return uniform(item(of).shares[index].skip_after); }
 
   // Goes past the next entry of the ring; use() may read the stage of K. No product brings a warp's lanes together
   // between a wait and the leader's arrival: a lane that lags could find the phase it waits for two phases gone.
@@ -131,7 +128,7 @@ struct Consumer {
     wait_full(shared.v_full, ring);
     __syncwarp();
     release(shared.v_empty, ring);
-    ring.advance();
+    ring.advance(stages);
   }
 
   // Entries that other warpgroups work on: only keep the pipeline moving.
@@ -170,7 +167,7 @@ struct Consumer {
       const std::uint32_t panel = static_cast<std::uint32_t>(step / 4) * C::kPanelQBytes;
       ptx::load_matrices(row + panel + (chunk ^ static_cast<std::uint32_t>(step % 4) << 5), q[step]);
 #pragma unroll
-      for (std::uint32_t& pair : q[step]) pair = scaled_pair<C>(pair, params.q_scale);
+      for (std::uint32_t& pair : q[step]) pair = multiply_pairs<C>(pair, params.q_scale);
     }
   }
 
@@ -461,7 +458,7 @@ struct Consumer {
   template <Hidden kHidden>
   __device__ __forceinline__ void next_tile(int accumulate) {
     Ring<C::kStages> next = ring;
-    next.advance();
+    next.advance(stages);
     pin_weights();
     take_turn();
     ptx::wgmma_fence();
@@ -494,7 +491,7 @@ struct Consumer {
   // Looks whether the V of the tile at `at` and the K of the one after have arrived: await_tile() then need not ask.
   __device__ __forceinline__ void look_ahead(const Ring<C::kStages>& at) {
     Ring<C::kStages> after = at;
-    after.advance();
+    after.advance(stages);
     k_ready = test_full(shared.k_full, after);
     v_ready = test_full(shared.v_full, at);
   }
@@ -505,32 +502,31 @@ struct Consumer {
   }
   __device__ __forceinline__ void await_k(const Ring<C::kStages>& at) {
     Ring<C::kStages> after = at;
-    after.advance();
+    after.advance(stages);
     if (k_ready == 0 && tile_index + 1 < tile_end) wait_full(shared.k_full, after);
     k_ready = 1;
   }
 
-  // Writes the item's results. kStaged: by way of shared memory, where the place for them is free but for what the copy
-  // engine still has to read of the last ones.
+  // Writes the item's output rows. kStaged: by way of shared memory, where the place for them is free but for what the
+  // copy engine still has to read of the last ones.
   template <bool kStaged>
-  __device__ __forceinline__ void write_item() {
+  __device__ __forceinline__ void write_rows(const RowSums& sums) {
     const auto& of = item(number);
-    const int row = row_in_tile();
-    const RowSums sums = sum_up(state);
-    // The fence before the copy engine's store waits for all stores before it: where the results are staged at once,
-    // they leave before the log-sum-exp.
-    constexpr bool kLseFirst = !kStaged;
-    if constexpr (kLseFirst) store_lse<C>(params, of, row, lane(), sums, state);
     if constexpr (kStaged) {
-      if constexpr (!C::kOutInPlaceOfQ) await_staged();
-      const std::uint32_t tile = ptx::shared_address(C::kOutInPlaceOfQ ? shared.q[0] : shared.out) +
-                                 static_cast<std::uint32_t>(row & ~15) * 128;
+      const OutPlace place = out_place(of, warp_row());
+      if (has_out_place()) await_staged();
+      const std::uint8_t* own = C::kOutInPlaceOfQ ? shared.v[C::kStages - 1] : shared.out;
+      const std::uint32_t tile = ptx::shared_address(has_out_place() ? own : shared.q[0]) +
+                                 static_cast<std::uint32_t>(place.warp_row) * 128;
       stage_rows<C>(tile, lane(), out, sums);
-      send_rows<C>(params, of, tile, row & ~15, lane());
+      send_rows<C>(params, of, place, tile, lane());
     } else {
-      store_rows<C>(params, of, row, lane(), out, sums);
+      store_rows<C>(params, of, row_in_tile(), lane(), out, sums);
     }
-    if constexpr (!kLseFirst) store_lse<C>(params, of, row, lane(), sums, state);
+  }
+  // Results have a place of their own in shared memory: not that of Q.
+  __device__ __forceinline__ bool has_out_place() const {
+    return C::kOutInPlaceOfQ ? C::kSparesStage && stages < C::kStages : C::kStagesOutput;
   }
   // Until the copy engine has read the warp's last results from shared memory.
   __device__ __forceinline__ void await_staged() {
@@ -591,50 +587,50 @@ struct Consumer {
       }
     }
     if constexpr (!C::kQInRegisters) release_q(number);
-    const int trailing = skip_after(number);
-    bool chained = false;
-    if (C::kChainsItems && trailing == 0 && wait_item(number + 1)) {
-      plan(number + 1);
-      chained = skip_before == 0 && tile_end > tile_index;
-    }
-    Ring<C::kStages> next = ring;
-    next.advance();
-    // A short next item needs its successor's Q soon: then the place of Q is free at once, not taken by results.
-    const bool in_place = C::kOutInPlaceOfQ && chained && tile_end - tile_index >= 3;
-    if (chained) {
-      load_q(number + 1);
-      if (C::kOutInPlaceOfQ && !in_place) release_q(number + 1);
-      wait_full(shared.k_full, next);
-    }
     pin_weights();
     take_turn();
     ptx::wgmma_fence();
     issue_output(ring.stage, accumulate);
     ptx::wgmma_commit();
+    pass_turn();
+    // While the tensor core works on the last output: all that does not need it.
+    const RowSums sums = sum_up(state);
+    store_lse<C>(params, item(number), row_in_tile(), lane(), sums, state);
+    const int trailing = skip_after;
+    const bool chained = C::kChainsItems && trailing == 0 && next_item(number + 1) && skip_before == 0 &&
+                         tile_end > tile_index;
+    Ring<C::kStages> next = ring;
+    next.advance(stages);
     if (chained) {
+      // A short next item needs its successor's Q soon: then the place of Q is free at once, not taken by results.
+      const bool in_place = C::kOutInPlaceOfQ && !has_out_place() && tile_end - tile_index >= 3;
+      load_q(number + 1);
+      if (C::kOutInPlaceOfQ && !in_place) release_q(number + 1);
+      wait_full(shared.k_full, next);
       ptx::wgmma_fence();
       issue_scores(next.stage, number + 1);
-    }
-    ptx::wgmma_fence();   // asked for where the two ways meet (C7519)
-    ptx::wgmma_commit();  // where not chained, of nothing: the waits are the same
-    pass_turn();
-    ptx::wgmma_wait<1>();
-    release(shared.v_empty, ring);
-    // While the tensor core works on the scores. Results may take the place of Q only when the next Q has left it.
-    if constexpr (C::kOutInPlaceOfQ) {
-      if (in_place) {
-        write_item<true>();
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      release(shared.v_empty, ring);
+      // While the tensor core works on the scores. Results may take the place of Q: the next one has left it.
+      if (in_place || has_out_place()) {
+        write_rows<C::kStagesOutput>(sums);
       } else {
-        write_item<false>();
+        write_rows<false>(sums);
       }
-    } else {
-      write_item<C::kStagesOutput>();
-    }
-    ptx::wgmma_wait<0>();
-    if (chained) {
-      release(shared.k_empty, next);
       q_taken = in_place ? 1 : 0;
+      ptx::wgmma_wait<0>();
+      release(shared.k_empty, next);
+    } else {
+      ptx::wgmma_wait<0>();
+      release(shared.v_empty, ring);
+      if (!C::kOutInPlaceOfQ) {
+        write_rows<C::kStagesOutput>(sums);
+      } else {
+        write_rows<false>(sums);
+      }
     }
+    ptx::wgmma_wait<0>();  // asked for where the two ways meet (C7515)
     ++number;
     ring = next;
     if (!chained) skip_entries(trailing);
@@ -644,8 +640,7 @@ struct Consumer {
   __device__ __forceinline__ void run() {
     if (C::kTakeTurns && index == C::kConsumers - 1) ptx::named_barrier_arrive(kBarrierTurn, 256);
 #pragma unroll 1
-    while (wait_item(number)) {
-      plan(number);
+    while (next_item(number)) {
       if (tile_end <= tile_index) {  // no row of this warpgroup sees a key
         release_q(number);
         skip_entries(skip_before);

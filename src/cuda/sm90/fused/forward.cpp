@@ -81,9 +81,12 @@ FusedParams params_of(const ForwardArgs& args, const core::Geometry& geometry) {
   p.right = tile::clamped_reach(band.right);
   p.bottom_right = band.bottom_right;
   const double selection_scale = problem.q.dtype == DType::f32 ? 1.0 : core::selection_scale(geometry.scale);
-  p.q_scale = static_cast<float>(selection_scale);
+  p.q_scale = 0x10001u * (problem.q.dtype == DType::f16 ? core::encode_f16(selection_scale)
+                                                        : core::encode_bf16(selection_scale));
   p.exp2_scale = static_cast<float>(geometry.scale / selection_scale * std::numbers::log2e);
-  p.exp2_scale_half = 0x10001u * core::encode_f16(p.exp2_scale);
+  const std::uint16_t half = core::encode_f16(p.exp2_scale);
+  p.exp2_scale_half = 0x10001u * half;
+  p.exp2_scale_ratio = static_cast<float>(p.exp2_scale / core::decode_f16(half));
   p.bias_scale = static_cast<float>(selection_scale / geometry.scale);
   p.vector_q = vectors(problem.q);
   p.vector_k = vectors(problem.k);
@@ -146,6 +149,7 @@ bool complete(FusedParams& p, const FusedRow& row, const ForwardArgs& args, cons
       make_out_map(p.out_map, {p.out, p.out_batch_stride, p.out_head_stride, p.out_row_stride}, out, row.type);
   p.order = order_of(p, problem, geometry, launcher.tile_q, blocks);
   if (variant == Variant::general) choose_masks(p, geometry);
+  p.short_items = geometry.n_k <= 2 * tile::kBlockKeys;
   p.partial_blocks =
       variant == Variant::general || problem.packed || p.key_lengths != nullptr || geometry.n_k % tile::kBlockKeys != 0;
   p.last_k = last_row(problem.k);

@@ -59,6 +59,7 @@ struct FusedParams {
 
   tile::ItemOrder order;                     // where there is no schedule
   tile::ScheduleHeader* schedule = nullptr;  // its entries lie behind it
+  int short_items = 0;                       // every item has one block of keys, or two
   int partial_blocks = 1;                    // 0: no sequence has a last block of fewer than 128 keys
   // The copy engine may read past a sequence's end, up to these elements of K and V: the first of the last row.
   std::int64_t last_k = 0, last_v = 0;
@@ -71,9 +72,10 @@ struct FusedParams {
   int d_v = 0;
   int left = 0, right = 0, bottom_right = 1;
 
-  float q_scale = 1;                  // 2^-e: scores times this are compared, rounded to fp16
+  std::uint32_t q_scale = 0;          // 2^-e in the inputs' type, twice: scores times this are compared, in fp16
   float exp2_scale = 1;               // from those to base-2 logarithms of weights: scale * 2^e * log2(e)
   std::uint32_t exp2_scale_half = 0;  // the same in fp16, twice: where exponentials are taken in fp16
+  float exp2_scale_ratio = 1;         // of the two
   float bias_scale = 1;               // from a bias to the compared scores: 2^-e / scale
 
   float one = 1;  // a factor the compiler does not know

@@ -157,6 +157,7 @@ __device__ __forceinline__ void produce_queries(const FusedParams& params, Share
 template <typename C>
 __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>& shared) {
   Ring<C::kStages> ring;
+  const int stages = stages_of<C>(params);
   const std::uint32_t k_full = ptx::shared_address(shared.k_full);
   const std::uint32_t k_empty = ptx::shared_address(shared.k_empty);
   const std::uint32_t v_full = ptx::shared_address(shared.v_full);
@@ -204,7 +205,7 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
       }
       if constexpr (C::kGeneral)
         __syncwarp();  // the driving thread's warp stays together: its other lanes must not run ahead of it
-      ring.advance();
+      ring.advance(stages);
       if (++part == C::kTilesPerBlock) {
         part = 0;
         row += tile::kBlockKeys;

@@ -51,6 +51,7 @@ __device__ __forceinline__ Tail tail_of(const FusedParams& params, const Work& w
 template <typename C>
 __device__ __forceinline__ void drive(const FusedParams& params, Shared<C>& shared) {
   Ring<C::kStages> ring;
+  const int stages = stages_of<C>(params);
   int number = 0;  // of the block's items so far, modulo 4
   const bool scheduled = params.schedule != nullptr;
   int turn = scheduled ? static_cast<int>(blockIdx.x) : 0;  // of the walk, or item of the schedule
@@ -92,7 +93,7 @@ __device__ __forceinline__ void drive(const FusedParams& params, Shared<C>& shar
       } else {
         ptx::mbarrier_arrive(full);
       }
-      ring.advance();
+      ring.advance(stages);
       if (++part == C::kTilesPerBlock) {
         part = 0;
         row += tile::kBlockKeys;

@@ -28,14 +28,10 @@ inline constexpr std::uint32_t kLowestBiasedPair = 0xFBFCFBFCu;  // -65408
 template <typename C>
 using Scores = float[C::kTileK / 2];
 
-// Two 16-bit elements times 2^-e.
+// Two 16-bit elements times two others.
 template <typename C>
-__device__ __forceinline__ std::uint32_t scaled_pair(std::uint32_t x, float scale) {
-  if constexpr (C::kType == DType::bf16) {
-    return ptx::multiply_bf16x2(x, ptx::pack_bf16x2(scale, scale));
-  } else {
-    return ptx::multiply_f16x2(x, ptx::pack_f16x2(scale, scale));
-  }
+__device__ __forceinline__ std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b) {
+  return C::kType == DType::bf16 ? ptx::multiply_bf16x2(a, b) : ptx::multiply_f16x2(a, b);
 }
 
 // Register of `scores` that holds element e of group block m, row g (row g + 8: two further).

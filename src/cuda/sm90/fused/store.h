@@ -12,6 +12,10 @@
 
 namespace dspattn::cuda::sm90 {
 
+// The same value in every lane, and the compiler knows it: branches on it do not diverge. What is read from shared
+// memory goes through this before it steers products (ptxas otherwise serialises them, C7520) or copies.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
 // Word i of lane t becomes word t of lane i, within each quad.
 __device__ __forceinline__ void transpose_quad(std::uint32_t (&x)[4], int t) {
   const bool odd = (t & 1) != 0;
@@ -42,8 +46,7 @@ __device__ __forceinline__ RowSums sum_up(const RowState& state) {
   return {over_quad(state.sum0), over_quad(state.sum1)};
 }
 
-// `row` is row g of the thread's warp within the item; row g + 8 is the other. After store_staged(): its fence would
-// wait for these stores.
+// `row` is row g of the thread's warp within the item; row g + 8 is the other.
 template <typename C>
 __device__ __forceinline__ void store_lse(const FusedParams& params, const Item<C::kConsumers>& item, int row, int lane,
                                           const RowSums& sums, const RowState& state) {
@@ -53,7 +56,7 @@ __device__ __forceinline__ void store_lse(const FusedParams& params, const Item<
     float* lse = params.lse + item.lse_offset + row * params.lse_row_stride;
     // An empty row has sum 0 and no reference: its logarithm is -inf. Of the reference, the part that is a score is
     // taken at the precise scale.
-    const float precise = C::kHalfExponentials ? params.exp2_scale / exponent_scale<C>(params) : 1.0f;
+    const float precise = C::kHalfExponentials ? params.exp2_scale_ratio : 1.0f;
     const auto logarithm = [&](float sum, float minus) {
       const float score = -minus - C::kHeadroom;
       return sum == 0 ? -INFINITY : (ptx::log2_fast(sum) + fmaf(score, precise, C::kHeadroom)) * kLn2;
@@ -93,20 +96,33 @@ __device__ __forceinline__ void stage_rows(std::uint32_t tile, int lane, float (
   }
 }
 
+// Where a warp's rows go, the same in every lane and known to be.
+struct OutPlace {
+  int warp_row;  // first of the rows within the item
+  int rows;      // how many of the sequence's follow from there
+  int out_row, head, batch;
+};
+
+template <int kConsumers>
+__device__ __forceinline__ OutPlace out_place(const Item<kConsumers>& item, int warp_row) {
+  return {warp_row, uniform(item.rows - item.row_begin) - warp_row, uniform(item.out_row) + warp_row,
+          uniform(item.head), uniform(item.batch)};
+}
+
 // From there to the output. The copy engine does it, and lane 0 must wait for it before the place is used again; but
 // where the warp's rows do not all exist and others follow, or it cannot address the output, the warp copies.
 template <typename C>
 __device__ __forceinline__ void send_rows(const FusedParams& params, const Item<C::kConsumers>& item,
-                                          std::uint32_t tile, int warp_row, int lane) {
-  const int rows = item.rows - item.row_begin - warp_row;
+                                          const OutPlace& place, std::uint32_t tile, int lane) {
+  const auto [warp_row, rows, out_row, head, batch] = place;
   if (params.copy_engine_out != 0 && (rows >= kStoredRows || params.cumulative_q == nullptr)) {
     ptx::fence_async_proxy();
     __syncwarp();
     if (lane == 0) {
-#pragma unroll 1
+#pragma unroll
       for (int panel = 0; panel < C::kPanels; ++panel) {
         ptx::tma_store_4d(&params.out_map, tile + static_cast<std::uint32_t>(panel) * C::kPanelQBytes, panel * 64,
-                          item.out_row + warp_row, item.head, item.batch);
+                          out_row, head, batch);
       }
       ptx::tma_store_commit();
     }

@@ -157,8 +157,8 @@ __device__ __forceinline__ void scale_buffer(const FusedParams& params, Shared<C
 #pragma unroll 1
   for (int i = thread; i < C::kTileQBytes / 16; i += 32 * C::kScalingWarps) {
     const uint4 x = data[i];
-    data[i] = make_uint4(scaled_pair<C>(x.x, params.q_scale), scaled_pair<C>(x.y, params.q_scale),
-                         scaled_pair<C>(x.z, params.q_scale), scaled_pair<C>(x.w, params.q_scale));
+    data[i] = make_uint4(multiply_pairs<C>(x.x, params.q_scale), multiply_pairs<C>(x.y, params.q_scale),
+                         multiply_pairs<C>(x.z, params.q_scale), multiply_pairs<C>(x.w, params.q_scale));
   }
   ptx::fence_async_proxy();  // the tensor core reads it
   __syncwarp();
