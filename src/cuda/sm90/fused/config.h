@@ -69,10 +69,6 @@ struct Config {
   static constexpr bool kStagesOutput = kChainsItems;
   static constexpr bool kOutInPlaceOfQ = kStagesOutput && kHeadDim > 64;
 
-  // Two of the producer's warps have nothing else to do where Q is in registers: a thread of each sends results.
-  // Measured (docs/fused_kernel.md): 1 to 2 % where rows see all keys, else nothing; nor at d = 64.
-  static constexpr bool kHasSenders = kQInRegisters && kHeadDim > 64;
-
   // Warpgroups issue their products in turn: measured faster but at d = 256, see docs/fused_kernel.md.
   static constexpr bool kTakeTurns = kHeadDim < 256 || kGeneral;
 
@@ -158,12 +154,6 @@ struct Item {
   int k_row;    // row of K and V that holds the sequence's key 0
 };
 
-// Where rows of results go.
-struct OutPlace {
-  int rows;  // how many of the sequence's follow from the first on
-  int out_row, head, batch;
-};
-
 // A consumer may still write the results of an item whose two successors are already announced; one more is a power
 // of 2.
 inline constexpr int kItemSlots = 4;
@@ -190,8 +180,6 @@ struct alignas(1024) Shared {
   std::uint64_t q_full[C::kQBuffers], q_scaled[C::kQBuffers], q_empty[C::kQBuffers];
   std::uint64_t k_full[C::kStages], k_empty[C::kStages];
   std::uint64_t v_full[C::kStages], v_empty[C::kStages];
-  std::uint64_t out_full[C::kConsumers], out_empty[C::kConsumers];  // results in shared memory, see sender.h
-  OutPlace out_to[C::kConsumers];
   std::uint64_t tail_begun[C::kStages];   // a tile of a last block is the assistants' to complete
   Item<C::kConsumers> items[kItemSlots];  // one a q_full, in turn
 };
@@ -203,12 +191,6 @@ inline constexpr int kSharedBytes = static_cast<int>(sizeof(Shared<C>)) + 1024; 
 template <typename C>
 __device__ __forceinline__ int stages_of(const FusedParams& params) {
   return C::kSparesStage && params.short_items != 0 ? C::kStages - 1 : C::kStages;
-}
-
-// Results have a place of their own in shared memory: not that of Q.
-template <typename C>
-__device__ __forceinline__ bool has_out_place(const FusedParams& params) {
-  return C::kOutInPlaceOfQ ? stages_of<C>(params) < C::kStages : C::kStagesOutput;
 }
 
 // A stage and the parity of its current use; advances round robin.
@@ -226,7 +208,6 @@ struct Ring {
 
 // Threads of the producer: the first brings K and V. Warps from kFirstAssistant on are those of assistant.h.
 inline constexpr unsigned kQueryDriver = 32;
-inline constexpr unsigned kFirstSender = 64;  // and one 32 threads on
 inline constexpr unsigned kFirstAssistant = 32;
 inline constexpr int kAssistants = 3;
 inline constexpr int kMaskThreads = 32 * kAssistants;  // in the general variant those warps bring mask tensors

@@ -16,7 +16,6 @@
 #include "cuda/sm90/fused/mask_load.h"
 #include "cuda/sm90/fused/mask_words.h"
 #include "cuda/sm90/fused/params.h"
-#include "cuda/sm90/fused/sender.h"
 #include "cuda/sm90/fused/softmax.h"
 #include "cuda/sm90/fused/store.h"
 
@@ -52,8 +51,7 @@ struct Consumer {
   RowState state;
   std::uint32_t k_ready = 0, v_ready = 0;  // whether the next tile's K and V were seen to be there already
   float tile0 = 0, tile1 = 0;              // sums of the last tile's weights, not yet in `state`
-  std::uint32_t q_taken = 0;               // results of the last item are in the place of Q, for this warp to give back
-  std::uint32_t handed = 0;                // items whose results went to the sender
+  std::uint32_t q_taken = 0;               // results of the last item are in the place of Q
 
   __device__ __forceinline__ Consumer(const FusedParams& p, Shared<C>& s, int warpgroup)
       : params(p), shared(s), index(warpgroup), stages(stages_of<C>(p)) {
@@ -509,41 +507,26 @@ struct Consumer {
     k_ready = 1;
   }
 
-  // Writes the item's output rows. kStaged: by way of shared memory.
+  // Writes the item's output rows. kStaged: by way of shared memory, where the place for them is free but for what the
+  // copy engine still has to read of the last ones.
   template <bool kStaged>
   __device__ __forceinline__ void write_rows(const RowSums& sums) {
     const auto& of = item(number);
     if constexpr (kStaged) {
-      const std::uint32_t tile = place_of_results<C>(params, shared);
-      const int row = warp_row();
-      const std::uint32_t at = tile + static_cast<std::uint32_t>(row) * 128;
-      const bool senders = has_senders<C>(params);
-      const OutPlace place = out_place(of, senders ? index * 64 : row);
-      if (senders) {
-        await_sent();
-      } else if (has_out_place<C>(params)) {
-        await_staged();
-      }
-      stage_rows<C>(at, lane(), out, sums);
-      if (senders) {
-        hand_over(place);
-      } else {
-        send_rows<C>(params, of, place, at, row, lane());
-      }
+      const OutPlace place = out_place(of, warp_row());
+      if (has_out_place()) await_staged();
+      const std::uint8_t* own = C::kOutInPlaceOfQ ? shared.v[C::kStages - 1] : shared.out;
+      const std::uint32_t tile = ptx::shared_address(has_out_place() ? own : shared.q[0]) +
+                                 static_cast<std::uint32_t>(place.warp_row) * 128;
+      stage_rows<C>(tile, lane(), out, sums);
+      send_rows<C>(params, of, place, tile, lane());
     } else {
       store_rows<C>(params, of, row_in_tile(), lane(), out, sums);
     }
   }
-  // Until the warpgroup's last results have been read from shared memory by the copy engine.
-  __device__ __forceinline__ void await_sent() {
-    ptx::mbarrier_wait(ptx::shared_address(&shared.out_empty[index]), static_cast<int>(handed & 1) ^ 1);
-  }
-  // Results to the sender; a head of -1 ends its work.
-  __device__ __forceinline__ void hand_over(const OutPlace& place) {
-    if ((thread() & 127) == 0) shared.out_to[index] = place;
-    __syncwarp();  // every lane has stored its share
-    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.out_full[index]), leader);
-    ++handed;
+  // Results have a place of their own in shared memory: not that of Q.
+  __device__ __forceinline__ bool has_out_place() const {
+    return C::kOutInPlaceOfQ ? C::kSparesStage && stages < C::kStages : C::kStagesOutput;
   }
   // Until the copy engine has read the warp's last results from shared memory.
   __device__ __forceinline__ void await_staged() {
@@ -620,7 +603,7 @@ struct Consumer {
     next.advance(stages);
     if (chained) {
       // A short next item needs its successor's Q soon: then the place of Q is free at once, not taken by results.
-      const bool in_place = C::kOutInPlaceOfQ && !has_out_place<C>(params) && tile_end - tile_index >= 3;
+      const bool in_place = C::kOutInPlaceOfQ && !has_out_place() && tile_end - tile_index >= 3;
       load_q(number + 1);
       if (C::kOutInPlaceOfQ && !in_place) release_q(number + 1);
       wait_full(shared.k_full, next);
@@ -630,12 +613,12 @@ struct Consumer {
       ptx::wgmma_wait<1>();
       release(shared.v_empty, ring);
       // While the tensor core works on the scores. Results may take the place of Q: the next one has left it.
-      if (in_place || has_out_place<C>(params)) {
+      if (in_place || has_out_place()) {
         write_rows<C::kStagesOutput>(sums);
       } else {
         write_rows<false>(sums);
       }
-      q_taken = in_place && !has_senders<C>(params) ? 1 : 0;
+      q_taken = in_place ? 1 : 0;
       ptx::wgmma_wait<0>();
       release(shared.k_empty, next);
     } else {
@@ -679,12 +662,7 @@ struct Consumer {
       }
     }
     if (C::kTakeTurns && index == 0) ptx::named_barrier_sync(kBarrierTurn, 256);  // the last turn passed on
-    if (has_senders<C>(params)) {
-      await_sent();
-      hand_over({0, 0, -1, 0});
-    } else {
-      await_staged();  // before the block's shared memory is gone
-    }
+    await_staged();  // before the block's shared memory is gone
   }
 };
 

@@ -144,18 +144,14 @@ bool complete(FusedParams& p, const FusedRow& row, const ForwardArgs& args, cons
   p.copy_engine_q = make_q_map(p.q_map, p.q, extents_of(problem.q), row.type, launcher.tile_q);
   p.copy_engine_k = make_k_map(p.k_map, p.k, extents_of(problem.k), row.type, p.keys, launcher.tile_k);
   p.copy_engine_v = make_v_map(p.v_map, p.v, extents_of(problem.v), row.type, p.keys, launcher.tile_k);
+  const Extents out{args.out.extent(0), args.out.extent(1), args.out.extent(2), args.out.extent(3)};
+  p.copy_engine_out =
+      make_out_map(p.out_map, {p.out, p.out_batch_stride, p.out_head_stride, p.out_row_stride}, out, row.type);
   p.order = order_of(p, problem, geometry, launcher.tile_q, blocks);
   if (variant == Variant::general) choose_masks(p, geometry);
   p.short_items = geometry.n_k <= 2 * tile::kBlockKeys;
   p.partial_blocks =
       variant == Variant::general || problem.packed || p.key_lengths != nullptr || geometry.n_k % tile::kBlockKeys != 0;
-  // Results go by senders where that pays, and no assistants need these threads.
-  const bool full = p.left == tile::kMaxRows && p.right == tile::kMaxRows;
-  p.senders = variant == Variant::narrow && row.dim > 64 && row.dim <= 128 && full && p.partial_blocks == 0;
-  const Extents out{args.out.extent(0), args.out.extent(1), args.out.extent(2), args.out.extent(3)};
-  p.copy_engine_out = make_out_map(p.out_map, {p.out, p.out_batch_stride, p.out_head_stride, p.out_row_stride}, out,
-                                   row.type, p.senders != 0 ? kSentRows : kStoredRows);
-  if (p.copy_engine_out == 0) p.senders = 0;
   p.last_k = last_row(problem.k);
   p.last_v = last_row(problem.v);
   return variant == Variant::general || !needs_general(p);

@@ -43,10 +43,6 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
       init(shared.v_empty[i], kConsumerWarps);
       init(shared.tail_begun[i], 1);
     }
-    for (int i = 0; i < C::kConsumers; ++i) {
-      init(shared.out_full[i], 4);
-      init(shared.out_empty[i], 1);
-    }
     if constexpr (C::kGeneral) {
       for (std::uint64_t& full : shared.mask.full) init(full, params.mask_engine != 0 ? 1 : kMaskThreads);
       for (std::uint64_t& empty : shared.mask.empty) init(empty, 4);

@@ -28,9 +28,8 @@ struct MaskTensor {
   std::int64_t key_stride = 0;  // times 128 within 32 bits
 };
 
-// Rows of the output that a warp stores at once, and a sender for its warpgroup.
+// Rows of the output that a warp stores at once.
 inline constexpr int kStoredRows = 16;
-inline constexpr int kSentRows = 64;
 
 struct FusedParams {
   CUtensorMap q_map;  // (column, row, head, batch)
@@ -60,7 +59,6 @@ struct FusedParams {
 
   tile::ItemOrder order;                     // where there is no schedule
   tile::ScheduleHeader* schedule = nullptr;  // its entries lie behind it
-  int senders = 0;                           // threads of the producer send results, see sender.h
   int short_items = 0;                       // every item has one block of keys, or two
   int partial_blocks = 1;                    // 0: no sequence has a last block of fewer than 128 keys
   // The copy engine may read past a sequence's end, up to these elements of K and V: the first of the last row.

@@ -14,7 +14,6 @@
 #include "cuda/sm90/fused/mask_load.h"
 #include "cuda/sm90/fused/params.h"
 #include "cuda/sm90/fused/ragged.h"
-#include "cuda/sm90/fused/sender.h"
 #include "cuda/sm90/fused/softmax.h"
 #include "cuda/sm90/fused/work.h"
 
@@ -232,11 +231,6 @@ __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& sh
     if (threadIdx.x == 0) walk_items<C>(params, shared);
     if (C::kQInRegisters ? threadIdx.x == kQueryDriver : threadIdx.x >= kQueryDriver) {
       produce_queries<C>(params, shared);
-    }
-    if constexpr (C::kHasSenders) {
-      if (has_senders<C>(params) && threadIdx.x >= kFirstSender && threadIdx.x % 32 == 0) {
-        send_results<C>(params, shared, static_cast<int>(threadIdx.x - kFirstSender) / 32);
-      }
     }
   }
 }

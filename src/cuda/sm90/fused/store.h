@@ -96,19 +96,25 @@ __device__ __forceinline__ void stage_rows(std::uint32_t tile, int lane, float (
   }
 }
 
-// Where the item's rows from `row` on go, the same in every lane and known to be.
+// Where a warp's rows go, the same in every lane and known to be.
+struct OutPlace {
+  int warp_row;  // first of the rows within the item
+  int rows;      // how many of the sequence's follow from there
+  int out_row, head, batch;
+};
+
 template <int kConsumers>
-__device__ __forceinline__ OutPlace out_place(const Item<kConsumers>& item, int row) {
-  return {uniform(item.rows - item.row_begin) - row, uniform(item.out_row) + row, uniform(item.head),
-          uniform(item.batch)};
+__device__ __forceinline__ OutPlace out_place(const Item<kConsumers>& item, int warp_row) {
+  return {warp_row, uniform(item.rows - item.row_begin) - warp_row, uniform(item.out_row) + warp_row,
+          uniform(item.head), uniform(item.batch)};
 }
 
 // From there to the output. The copy engine does it, and lane 0 must wait for it before the place is used again; but
 // where the warp's rows do not all exist and others follow, or it cannot address the output, the warp copies.
 template <typename C>
 __device__ __forceinline__ void send_rows(const FusedParams& params, const Item<C::kConsumers>& item,
-                                          const OutPlace& place, std::uint32_t tile, int warp_row, int lane) {
-  const auto [rows, out_row, head, batch] = place;
+                                          const OutPlace& place, std::uint32_t tile, int lane) {
+  const auto [warp_row, rows, out_row, head, batch] = place;
   if (params.copy_engine_out != 0 && (rows >= kStoredRows || params.cumulative_q == nullptr)) {
     ptx::fence_async_proxy();
     __syncwarp();
