@@ -76,6 +76,8 @@ TEST_P(RobustRow, WholeBlocksAndUnequalWarpgroups) {
   shared_keys.kv_heads = 2;
   shared_keys.d_v = of.dim - 8;
   expect_right(shared_keys);
+  expect_right(of.problem(5, 130, 512));
+  expect_right(of.problem(5, 130, 1024));
   // The diagonal passes between two warpgroups' rows; with a window, on either side.
   Case causal = of.problem(2, 320, 384);
   causal.causal = true;

@@ -100,7 +100,8 @@ struct Consumer {
     }
   }
 
-  // Waits for the announcement of an item and for its Q, and takes note of this warpgroup's share; false after the last.
+  // Waits for the announcement of an item and for its Q, and takes note of this warpgroup's share; false after the
+  // last.
   __device__ __forceinline__ bool next_item(int of) {
     const std::uint64_t* ready = C::kQInRegisters ? shared.q_full : shared.q_scaled;
     ptx::mbarrier_wait(ptx::shared_address(ready + of % C::kQBuffers), of / C::kQBuffers & 1);
@@ -516,8 +517,8 @@ struct Consumer {
       const OutPlace place = out_place(of, warp_row());
       if (has_out_place()) await_staged();
       const std::uint8_t* own = C::kOutInPlaceOfQ ? shared.v[C::kStages - 1] : shared.out;
-      const std::uint32_t tile = ptx::shared_address(has_out_place() ? own : shared.q[0]) +
-                                 static_cast<std::uint32_t>(place.warp_row) * 128;
+      const std::uint32_t tile =
+          ptx::shared_address(has_out_place() ? own : shared.q[0]) + static_cast<std::uint32_t>(place.warp_row) * 128;
       stage_rows<C>(tile, lane(), out, sums);
       send_rows<C>(params, of, place, tile, lane());
     } else {
@@ -597,8 +598,8 @@ struct Consumer {
     const RowSums sums = sum_up(state);
     store_lse<C>(params, item(number), row_in_tile(), lane(), sums, state);
     const int trailing = skip_after;
-    const bool chained = C::kChainsItems && trailing == 0 && next_item(number + 1) && skip_before == 0 &&
-                         tile_end > tile_index;
+    const bool chained =
+        C::kChainsItems && trailing == 0 && next_item(number + 1) && skip_before == 0 && tile_end > tile_index;
     Ring<C::kStages> next = ring;
     next.advance(stages);
     if (chained) {

@@ -81,8 +81,8 @@ FusedParams params_of(const ForwardArgs& args, const core::Geometry& geometry) {
   p.right = tile::clamped_reach(band.right);
   p.bottom_right = band.bottom_right;
   const double selection_scale = problem.q.dtype == DType::f32 ? 1.0 : core::selection_scale(geometry.scale);
-  p.q_scale = 0x10001u * (problem.q.dtype == DType::f16 ? core::encode_f16(selection_scale)
-                                                        : core::encode_bf16(selection_scale));
+  p.q_scale = 0x10001u *
+              (problem.q.dtype == DType::f16 ? core::encode_f16(selection_scale) : core::encode_bf16(selection_scale));
   p.exp2_scale = static_cast<float>(geometry.scale / selection_scale * std::numbers::log2e);
   const std::uint16_t half = core::encode_f16(p.exp2_scale);
   p.exp2_scale_half = 0x10001u * half;
@@ -150,6 +150,9 @@ bool complete(FusedParams& p, const FusedRow& row, const ForwardArgs& args, cons
   p.order = order_of(p, problem, geometry, launcher.tile_q, blocks);
   if (variant == Variant::general) choose_masks(p, geometry);
   p.short_items = geometry.n_k <= 2 * tile::kBlockKeys;
+  // Measured: 2 % faster at n = 512 (1:2, d = 128), elsewhere nothing, or up to 2 % slower.
+  p.values_apart = p.left == tile::kMaxRows && p.right == tile::kMaxRows && p.short_items == 0 &&
+                   geometry.n_k <= 6 * tile::kBlockKeys;
   p.partial_blocks =
       variant == Variant::general || problem.packed || p.key_lengths != nullptr || geometry.n_k % tile::kBlockKeys != 0;
   p.last_k = last_row(problem.k);
