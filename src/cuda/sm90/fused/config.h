@@ -208,7 +208,6 @@ struct Ring {
 
 // Threads of the producer: the first brings K and V. Warps from kFirstAssistant on are those of assistant.h.
 inline constexpr unsigned kQueryDriver = 32;
-inline constexpr unsigned kValueDriver = 64;
 inline constexpr unsigned kFirstAssistant = 32;
 inline constexpr int kAssistants = 3;
 inline constexpr int kMaskThreads = 32 * kAssistants;  // in the general variant those warps bring mask tensors

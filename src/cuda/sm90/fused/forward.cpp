@@ -150,9 +150,6 @@ bool complete(FusedParams& p, const FusedRow& row, const ForwardArgs& args, cons
   p.order = order_of(p, problem, geometry, launcher.tile_q, blocks);
   if (variant == Variant::general) choose_masks(p, geometry);
   p.short_items = geometry.n_k <= 2 * tile::kBlockKeys;
-  // Measured: 2 % faster at n = 512 (1:2, d = 128), elsewhere nothing, or up to 2 % slower.
-  p.values_apart = p.left == tile::kMaxRows && p.right == tile::kMaxRows && p.short_items == 0 &&
-                   geometry.n_k <= 6 * tile::kBlockKeys;
   p.partial_blocks =
       variant == Variant::general || problem.packed || p.key_lengths != nullptr || geometry.n_k % tile::kBlockKeys != 0;
   p.last_k = last_row(problem.k);

@@ -59,7 +59,6 @@ struct FusedParams {
 
   tile::ItemOrder order;                     // where there is no schedule
   tile::ScheduleHeader* schedule = nullptr;  // its entries lie behind it
-  int values_apart = 0;                      // a thread of its own brings V, where Q is in registers
   int short_items = 0;                       // every item has one block of keys, or two
   int partial_blocks = 1;                    // 0: no sequence has a last block of fewer than 128 keys
   // The copy engine may read past a sequence's end, up to these elements of K and V: the first of the last row.

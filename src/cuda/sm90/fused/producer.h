@@ -152,11 +152,12 @@ __device__ __forceinline__ void produce_queries(const FusedParams& params, Share
   }
 }
 
-// The general variant's walk: all 128 threads go through the items, bring Q, K, V and masks, and copy where the copy
-// engine cannot.
+// Walks the items and brings their K and V. In the general variant all 128 threads walk, copy where the copy engine
+// cannot, and bring Q too.
 template <typename C>
 __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>& shared) {
   Ring<C::kStages> ring;
+  const int stages = stages_of<C>(params);
   const std::uint32_t k_full = ptx::shared_address(shared.k_full);
   const std::uint32_t k_empty = ptx::shared_address(shared.k_empty);
   const std::uint32_t v_full = ptx::shared_address(shared.v_full);
@@ -170,9 +171,12 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
   for (; walk >> 2 < params.order.turns; walk += 4) {
     Work work;
     if (!describe_item<C>(params, walk >> 2, work)) continue;
-    load_q<C>(params, shared, work, walk & 3, 0);
-    if (threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
+    if constexpr (C::kGeneral) {
+      load_q<C>(params, shared, work, walk & 3, 0);
+      if (threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
+    }
     walk = (walk & ~3) | ((walk + 1) & 3);
+    load_q_entry<C>(params, shared, work, ring);
     const int kv_head = work.head / params.heads_per_kv_head;
     const int batch = work.batch;
     int row = work.k_row + work.blocks.begin * tile::kBlockKeys;                        // of the block's first key
@@ -180,10 +184,10 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
     const int present_end = work.band.key_length - work.blocks.end * tile::kBlockKeys;  // and after the last block
 #pragma unroll 1
     for (int part = 0; present > present_end;) {
-      const bool whole = present >= tile::kBlockKeys;
+      const bool whole = !C::kGeneral || present >= tile::kBlockKeys;
       const std::uint32_t at = 8u * static_cast<std::uint32_t>(ring.stage);
-      const bool engine_k = whole && params.copy_engine_k != 0;
-      const bool engine_v = whole && params.copy_engine_v != 0;
+      const bool engine_k = whole && (!C::kGeneral || params.copy_engine_k != 0);
+      const bool engine_v = whole && (!C::kGeneral || params.copy_engine_v != 0);
       const auto visible = [&](tile::Slot slot) {
         const int key = params.keys.key(part, slot.group, slot.element);
         return key < present ? key : -1;
@@ -194,11 +198,14 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
       load_tile<C, 1>(ptx::shared_address(shared.v[ring.stage]), v_full + at, v_empty + at, ring.parity, engine_v,
                       params.v_map, params.v, row, part * params.keys.part_step, 0, kv_head, batch, params.d_v,
                       params.vector_v, [&](int r) { return visible(tile::slot_of_v_row(r)); });
-      if (params.mask_bytes != 0 && threadIdx.x >= 32) {
-        load_mask_blocks<C>(params, shared, work, row - work.k_row, present, tiles++);
+      if constexpr (C::kGeneral) {
+        if (params.mask_bytes != 0 && threadIdx.x >= 32) {
+          load_mask_blocks<C>(params, shared, work, row - work.k_row, present, tiles++);
+        }
       }
-      __syncwarp();  // the driving thread's warp stays together: its other lanes must not run ahead of it
-      ring.advance();
+      if constexpr (C::kGeneral)
+        __syncwarp();  // the driving thread's warp stays together: its other lanes must not run ahead of it
+      ring.advance(stages);
       if (++part == C::kTilesPerBlock) {
         part = 0;
         row += tile::kBlockKeys;
@@ -206,40 +213,9 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
       }
     }
   }
-  if (threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
-  if (threadIdx.x == 0) announce_end<C>(shared, walk & 3);
-}
-
-// Where the copy engine brings everything: walks the items and brings their K tiles (kind 0), V tiles (1), or both.
-template <typename C>
-__device__ __forceinline__ void stream_tiles(const FusedParams& params, Shared<C>& shared, int first_kind,
-                                             int last_kind) {
-  Ring<C::kStages> ring;
-#pragma unroll 1
-  for (int turn = 0; turn < params.order.turns; ++turn) {
-    Work work;
-    if (!describe_item<C>(params, turn, work)) continue;
-    load_q_entry<C>(params, shared, work, ring);
-    const int kv_head = work.head / params.heads_per_kv_head;
-    const int tiles = (work.blocks.end - work.blocks.begin) * C::kTilesPerBlock;
-#pragma unroll 1
-    for (int i = 0; i < tiles; ++i) {
-      const int row = work.k_row + (work.blocks.begin + i / C::kTilesPerBlock) * tile::kBlockKeys +
-                      i % C::kTilesPerBlock * params.keys.part_step;
-#pragma unroll 1
-      for (int kind = first_kind; kind <= last_kind; ++kind) {
-        const std::uint32_t at = 8u * static_cast<std::uint32_t>(ring.stage);
-        const std::uint32_t full = ptx::shared_address(kind == 0 ? shared.k_full : shared.v_full) + at;
-        ptx::mbarrier_wait(ptx::shared_address(kind == 0 ? shared.k_empty : shared.v_empty) + at, ring.parity ^ 1);
-        const std::uint32_t tile = ptx::shared_address(kind == 0 ? shared.k[ring.stage] : shared.v[ring.stage]);
-        if (kind == 0) {
-          load_by_engine<C, 2>(tile, full, params.k_map, row, params.keys.half_step, kv_head, work.batch);
-        } else {
-          load_by_engine<C, 1>(tile, full, params.v_map, row, 0, kv_head, work.batch);
-        }
-      }
-      ring.advance(stages_of<C>(params));
-    }
+  if constexpr (C::kGeneral) {
+    if (threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
+    if (threadIdx.x == 0) announce_end<C>(shared, walk & 3);
   }
 }
 
@@ -252,11 +228,7 @@ __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& sh
   } else if (params.partial_blocks != 0) {
     produce_ragged<C>(params, shared);
   } else {
-    // With a thread each for K and V the next K need not wait until the place of a V is free.
-    const bool apart = C::kQInRegisters && params.values_apart != 0;
-    if (threadIdx.x == 0 || (apart && threadIdx.x == kValueDriver)) {
-      stream_tiles<C>(params, shared, threadIdx.x == 0 ? 0 : 1, apart && threadIdx.x == 0 ? 0 : 1);
-    }
+    if (threadIdx.x == 0) walk_items<C>(params, shared);
     if (C::kQInRegisters ? threadIdx.x == kQueryDriver : threadIdx.x >= kQueryDriver) {
       produce_queries<C>(params, shared);
     }
