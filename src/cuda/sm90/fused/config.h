@@ -60,7 +60,7 @@ struct Config {
   static constexpr int kQSteps = kQInRegisters ? kScoreSteps : 4 * kQPanelsByRing;
   // What stays in shared memory the producer's three warps that do not drive the copy engine multiply by 2^-e there.
   static constexpr int kScalingWarps = 3;
-  // The first scores of the next item can be issued with the last output of this one.
+  // The first scores of the next item can be issued before this one's results are written.
   static constexpr bool kChainsItems = kQInRegisters || kQBuffers == 2;
   static_assert(!kChainsItems || kQEntries == 0, "the next item's Q would have to be taken while this one's is in use");
 

@@ -1,8 +1,8 @@
 // A consumer warpgroup of the fused kernel: 64 query rows of each item against the item's key tiles.
 //
 // The scores of tile j+1 and the output of tile j are issued to the tensor core together; while the output product
-// runs, the scores of tile j+1 are selected and exponentiated. The first scores of the next item are issued with the
-// last output product of this one.
+// runs, the scores of tile j+1 are selected and exponentiated. Beside the last output product of an item the next one
+// is prepared, and beside that one's first scores the results are written.
 #pragma once
 
 #include <cstdint>
