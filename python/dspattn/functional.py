@@ -409,12 +409,12 @@ def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
     """Whether the tensors are what the operator takes: four dimensions, one batch, heads that match."""
-    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
+    of_q, of_k, of_v = q.shape, k.shape, v.shape  # each access makes a new object
+    if len(of_q) != 4 or len(of_k) != 4 or len(of_v) != 4:
         return False
-    batch, heads = q.shape[0], q.shape[1]
-    if k.shape[0] != batch or v.shape[0] != batch or k.shape[1] != v.shape[1]:
+    if of_k[0] != of_q[0] or of_v[0] != of_q[0] or of_k[1] != of_v[1]:
         return False
-    return enable_gqa or k.shape[1] == heads
+    return enable_gqa or of_k[1] == of_q[1]
 
 
 def _to_four_dims(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
