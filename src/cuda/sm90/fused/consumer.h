@@ -527,7 +527,7 @@ struct Consumer {
   }
   // Results have a place of their own in shared memory: not that of Q.
   __device__ __forceinline__ bool has_out_place() const {
-    return C::kOutInPlaceOfQ ? C::kSparesStage && stages < C::kStages : C::kStagesOutput;
+    return C::kOutInPlaceOfQ ? stages < C::kStages : C::kStagesOutput;
   }
   // Until the copy engine has read the warp's last results from shared memory.
   __device__ __forceinline__ void await_staged() {
@@ -625,11 +625,7 @@ struct Consumer {
     } else {
       ptx::wgmma_wait<0>();
       release(shared.v_empty, ring);
-      if (!C::kOutInPlaceOfQ) {
-        write_rows<C::kStagesOutput>(sums);
-      } else {
-        write_rows<false>(sums);
-      }
+      write_rows<C::kStagesOutput && !C::kOutInPlaceOfQ>(sums);
     }
     ptx::wgmma_wait<0>();  // asked for where the two ways meet (C7515)
     ++number;
