@@ -41,6 +41,21 @@ Outcome run(int threads, const std::function<void()>& body) {
   return {error == cudaSuccess, error == cudaSuccess ? "" : cudaGetErrorString(error)};
 }
 
+// Runs `body` in every thread of a cluster of two blocks.
+Outcome run_pair(int threads, const std::function<void()>& body) {
+  cudaLaunchAttribute pair{};
+  pair.id = cudaLaunchAttributeClusterDimension;
+  pair.val.clusterDim = {2, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(2);
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = 64 * 1024;
+  config.attrs = &pair;
+  config.numAttrs = 1;
+  const cudaError_t error = emulator::launch(config, body);
+  return {error == cudaSuccess, error == cudaSuccess ? "" : cudaGetErrorString(error)};
+}
+
 void expect_told(const Outcome& outcome, const std::string& what) {
   EXPECT_FALSE(outcome.ended);
   EXPECT_NE(outcome.message.find(what), std::string::npos) << outcome.message;
@@ -147,17 +162,17 @@ struct Matrix64 {
   std::vector<std::uint16_t> values = std::vector<std::uint16_t>(64 * 64);
   CUtensorMap map;
 
-  explicit Matrix64(int rows = 64, unsigned seed = 1) {
+  explicit Matrix64(int rows = 64, unsigned seed = 1, cuuint32_t rank = 4) {
     std::mt19937 random(seed);
     for (std::uint16_t& value : values) value = core::encode_f16(static_cast<double>(random() % 17) - 8.0);
     void* function = nullptr;
     cudaDriverEntryPointQueryResult status{};
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &status);
-    const std::array<cuuint64_t, 4> extents{64, static_cast<cuuint64_t>(rows), 1, 1};
-    const std::array<cuuint64_t, 3> strides{128, 8192, 8192};
-    const std::array<cuuint32_t, 4> box{64, 64, 1, 1}, steps{1, 1, 1, 1};
+    const std::array<cuuint64_t, 5> extents{64, static_cast<cuuint64_t>(rows), 1, 1, 1};
+    const std::array<cuuint64_t, 4> strides{128, 8192, 8192, 8192};
+    const std::array<cuuint32_t, 5> box{64, 64, 1, 1, 1}, steps{1, 1, 1, 1, 1};
     const CUresult result = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function)(
-        &map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, values.data(), extents.data(), strides.data(), box.data(),
+        &map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, values.data(), extents.data(), strides.data(), box.data(),
         steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     EXPECT_EQ(result, CUDA_SUCCESS);
@@ -191,6 +206,82 @@ TEST(EmulatedCopies, LandSwizzledAndFilledUpWithZeros) {
         i / 32 < 50 ? matrix.values[2 * i] | static_cast<std::uint32_t>(matrix.values[2 * i + 1]) << 16 : 0;
     ASSERT_EQ(words[i], expected) << i;
   }
+}
+
+// Addresses of this block of a cluster.
+std::uint32_t here(std::uint32_t address) { return address | blockIdx.x << emulator::kWindowBits; }
+
+void init_barrier_of_pair(int arrivals) {
+  if (threadIdx.x == 0) ptx::mbarrier_init(here(kBarrier), arrivals);
+  ptx::cluster_sync();
+}
+
+// Each block brings a matrix for both, which may arrive before the other one has announced it.
+TEST(EmulatedClusters, AMulticastLandsInBothBlocks) {
+  const std::array<Matrix64, 2> matrices{Matrix64(64, 1, 5), Matrix64(64, 2, 5)};
+  std::array<std::array<std::uint32_t, 2>, 2> first_words{};
+  const auto body = [&] {
+    init_barrier_of_pair(1);
+    if (threadIdx.x == 0) {
+      const std::uint32_t to = kData + 8192 * blockIdx.x;
+      ptx::mbarrier_arrive_expect(here(kBarrier), 2 * 8192);
+      ptx::tma_load_5d_multicast(here(to), &matrices[blockIdx.x].map, here(kBarrier), 0, 0, 0, 0, 0, 3);
+    }
+    ptx::mbarrier_wait(here(kBarrier), 0);
+    if (threadIdx.x < 2) first_words[blockIdx.x][threadIdx.x] = ptx::load_shared(here(kData + 8192 * threadIdx.x));
+    ptx::cluster_sync();
+  };
+  for (int i = 0; i < 20; ++i) {
+    first_words = {};
+    const Outcome outcome = run_pair(128, body);
+    ASSERT_TRUE(outcome.ended) << outcome.message;
+    for (std::size_t block = 0; block < 2; ++block) {
+      for (std::size_t which = 0; which < 2; ++which) {
+        const auto& values = matrices[which].values;
+        EXPECT_EQ(first_words[block][which], values[0] | static_cast<std::uint32_t>(values[1]) << 16);
+      }
+    }
+  }
+}
+
+TEST(EmulatedClusters, ABlockThatHasEndedIsNotArrivedAt) {
+  const auto body = [](bool waits) {
+    init_barrier_of_pair(1);
+    if (blockIdx.x == 0) {
+      for (int i = 0; i < 20; ++i) __syncthreads();  // takes longer than the other one lives
+      if (threadIdx.x == 0) ptx::mbarrier_arrive_at(here(kBarrier), 1);
+    }
+    if (blockIdx.x == 1 && waits) ptx::mbarrier_wait(here(kBarrier), 0);
+  };
+  EXPECT_TRUE(run_pair(128, [&] { body(true); }).ended);
+  EXPECT_GT(times_of_60([&] {
+              return run_pair(128, [&] { body(false); }).message.find("after its block has ended") != std::string::npos;
+            }),
+            0);
+}
+
+TEST(EmulatedClusters, AClusterIsNotASyncOfPartOfIt) {
+  expect_told(run_pair(128,
+                       [] {
+                         if (blockIdx.x == 0) ptx::cluster_sync();
+                         if (blockIdx.x == 1) ptx::named_barrier_sync(1, 256);  // 128 of them in this block
+                       }),
+              "hangs");
+}
+
+TEST(EmulatedRules, OneLaneIsElected) {
+  int elected = 0;
+  ASSERT_TRUE(run(64, [&] { elected += ptx::elect() ? 1 : 0; }).ended);
+  EXPECT_EQ(elected, 2);
+  expect_told(run(32,
+                  [] {
+                    if (threadIdx.x < 16) {
+                      ptx::elect();
+                    } else {
+                      __syncwarp();
+                    }
+                  }),
+              "meet at");
 }
 
 TEST(EmulatedCopies, WhatIsNotWaitedForMayBeMissing) {

@@ -88,7 +88,9 @@ struct Machine::State {
   std::uint8_t* stacks = nullptr;
   std::array<Thread, kMaxThreads> threads;
   std::vector<Warp> warps;
-  std::array<Named, kNamedBarriers> named;
+  std::vector<Named> named;  // kNamedBarriers of each block
+  Named cluster;
+  std::vector<int> block_live;  // threads of each block
   std::map<std::uint32_t, Mbarrier> mbarriers;
   std::vector<int> runnable;
   std::vector<std::function<void()>> events;
@@ -96,7 +98,7 @@ struct Machine::State {
   std::exception_ptr error;
   const std::function<void()>* body = nullptr;
   int live = 0;
-  Index block;
+  Index block, first;
   Random random{seed_of_environment()};
   Pace pace = Pace::random;
 };
@@ -112,7 +114,7 @@ Machine::Machine() : state_(new State) {
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::runtime_error("emulator: no memory for the threads' stacks");
   state_->stacks = static_cast<std::uint8_t*>(memory);
-  shared_ = static_cast<std::uint8_t*>(std::aligned_alloc(2048, kSharedBytes + 3 * 1024)) + kSharedBase % 1024;
+  shared_ = static_cast<std::uint8_t*>(std::aligned_alloc(2048, kMaxBlocks * kRegionBytes + 2048)) + kSharedBase % 1024;
 }
 
 Machine::~Machine() {
@@ -133,15 +135,14 @@ void Machine::fail_outside(std::uint32_t address) {
 
 void Machine::stored(std::uint32_t address, std::uint32_t bytes, int thread) {
   const std::uint32_t fences = fences_[static_cast<std::size_t>(thread)];
-  for (std::uint32_t word = address / 4; word < (address + bytes + 3) / 4; ++word) {
-    stores_[word - kSharedBase / 4] = {thread, fences};
-  }
+  for (std::size_t word = word_of(address); word <= word_of(address + bytes - 1); ++word)
+    stores_[word] = {thread, fences};
 }
 
 std::uint8_t* Machine::shared_beside(std::uint32_t address, std::uint32_t bytes) {
   std::uint8_t* place = shared(address, bytes);
-  for (std::uint32_t word = address / 4; word < (address + bytes + 3) / 4; ++word) {
-    const Store& store = stores_[word - kSharedBase / 4];
+  for (std::size_t word = word_of(address); word <= word_of(address + bytes - 1); ++word) {
+    const Store& store = stores_[word];
     if (store.thread >= 0 && store.fences == fences_[static_cast<std::size_t>(store.thread)]) {
       fail("what thread " + std::to_string(store.thread) + " stored at shared address " + std::to_string(address) +
            " is read by the copy engine or a tensor core without a fence");
@@ -152,7 +153,7 @@ std::uint8_t* Machine::shared_beside(std::uint32_t address, std::uint32_t bytes)
 
 std::uint8_t* Machine::shared_written_beside(std::uint32_t address, std::uint32_t bytes) {
   std::uint8_t* place = shared(address, bytes);
-  for (std::uint32_t word = address / 4; word < (address + bytes + 3) / 4; ++word) stores_[word - kSharedBase / 4] = {};
+  for (std::size_t word = word_of(address); word <= word_of(address + bytes - 1); ++word) stores_[word] = {};
   return place;
 }
 
@@ -168,8 +169,10 @@ void Machine::run_thread() {
     (*state.body)();
     thread.live = false;
     --state.live;
+    --state.block_live[static_cast<std::size_t>(machine.running_ / machine.block_threads_)];
     --warp.live;
     if (warp.live > 0 && warp.arrived == warp.live) machine.complete_exchange(warp);
+    machine.check_cluster();
   } catch (...) {
     if (!state.error) state.error = std::current_exception();
   }
@@ -178,20 +181,27 @@ void Machine::run_thread() {
   Fiber::change(thread.fiber, next < 0 ? state.host : state.threads[static_cast<std::size_t>(next)].fiber, true);
 }
 
-void Machine::run_block(Index grid, Index block, Index block_index, std::uint32_t shared_bytes,
-                        const std::function<void()>& body) {
+void Machine::run_cluster(Index grid, Index block, Index first, int blocks, std::uint32_t shared_bytes,
+                          const std::function<void()>& body) {
   State& state = *state_;
-  const int threads = static_cast<int>(block.x * block.y * block.z);
-  if (threads > kMaxThreads) fail("a block of " + std::to_string(threads) + " threads");
+  blocks_ = static_cast<std::uint32_t>(blocks);
+  block_threads_ = static_cast<int>(block.x * block.y * block.z);
+  const int threads = blocks * block_threads_;
+  if (blocks > kMaxBlocks || threads > kMaxThreads) fail("a cluster of " + std::to_string(threads) + " threads");
+  if (blocks > 1 && block_threads_ % kWarpgroup != 0) fail("a cluster of blocks that are no whole warpgroups");
+  if (blocks > 1) require_hopper("a cluster");
   if (shared_bytes > kSharedBytes) fail("a block asks for " + std::to_string(shared_bytes) + " bytes of shared memory");
   dynamic_bytes_ = shared_bytes;
   shared_end_ = kSharedBase + shared_bytes;
   state.block = block;
-  std::memset(shared_, 0xCB, kSharedBytes + 2048);  // fp16, bf16 and fp32 of this are finite, far from 0
-  stores_.assign(kSharedBytes / 4 + 1024, {});
+  state.first = first;
+  std::memset(shared_, 0xCB, blocks_ * kRegionBytes);  // fp16, bf16 and fp32 of this are finite, far from 0
+  stores_.assign(blocks_ * kRegionBytes / 4, {});
   fences_.assign(static_cast<std::size_t>(threads), 0);
   state.warps.assign(static_cast<std::size_t>((threads + kWarp - 1) / kWarp), {});
-  state.named = {};
+  state.named.assign(blocks_ * kNamedBarriers, {});
+  state.cluster = {};
+  state.block_live.assign(blocks_, block_threads_);
   state.mbarriers.clear();
   state.runnable.clear();
   state.events.clear();
@@ -202,7 +212,6 @@ void Machine::run_block(Index grid, Index block, Index block_index, std::uint32_
   reset_tensor_core(threads);
   gridDim = grid;
   blockDim = block;
-  blockIdx = block_index;
   for (int i = 0; i < threads; ++i) {
     Thread& thread = state.threads[static_cast<std::size_t>(i)];
     thread.live = true;
@@ -218,7 +227,7 @@ void Machine::run_block(Index grid, Index block, Index block_index, std::uint32_
     Fiber::change(state.host, state.threads[static_cast<std::size_t>(first)].fiber);
   }
   if (state.error) std::rethrow_exception(state.error);
-  if (state.live > 0) fail("the block hangs:\n" + hang_report());
+  if (state.live > 0) fail("the block hangs:\n" + hang_report());  // or the cluster
   for (const auto& [address, barrier] : state.mbarriers) {
     if (barrier.bytes != 0) fail("bytes are still on their way to mbarrier " + std::to_string(address));
   }
@@ -272,8 +281,10 @@ int Machine::next_thread() {
 
 void Machine::go_on(int thread) {
   running_ = thread;
-  const auto x = static_cast<unsigned>(thread);
+  if (thread < 0) return;
+  const auto x = static_cast<unsigned>(thread % block_threads_);
   const Index block = state_->block;
+  blockIdx = {state_->first.x + static_cast<unsigned>(thread / block_threads_), state_->first.y, state_->first.z};
   threadIdx = {x % block.x, x / block.x % block.y, x / block.x / block.y};
 }
 
@@ -339,8 +350,24 @@ void Machine::complete_exchange(Warp& warp) {
   wake(warp.waiting);
 }
 
+void Machine::cluster_sync() {
+  Named& all = state_->cluster;
+  const std::uint64_t generation = all.generation;
+  ++all.arrived;
+  check_cluster();
+  while (all.generation == generation) wait(all.waiting, "the cluster");
+}
+
+void Machine::check_cluster() {
+  Named& all = state_->cluster;
+  if (all.arrived == 0 || all.arrived < state_->live) return;
+  all.arrived = 0;
+  ++all.generation;
+  wake(all.waiting);
+}
+
 void Machine::barrier(int id, int threads, bool waits) {
-  Named& named = state_->named[static_cast<std::size_t>(id)];
+  Named& named = state_->named[static_cast<std::size_t>(running_ / block_threads_ * kNamedBarriers + id)];
   if (named.arrived > 0 && named.threads != threads) {
     fail("barrier " + std::to_string(id) + " of " + std::to_string(named.threads) + " threads is used for " +
          std::to_string(threads));
@@ -360,19 +387,26 @@ std::uint8_t* Machine::dynamic_shared(std::uint32_t alignment) {
   std::uint32_t begin = (kSharedBase + alignment - 1) / alignment * alignment;
   if (begin % (2 * alignment) == 0) begin += alignment;
   shared_end_ = begin + dynamic_bytes_;
-  return shared_ + (begin - kSharedBase);
+  return shared_ + block_of(window()) * kRegionBytes + (begin - kSharedBase);
 }
 
 std::uint32_t Machine::address_of(const void* pointer) const {
-  const auto offset = static_cast<const std::uint8_t*>(pointer) - shared_;
-  if (offset < 0 || offset > shared_end_ - kSharedBase) fail("a pointer that is not to shared memory");
-  return kSharedBase + static_cast<std::uint32_t>(offset);
+  const auto offset = static_cast<const std::uint8_t*>(pointer) - (shared_ + block_of(window()) * kRegionBytes);
+  if (offset < 0 || offset > shared_end_ - kSharedBase) fail("a pointer that is not to the block's shared memory");
+  return window() | (kSharedBase + static_cast<std::uint32_t>(offset));
 }
 
 Machine::Mbarrier& Machine::mbarrier_at(std::uint32_t address) {
   const auto found = state_->mbarriers.find(address);
   if (found == state_->mbarriers.end()) fail("no mbarrier was initialised at " + std::to_string(address));
   return found->second;
+}
+
+// Who ends leaves its shared memory: nobody may arrive or deliver there.
+void Machine::check_live(std::uint32_t address) const {
+  if (state_->block_live[block_of(address)] == 0) {
+    fail("mbarrier " + std::to_string(address) + " is used after its block has ended");
+  }
 }
 
 void Machine::mbarrier_init(std::uint32_t address, int arrivals) {
@@ -392,6 +426,7 @@ void Machine::check_phase(Mbarrier& barrier) {
 
 void Machine::mbarrier_arrive(std::uint32_t address, std::int64_t expected_bytes) {
   Mbarrier& barrier = mbarrier_at(address);
+  check_live(address);
   barrier.bytes += expected_bytes;
   if (barrier.pending == 0) fail("more arrivals than mbarrier " + std::to_string(address) + " was initialised for");
   --barrier.pending;
@@ -400,8 +435,11 @@ void Machine::mbarrier_arrive(std::uint32_t address, std::int64_t expected_bytes
 
 void Machine::mbarrier_delivered(std::uint32_t address, std::int64_t bytes) {
   Mbarrier& barrier = mbarrier_at(address);
+  check_live(address);
   barrier.bytes -= bytes;
-  if (barrier.bytes < 0) fail("more bytes than mbarrier " + std::to_string(address) + " was told to expect");
+  // In a cluster another block's copy may arrive before this one's thread has announced it.
+  if (barrier.bytes < 0 && (blocks_ == 1 || barrier.pending == 0))
+    fail("more bytes than mbarrier " + std::to_string(address) + " was told to expect");
   check_phase(barrier);
 }
 

@@ -179,20 +179,31 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
 namespace dspattn::emulator {
 
 cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> body) {
+  unsigned blocks = 1;  // of a cluster
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension) blocks = config.attrs[i].val.clusterDim.x;
+  }
+  return launch(config, blocks, std::move(body));
+}
+
+cudaError_t launch(const cudaLaunchConfig_t& config, unsigned blocks, std::function<void()> body) {
   if (config.stream != nullptr && config.stream->captures != nullptr) {
     cudaLaunchConfig_t later = config;
     later.stream = nullptr;
-    config.stream->captures->launches.push_back([later, body = std::move(body)] { return launch(later, body); });
+    config.stream->captures->launches.push_back(
+        [later, blocks, body = std::move(body)] { return launch(later, blocks, body); });
     return cudaSuccess;
   }
+  if (blocks == 0 || config.gridDim.x % blocks != 0) return cudaErrorInvalidValue;
   if (config.dynamicSmemBytes > static_cast<std::size_t>(shared_bytes_of_a_block())) return cudaErrorInvalidValue;
   const auto index_of = [](const dim3& x) { return Index{x.x, x.y, x.z}; };
   try {
     for (unsigned z = 0; z < config.gridDim.z; ++z) {
       for (unsigned y = 0; y < config.gridDim.y; ++y) {
-        for (unsigned x = 0; x < config.gridDim.x; ++x) {
-          Machine::get().run_block(index_of(config.gridDim), index_of(config.blockDim), {x, y, z},
-                                   static_cast<std::uint32_t>(config.dynamicSmemBytes), body);
+        for (unsigned x = 0; x < config.gridDim.x; x += blocks) {
+          Machine::get().run_cluster(index_of(config.gridDim), index_of(config.blockDim), {x, y, z},
+                                     static_cast<int>(blocks), static_cast<std::uint32_t>(config.dynamicSmemBytes),
+                                     body);
         }
       }
     }

@@ -37,8 +37,8 @@ std::vector<Warpgroup>& warpgroups() {
 struct SharedMatrix {
   std::uint32_t start, leading, stride;
 
-  explicit SharedMatrix(std::uint64_t descriptor) {
-    start = static_cast<std::uint32_t>(descriptor & 0x3FFF) << 4;
+  SharedMatrix(std::uint64_t descriptor, std::uint32_t window) {
+    start = window | static_cast<std::uint32_t>(descriptor & 0x3FFF) << 4;
     leading = static_cast<std::uint32_t>(descriptor >> 16 & 0x3FFF) << 4;
     stride = static_cast<std::uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
     if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0)
@@ -74,7 +74,7 @@ RowOfA read_a(const Issued& of, int row, int count) {
   RowOfA a;
   const int bytes = bytes_of(of.product.type);
   if (of.product.a_in_shared) {
-    const SharedMatrix shared(of.product.a_descriptor);
+    const SharedMatrix shared(of.product.a_descriptor, of.product.window);
     for (int index = 0; index < 2; ++index) {
       const std::uint8_t* chunk = shared.by_depth(row, index);
       for (int i = 0; i < count / 2; ++i) {
@@ -99,7 +99,7 @@ RowOfA read_a(const Issued& of, int row, int count) {
 
 // By rows of the depth.
 std::vector<float> read_b(const Product& product, int depth) {
-  const SharedMatrix shared(product.b_descriptor);
+  const SharedMatrix shared(product.b_descriptor, product.window);
   const int bytes = bytes_of(product.type), in_chunk = 16 / bytes, columns = product.columns;
   std::vector<float> b(static_cast<std::size_t>(depth * columns));
   if (product.b_rows_are_depth) {
@@ -163,6 +163,7 @@ void issue(const Product& product, const Operands& operands) {
   if (at == warpgroup.queue.size()) {
     warpgroup.queue.emplace_back();
     warpgroup.queue.back().product = product;
+    warpgroup.queue.back().product.window = Machine::get().window();
   }
   Issued& issued = warpgroup.queue[static_cast<std::size_t>(at)];
   if (!same(issued.product, product)) Machine::fail("threads of a warpgroup issue different products");

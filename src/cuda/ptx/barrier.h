@@ -118,6 +118,19 @@ __device__ __forceinline__ void mbarrier_arrive_if(std::uint32_t barrier, std::u
                : "memory");
 }
 
+// Arrives at the barrier that lies where `barrier` does, in block `rank` of the cluster.
+__device__ __forceinline__ void mbarrier_arrive_at(std::uint32_t barrier, std::uint32_t rank) {
+  asm volatile(
+      "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there];}" ::
+          "r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+// All threads of the cluster that have not ended; those of a warp together.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 // Arrives and announces `bytes` that the copy engine will deliver in this phase.
 __device__ __forceinline__ void mbarrier_arrive_expect(std::uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -169,6 +182,13 @@ __device__ __forceinline__ std::uint32_t mbarrier_test(std::uint32_t barrier, in
       : "r"(barrier), "r"(parity)
       : "memory");
   return done;
+}
+
+// True in one lane of a warp all of whose lanes are here.
+__device__ __forceinline__ bool elect() {
+  std::uint32_t chosen;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(chosen));
+  return chosen != 0;
 }
 
 // Named barrier over `threads` threads: sync waits, arrive does not.

@@ -17,9 +17,9 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 // The low word of a shared-memory matrix descriptor: start address and leading byte offset, both in units of 16 bytes.
-// Adding (bytes >> 4) to it moves the start.
+// Adding (bytes >> 4) to it moves the start. In a cluster the upper bits of an address tell whose memory it is.
 __device__ __forceinline__ std::uint32_t descriptor_low(std::uint32_t address, std::uint32_t leading_bytes) {
-  return (address >> 4) | ((leading_bytes >> 4) << 16);
+  return ((address & 0x3FFFF) >> 4) | ((leading_bytes >> 4) << 16);
 }
 
 // The whole descriptor of a 128-byte-swizzled tile whose rows lie 128 bytes apart: the high word says swizzle mode 1

@@ -80,11 +80,17 @@ cudaError_t cudaFuncSetAttribute(void (*function)(Parameters...), cudaFuncAttrib
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(function), attribute, value);
 }
 
-enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+enum cudaLaunchAttributeID {
+  cudaLaunchAttributeClusterDimension = 4,
+  cudaLaunchAttributeProgrammaticStreamSerialization = 6
+};
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
   struct {
     int programmaticStreamSerializationAllowed;
+    struct {
+      unsigned x, y, z;
+    } clusterDim;
   } val;
 };
 struct cudaLaunchConfig_t {
@@ -97,7 +103,8 @@ struct cudaLaunchConfig_t {
 
 namespace dspattn::emulator {
 cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> body);
-}
+cudaError_t launch(const cudaLaunchConfig_t& config, unsigned blocks_of_a_cluster, std::function<void()> body);
+}  // namespace dspattn::emulator
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),

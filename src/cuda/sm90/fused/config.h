@@ -98,6 +98,10 @@ struct Config {
   // With bf16's range a reference need not be a maximum: the first tile takes a sample's.
   static constexpr bool kSamplesReference = kType == DType::bf16;
 
+  // Two thread blocks, on neighbouring multiprocessors, may work on one item of twice as many rows: each brings one of
+  // K's and V's two panels for both. The L2 cache's bandwidth is what they save.
+  static constexpr bool kPairs = kQInRegisters && kPanels == 2;
+
   static constexpr int kPanelQBytes = kTileQ * 128;
   static constexpr int kPanelKBytes = kTileK * 128;
   static constexpr int kTileQBytes = (kPanels - kQPanelsByRing) * kPanelQBytes;  // in a place of their own
@@ -180,6 +184,8 @@ struct alignas(1024) Shared {
   std::uint64_t q_full[C::kQBuffers], q_scaled[C::kQBuffers], q_empty[C::kQBuffers];
   std::uint64_t k_full[C::kStages], k_empty[C::kStages];
   std::uint64_t v_full[C::kStages], v_empty[C::kStages];
+  // Pairs: the other one's consumers are done with it.
+  std::uint64_t k_peer_empty[C::kStages], v_peer_empty[C::kStages];
   std::uint64_t tail_begun[C::kStages];   // a tile of a last block is the assistants' to complete
   Item<C::kConsumers> items[kItemSlots];  // one a q_full, in turn
 };
@@ -206,8 +212,7 @@ struct Ring {
   }
 };
 
-// Threads of the producer: the first brings K and V. Warps from kFirstAssistant on are those of assistant.h.
-inline constexpr unsigned kQueryDriver = 32;
+// Threads of the producer: those from here on are assistants (assistant.h), or bring mask tensors.
 inline constexpr unsigned kFirstAssistant = 32;
 inline constexpr int kAssistants = 3;
 inline constexpr int kMaskThreads = 32 * kAssistants;  // in the general variant those warps bring mask tensors

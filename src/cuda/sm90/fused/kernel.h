@@ -21,6 +21,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
   // Pointer arithmetic, not a cast through an integer: the compiler keeps knowing that this is shared memory.
   auto& shared = *reinterpret_cast<Shared<C>*>(unaligned + (-ptx::shared_address(unaligned) & 1023u));
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);  // uniform, and known to be
+  const int pairs = C::kPairs ? params.pairs : 0;
   // Every consumer warp arrives for itself: were one to arrive for its warpgroup, a warp that lags could still be
   // waiting for a phase that is two phases gone, and a parity cannot tell those apart.
   constexpr int kConsumerWarps = 4 * C::kConsumers;
@@ -41,6 +42,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
       init(shared.v_full[i], 1);
       init(shared.k_empty[i], kConsumerWarps);
       init(shared.v_empty[i], kConsumerWarps);
+      init(shared.k_peer_empty[i], 1);
+      init(shared.v_peer_empty[i], 1);
       init(shared.tail_begun[i], 1);
     }
     if constexpr (C::kGeneral) {
@@ -50,7 +53,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
     ptx::mbarrier_init_fence();
   }
   if (params.schedule != nullptr) ptx::wait_for_kernels_before();
-  __syncthreads();  // the barriers are initialised for everyone
+  __syncthreads();                      // the barriers are initialised for everyone
+  if (pairs != 0) ptx::cluster_sync();  // of the other one, too
   if (warpgroup == 0) {
     ptx::shrink_registers<C::kProducerRegisters>();
     produce<C>(params, shared);
@@ -58,6 +62,11 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
     ptx::grow_registers<C::kConsumerRegisters>();
     Consumer<C> consumer(params, shared, warpgroup - 1);
     consumer.run();
+  }
+  if (pairs != 0) {
+    // The other one may still fill this one's stages or arrive at its barriers.
+    if (warpgroup == 0 && threadIdx.x >= 96) return;  // brings nothing
+    ptx::cluster_sync();
   }
 }
 

@@ -19,6 +19,7 @@ struct Launcher {
   int tile_q = 0;
   int tile_k = 0;
   cudaError_t (*launch)(const FusedParams& params, int blocks, cudaStream_t stream) = nullptr;  // null: not compiled
+  bool pairs = false;  // of thread blocks are possible
 };
 
 // Defined in instance.cu.in, compiled once per (type, selection, head dim).

@@ -59,6 +59,7 @@ struct FusedParams {
 
   tile::ItemOrder order;                     // where there is no schedule
   tile::ScheduleHeader* schedule = nullptr;  // its entries lie behind it
+  int pairs = 0;                             // 1: thread blocks work in pairs, see Config::kPairs
   int short_items = 0;                       // every item has one block of keys, or two
   int partial_blocks = 1;                    // 0: no sequence has a last block of fewer than 128 keys
   // The copy engine may read past a sequence's end, up to these elements of K and V: the first of the last row.

@@ -15,6 +15,7 @@
 #include "cuda/sm90/fused/params.h"
 #include "cuda/sm90/fused/ragged.h"
 #include "cuda/sm90/fused/softmax.h"
+#include "cuda/sm90/fused/stream.h"
 #include "cuda/sm90/fused/work.h"
 
 namespace dspattn::cuda::sm90 {
@@ -73,26 +74,25 @@ __device__ __forceinline__ void publish_copy(std::uint32_t full) {
   if (threadIdx.x == 0) ptx::mbarrier_arrive(full);
 }
 
-// Q of item number `number` of this block, and its description. Thread `driver` drives the copy engine.
+// Q of item number `number` of this block, and its description.
 template <typename C>
-__device__ __forceinline__ void load_q(const FusedParams& params, Shared<C>& shared, const Work& work, int number,
-                                       unsigned driver) {
+__device__ __forceinline__ void load_q(const FusedParams& params, Shared<C>& shared, const Work& work, int number) {
   const int buffer = number % C::kQBuffers;
   const int parity = number / C::kQBuffers & 1;
-  const std::uint32_t full = ptx::shared_address(&shared.q_full[buffer]);
-  const std::uint32_t empty = ptx::shared_address(&shared.q_empty[buffer]);
-  if (!C::kGeneral || params.copy_engine_q != 0) {
-    if (threadIdx.x == driver) load_q_by_engine<C>(params, shared, work, number);
+  if (params.copy_engine_q != 0) {
+    if (threadIdx.x != 0) return;
+    await_description<C>(shared, number);
+    load_q_by_engine<C>(params, shared, work, number);
     return;
   }
-  begin_copy(empty, parity);
+  begin_copy(ptx::shared_address(&shared.q_empty[buffer]), parity);
   if (threadIdx.x == 0) announce<C>(params, work, shared.items[number % kItemSlots]);
   const std::int64_t offset = work.batch * params.q.batch_stride + work.head * params.q.head_stride +
                               (work.q_row + work.row_begin) * params.q.row_stride;
   const int rows = work.rows - work.row_begin;
   copy_rows<C>(ptx::shared_address(shared.q[buffer]), params.q, offset, C::kTileQ, C::kPanels, params.d,
                params.vector_q, [&](int row) { return row < rows ? row : -1; });
-  publish_copy(full);
+  publish_copy(ptx::shared_address(&shared.q_full[buffer]));
 }
 
 // Multiplies item number `number`'s Q by 2^-e where it lies in shared memory. By the warps that do not drive the copy
@@ -104,26 +104,26 @@ __device__ __forceinline__ void scale_q(const FusedParams& params, Shared<C>& sh
   scale_buffer<C>(params, shared, buffer, static_cast<int>(threadIdx.x) - 32);
 }
 
-// One K or V tile. kHalves: copies per panel (K's two halves of the groups, V's whole rows).
-template <typename C, int kHalves, typename SourceRow>
-__device__ __forceinline__ void load_tile(std::uint32_t tile, std::uint32_t full, std::uint32_t empty, int parity,
-                                          bool engine, const CUtensorMap& map, const Rows& source, int row,
-                                          int part_rows, int half_step, int kv_head, int batch, int columns, int vector,
-                                          SourceRow source_row) {
+// One K or V tile.
+template <typename C, typename SourceRow>
+__device__ __forceinline__ void load_tile(const FusedParams& params, std::uint32_t tile, std::uint32_t full,
+                                          std::uint32_t empty, int parity, bool engine, bool keys, int row,
+                                          int part_rows, int kv_head, int batch, SourceRow source_row) {
   if (engine) {
     if (threadIdx.x != 0) return;
     ptx::mbarrier_wait(empty, parity ^ 1);
-    load_by_engine<C, kHalves>(tile, full, map, row + part_rows, half_step, kv_head, batch);
+    load_tile_by_engine<C>(params, tile, full, keys, row + part_rows, kv_head, batch);
     return;
   }
   begin_copy(empty, parity);
+  const Rows& source = keys ? params.k : params.v;
   const std::int64_t offset = batch * source.batch_stride + kv_head * source.head_stride + row * source.row_stride;
-  copy_rows<C>(tile, source, offset, C::kTileK, C::kPanels, columns, vector, source_row);
+  copy_rows<C>(tile, source, offset, C::kTileK, C::kPanels, keys ? params.d : params.d_v,
+               keys ? params.vector_k : params.vector_v, source_row);
   publish_copy(full);
 }
 
-// Where the copy engine does all copies, one thread brings K and V and another Q: the next items' keys need not wait
-// until a buffer for their Q is free. Three warps scale Q; the first of them has the thread that brings it.
+// Where Q stays in shared memory, three warps bring and scale it; the first of them drives the copy engine.
 template <typename C>
 __device__ __forceinline__ void produce_queries(const FusedParams& params, Shared<C>& shared) {
   if (threadIdx.x >= 64) {
@@ -138,26 +138,22 @@ __device__ __forceinline__ void produce_queries(const FusedParams& params, Share
   for (int turn = 0; turn < params.order.turns; ++turn) {
     Work work;
     if (!describe_item<C>(params, turn, work)) continue;
-    load_q<C>(params, shared, work, number, kQueryDriver);
-    if constexpr (!C::kQInRegisters) {
-      __syncwarp();
-      scale_q<C>(params, shared, number);
-    }
-    number = (number + 1) & 3;
-  }
-  if (threadIdx.x == kQueryDriver) announce_end<C>(shared, number);
-  if constexpr (!C::kQInRegisters) {
+    await_description<C>(shared, number);
+    if (ptx::elect()) load_q_by_engine<C>(params, shared, work, number);
     __syncwarp();
     scale_q<C>(params, shared, number);
+    number = (number + 1) & 3;
   }
+  if (ptx::elect()) announce_end<C>(shared, number);
+  __syncwarp();
+  scale_q<C>(params, shared, number);
 }
 
-// Walks the items and brings their K and V. In the general variant all 128 threads walk, copy where the copy engine
-// cannot, and bring Q too.
+// The general variant's walk: all 128 threads go through the items, bring Q, K, V and masks, and copy where the copy
+// engine cannot.
 template <typename C>
 __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>& shared) {
   Ring<C::kStages> ring;
-  const int stages = stages_of<C>(params);
   const std::uint32_t k_full = ptx::shared_address(shared.k_full);
   const std::uint32_t k_empty = ptx::shared_address(shared.k_empty);
   const std::uint32_t v_full = ptx::shared_address(shared.v_full);
@@ -171,12 +167,9 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
   for (; walk >> 2 < params.order.turns; walk += 4) {
     Work work;
     if (!describe_item<C>(params, walk >> 2, work)) continue;
-    if constexpr (C::kGeneral) {
-      load_q<C>(params, shared, work, walk & 3, 0);
-      if (threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
-    }
+    load_q<C>(params, shared, work, walk & 3);
+    if (threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
     walk = (walk & ~3) | ((walk + 1) & 3);
-    load_q_entry<C>(params, shared, work, ring);
     const int kv_head = work.head / params.heads_per_kv_head;
     const int batch = work.batch;
     int row = work.k_row + work.blocks.begin * tile::kBlockKeys;                        // of the block's first key
@@ -184,28 +177,25 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
     const int present_end = work.band.key_length - work.blocks.end * tile::kBlockKeys;  // and after the last block
 #pragma unroll 1
     for (int part = 0; present > present_end;) {
-      const bool whole = !C::kGeneral || present >= tile::kBlockKeys;
+      const bool whole = present >= tile::kBlockKeys;
       const std::uint32_t at = 8u * static_cast<std::uint32_t>(ring.stage);
-      const bool engine_k = whole && (!C::kGeneral || params.copy_engine_k != 0);
-      const bool engine_v = whole && (!C::kGeneral || params.copy_engine_v != 0);
+      const bool engine_k = whole && params.copy_engine_k != 0;
+      const bool engine_v = whole && params.copy_engine_v != 0;
       const auto visible = [&](tile::Slot slot) {
         const int key = params.keys.key(part, slot.group, slot.element);
         return key < present ? key : -1;
       };
-      load_tile<C, 2>(ptx::shared_address(shared.k[ring.stage]), k_full + at, k_empty + at, ring.parity, engine_k,
-                      params.k_map, params.k, row, part * params.keys.part_step, params.keys.half_step, kv_head, batch,
-                      params.d, params.vector_k, [&](int r) { return visible(tile::slot_of_k_row(r, C::kTileK)); });
-      load_tile<C, 1>(ptx::shared_address(shared.v[ring.stage]), v_full + at, v_empty + at, ring.parity, engine_v,
-                      params.v_map, params.v, row, part * params.keys.part_step, 0, kv_head, batch, params.d_v,
-                      params.vector_v, [&](int r) { return visible(tile::slot_of_v_row(r)); });
-      if constexpr (C::kGeneral) {
-        if (params.mask_bytes != 0 && threadIdx.x >= 32) {
-          load_mask_blocks<C>(params, shared, work, row - work.k_row, present, tiles++);
-        }
+      load_tile<C>(params, ptx::shared_address(shared.k[ring.stage]), k_full + at, k_empty + at, ring.parity, engine_k,
+                   true, row, part * params.keys.part_step, kv_head, batch,
+                   [&](int r) { return visible(tile::slot_of_k_row(r, C::kTileK)); });
+      load_tile<C>(params, ptx::shared_address(shared.v[ring.stage]), v_full + at, v_empty + at, ring.parity, engine_v,
+                   false, row, part * params.keys.part_step, kv_head, batch,
+                   [&](int r) { return visible(tile::slot_of_v_row(r)); });
+      if (params.mask_bytes != 0 && threadIdx.x >= 32) {
+        load_mask_blocks<C>(params, shared, work, row - work.k_row, present, tiles++);
       }
-      if constexpr (C::kGeneral)
-        __syncwarp();  // the driving thread's warp stays together: its other lanes must not run ahead of it
-      ring.advance(stages);
+      __syncwarp();  // the driving thread's warp stays together: its other lanes must not run ahead of it
+      ring.advance();
       if (++part == C::kTilesPerBlock) {
         part = 0;
         row += tile::kBlockKeys;
@@ -213,25 +203,23 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
       }
     }
   }
-  if constexpr (C::kGeneral) {
-    if (threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
-    if (threadIdx.x == 0) announce_end<C>(shared, walk & 3);
-  }
+  if (threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
+  if (threadIdx.x == 0) announce_end<C>(shared, walk & 3);
 }
 
 template <typename C>
 __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& shared) {
-  // The other threads of the warps that drive the copy engine leave: they would not idle but run through the whole walk
-  // while one waits.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // uniform, and known to be
   if constexpr (C::kGeneral) {
     walk_items<C>(params, shared);
   } else if (params.partial_blocks != 0) {
     produce_ragged<C>(params, shared);
+  } else if constexpr (C::kQInRegisters) {
+    if (warp < 3) stream<C>(params, shared, static_cast<Kind>(warp), static_cast<Kind>(warp));
+  } else if (warp == 0) {
+    stream<C>(params, shared, kKeys, kValues);
   } else {
-    if (threadIdx.x == 0) walk_items<C>(params, shared);
-    if (C::kQInRegisters ? threadIdx.x == kQueryDriver : threadIdx.x >= kQueryDriver) {
-      produce_queries<C>(params, shared);
-    }
+    produce_queries<C>(params, shared);
   }
 }
 

@@ -1,8 +1,8 @@
 // The producer of the fused kernel where sequences may end within a block of 128 keys: packed batches, key lengths,
 // lengths that are no multiple of 128.
 //
-// One thread drives the copy engine and takes the items, from a schedule (tile/schedule.h) where there is one; three
-// warps assist it (assistant.h).
+// One warp drives the copy engine and takes the items, from a schedule (tile/schedule.h) where there is one; three
+// others assist it (assistant.h).
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include "cuda/sm90/fused/assistant.h"
 #include "cuda/sm90/fused/config.h"
 #include "cuda/sm90/fused/params.h"
+#include "cuda/sm90/fused/stream.h"
 #include "cuda/sm90/fused/work.h"
 
 namespace dspattn::cuda::sm90 {
@@ -47,11 +48,12 @@ __device__ __forceinline__ Tail tail_of(const FusedParams& params, const Work& w
   return past(params.k, params.last_k) || past(params.v, params.last_v) ? Tail::by_threads : Tail::by_engine;
 }
 
-// Drives the copy engine through the thread block's items.
+// Drives the copy engine through the thread block's items. One warp does, and one of its lanes asks (see stream.h).
 template <typename C>
 __device__ __forceinline__ void drive(const FusedParams& params, Shared<C>& shared) {
   Ring<C::kStages> ring;
   const int stages = stages_of<C>(params);
+  const Addresses<C> address(shared);
   int number = 0;  // of the block's items so far, modulo 4
   const bool scheduled = params.schedule != nullptr;
   int turn = scheduled ? static_cast<int>(blockIdx.x) : 0;  // of the walk, or item of the schedule
@@ -66,48 +68,60 @@ __device__ __forceinline__ void drive(const FusedParams& params, Shared<C>& shar
       continue;
     }
     work.tail = tail_of(params, work);
-    load_q_entry<C>(params, shared, work, ring);
-    load_q_by_engine<C>(params, shared, work, number);
-    number = (number + 1) & 3;
-    const int kv_head = work.head / params.heads_per_kv_head;
     ++turn;
     // The next item is asked for now: the answer takes a while.
-    if (scheduled) turn = static_cast<int>(gridDim.x) + atomicAdd(&params.schedule->taken, 1);
+    if (scheduled && threadIdx.x == 0) turn = static_cast<int>(gridDim.x) + atomicAdd(&params.schedule->taken, 1);
+    const int kv_head = work.head / params.heads_per_kv_head;
+    // The next entry of the ring: tiles that begin at `row`, or what comes of Q.
+    const auto bring = [&](bool queries, int row, Tail tail) {
+      const auto stage = static_cast<std::uint32_t>(ring.stage);
+#pragma unroll 1
+      for (int kind = kKeys; kind <= kValues; ++kind) {
+        const bool keys = kind == kKeys;
+        const std::uint32_t place = (keys ? address(shared.k) : address(shared.v)) + stage * C::kTileKBytes;
+        const std::uint32_t full = (keys                 ? address(shared.k_full)
+                                    : tail == Tail::none ? address(shared.v_full)
+                                                         : address(shared.tail_begun)) +
+                                   8 * stage;
+        ptx::mbarrier_wait((keys ? address(shared.k_empty) : address(shared.v_empty)) + 8 * stage, ring.parity ^ 1);
+        if (ptx::elect()) {
+          if (queries) {
+            load_q_entry<C>(params, work, place, full, keys);
+          } else if (tail != Tail::by_threads) {
+            load_tile_by_engine<C>(params, place, full, keys, row, kv_head, work.batch);
+          } else if (!keys) {
+            ptx::mbarrier_arrive(full);
+          }
+        }
+        __syncwarp();
+      }
+      ring.advance(stages);
+    };
+    if constexpr (C::kQEntries > 0) bring(true, 0, Tail::none);
+    await_description<C>(shared, number);
+    if (ptx::elect()) load_q_by_engine<C>(params, shared, work, number);
+    __syncwarp();
+    number = (number + 1) & 3;
     int row = work.k_row + work.blocks.begin * tile::kBlockKeys;  // of the block's first key
     int part = 0;
 #pragma unroll 1
     for (int left = (work.blocks.end - work.blocks.begin) * C::kTilesPerBlock; left > 0; --left) {
-      const std::uint32_t at = 8u * static_cast<std::uint32_t>(ring.stage);
-      const Tail tail = left <= C::kTilesPerBlock ? work.tail : Tail::none;
-      const int first_row = row + part * params.keys.part_step;
-      ptx::mbarrier_wait(ptx::shared_address(shared.k_empty) + at, ring.parity ^ 1);
-      if (tail != Tail::by_threads) {
-        load_by_engine<C, 2>(ptx::shared_address(shared.k[ring.stage]), ptx::shared_address(shared.k_full) + at,
-                             params.k_map, first_row, params.keys.half_step, kv_head, work.batch);
-      }
-      ptx::mbarrier_wait(ptx::shared_address(shared.v_empty) + at, ring.parity ^ 1);
-      const std::uint32_t full = ptx::shared_address(tail == Tail::none ? shared.v_full : shared.tail_begun) + at;
-      if (tail != Tail::by_threads) {
-        load_by_engine<C, 1>(ptx::shared_address(shared.v[ring.stage]), full, params.v_map, first_row, 0, kv_head,
-                             work.batch);
-      } else {
-        ptx::mbarrier_arrive(full);
-      }
-      ring.advance(stages);
+      bring(false, row + part * params.keys.part_step, left <= C::kTilesPerBlock ? work.tail : Tail::none);
       if (++part == C::kTilesPerBlock) {
         part = 0;
         row += tile::kBlockKeys;
       }
     }
+    turn = __shfl_sync(~0u, turn, 0);
   }
-  announce_end<C>(shared, number);
+  if (ptx::elect()) announce_end<C>(shared, number);
 }
 
 template <typename C>
 __device__ __forceinline__ void produce_ragged(const FusedParams& params, Shared<C>& shared) {
-  if (threadIdx.x == 0) {
+  if (threadIdx.x < 32) {
     drive<C>(params, shared);
-  } else if (threadIdx.x >= kFirstAssistant) {
+  } else {
     Assistant<C>{params, shared}.run();
   }
 }

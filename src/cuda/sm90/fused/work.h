@@ -45,22 +45,28 @@ __device__ __forceinline__ void describe_keys(const FusedParams& params, int n_k
     key_length = given < key_length ? (given > 0 ? given : 0) : key_length;
   }
   work.band = {params.left, params.right, params.bottom_right != 0 ? n_k - work.rows : 0, key_length};
-  const int last = work.row_begin + C::kTileQ < work.rows ? work.row_begin + C::kTileQ - 1 : work.rows - 1;
+  const int tile_q = C::kTileQ << (C::kPairs ? params.pairs : 0);
+  const int last = work.row_begin + tile_q < work.rows ? work.row_begin + tile_q - 1 : work.rows - 1;
   work.blocks = tile::visible_blocks(work.band, work.row_begin, last);
 }
+
+// Which of a pair this thread block is.
+__device__ __forceinline__ int pair_rank(int pairs) { return static_cast<int>(blockIdx.x) & pairs; }
 
 // False when there is none in this turn, or it lies past the end of its (packed) sequence.
 template <typename C>
 __device__ __forceinline__ bool describe_item(const FusedParams& params, int turn, Work& work) {
-  const tile::ItemPlace place =
-      tile::item_of_turn(params.order, turn, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  const int pairs = C::kPairs ? params.pairs : 0;
+  const tile::ItemPlace place = tile::item_of_turn(params.order, turn, static_cast<int>(blockIdx.x) >> pairs,
+                                                   static_cast<int>(gridDim.x) >> pairs);
   if (place.row_tile < 0) return false;
   const int sequence = place.sequence_head / params.heads;
   const int n_k = describe_sequence(params, sequence, work);
   work.head = place.sequence_head - sequence * params.heads;
-  work.row_begin = place.row_tile * C::kTileQ;
+  work.row_begin = place.row_tile * (C::kTileQ << pairs);
   if (work.row_begin >= work.rows) return false;
   describe_keys<C>(params, n_k, work);
+  work.row_begin += pair_rank(pairs) * C::kTileQ;  // may be past the end: then this one only brings its share of keys
   return true;
 }
 
@@ -123,30 +129,31 @@ __device__ __forceinline__ void load_q_panels(const FusedParams& params, const W
   }
 }
 
-// Q of item number `number` of this block, but for what comes through the ring, and its description.
+// Waits until the place of item number `number`'s Q and description is free.
+template <typename C>
+__device__ __forceinline__ void await_description(Shared<C>& shared, int number) {
+  ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[number % C::kQBuffers]), (number / C::kQBuffers & 1) ^ 1);
+}
+
+// Then: Q of item number `number` of this block, but for what comes through the ring, and its description.
 template <typename C>
 __device__ __forceinline__ void load_q_by_engine(const FusedParams& params, Shared<C>& shared, const Work& work,
                                                  int number) {
   const int buffer = number % C::kQBuffers;
-  const std::uint32_t full = ptx::shared_address(&shared.q_full[buffer]);
-  ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[buffer]), (number / C::kQBuffers & 1) ^ 1);
   announce<C>(params, work, shared.items[number % kItemSlots]);
-  load_q_panels<C>(params, work, ptx::shared_address(shared.q[buffer]), full, C::kQPanelsByRing,
-                   C::kPanels - C::kQPanelsByRing);
+  load_q_panels<C>(params, work, ptx::shared_address(shared.q[buffer]), ptx::shared_address(&shared.q_full[buffer]),
+                   C::kQPanelsByRing, C::kPanels - C::kQPanelsByRing);
 }
 
-// The item's first entry of the ring, where part of its Q comes that way. Every item has it, also one without keys.
+// An item's first entry of the ring, where part of its Q comes that way: in K's stage, beside nothing in V's. Every
+// item has it, also one without keys.
 template <typename C>
-__device__ __forceinline__ void load_q_entry(const FusedParams& params, Shared<C>& shared, const Work& work,
-                                             Ring<C::kStages>& ring) {
-  if constexpr (C::kQEntries > 0) {
-    const std::uint32_t at = 8u * static_cast<std::uint32_t>(ring.stage);
-    ptx::mbarrier_wait(ptx::shared_address(shared.k_empty) + at, ring.parity ^ 1);
-    load_q_panels<C>(params, work, ptx::shared_address(shared.k[ring.stage]), ptx::shared_address(shared.k_full) + at,
-                     0, C::kQPanelsByRing);
-    ptx::mbarrier_wait(ptx::shared_address(shared.v_empty) + at, ring.parity ^ 1);
-    ptx::mbarrier_arrive(ptx::shared_address(shared.v_full) + at);
-    ring.advance();
+__device__ __forceinline__ void load_q_entry(const FusedParams& params, const Work& work, std::uint32_t place,
+                                             std::uint32_t full, bool keys) {
+  if (keys) {
+    load_q_panels<C>(params, work, place, full, 0, C::kQPanelsByRing);
+  } else {
+    ptx::mbarrier_arrive(full);
   }
 }
 
@@ -165,20 +172,38 @@ __device__ __forceinline__ void scale_buffer(const FusedParams& params, Shared<C
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.q_scaled[buffer]));
 }
 
-// One K or V tile. kHalves: copies per panel (K's two halves of the groups, V's whole rows).
-template <typename C, int kHalves>
-__device__ __forceinline__ void load_by_engine(std::uint32_t tile, std::uint32_t full, const CUtensorMap& map, int row,
-                                               int half_step, int kv_head, int batch) {
+// One of the panels of a K or V tile, by the request `load(place, map, column, row)`. K comes in two halves of its
+// groups, V in whole rows.
+template <typename C, typename Load>
+__device__ __forceinline__ void load_panel(const FusedParams& params, std::uint32_t tile, bool keys, int panel, int row,
+                                           Load load) {
+  const std::uint32_t place = tile + static_cast<std::uint32_t>(panel * C::kPanelKBytes);
+  load(place, keys ? &params.k_map : &params.v_map, panel * 64, row);
+  if (keys) load(place + C::kPanelKBytes / 2, &params.k_map, panel * 64, row + params.keys.half_step);
+}
+
+// One K or V tile.
+template <typename C>
+__device__ __forceinline__ void load_tile_by_engine(const FusedParams& params, std::uint32_t tile, std::uint32_t full,
+                                                    bool keys, int row, int kv_head, int batch) {
   ptx::mbarrier_arrive_expect(full, C::kTileKBytes);
-#pragma unroll 1
-  for (int panel = 0; panel < C::kPanels; ++panel) {
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const int at = panel * C::kPanelKBytes + half * (C::kPanelKBytes / 2);
-      ptx::tma_load_5d(tile + static_cast<std::uint32_t>(at), &map, full, panel * 64, 0, row + half * half_step,
-                       kv_head, batch);
-    }
+  for (int panel = 0; panel < C::kPanels; ++panel) {
+    load_panel<C>(params, tile, keys, panel, row, [&](std::uint32_t place, const void* map, int column, int from) {
+      ptx::tma_load_5d(place, map, full, column, 0, from, kv_head, batch);
+    });
   }
+}
+
+// In a pair, this block's half of one K or V tile for both blocks: the other half comes from the other block.
+template <typename C>
+__device__ __forceinline__ void load_half_for_both(const FusedParams& params, std::uint32_t tile, std::uint32_t full,
+                                                   bool keys, int row, int kv_head, int batch, int rank) {
+  constexpr std::uint16_t kBoth = 3;
+  ptx::mbarrier_arrive_expect(full, C::kTileKBytes);
+  load_panel<C>(params, tile, keys, rank, row, [&](std::uint32_t place, const void* map, int column, int from) {
+    ptx::tma_load_5d_multicast(place, map, full, column, 0, from, kv_head, batch, kBoth);
+  });
 }
 
 }  // namespace dspattn::cuda::sm90

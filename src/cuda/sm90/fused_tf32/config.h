@@ -24,7 +24,8 @@ struct Config {
   // one of 16-bit types. Larger head dims take quarters: two stages of K and V must fit beside Q, and the general
   // variant needs registers for reading masks.
   static constexpr int kTileK = kHeadDim <= 96 || (kHeadDim <= 128 && !kGeneral) ? 64 : 32;
-  static constexpr int kQEntries = 0;  // none of Q comes through the ring
+  static constexpr int kQEntries = 0;    // none of Q comes through the ring
+  static constexpr bool kPairs = false;  // no thread blocks that share their loads
   static constexpr int kTilesPerBlock = tile::kBlockKeys / kTileK;
 
   // Head dims are stored in panels of 32 columns, V transposed in panels of 32 keys: 128 bytes, one swizzle row.

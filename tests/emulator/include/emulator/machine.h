@@ -20,6 +20,9 @@ inline constexpr int kWarpgroup = 128;
 // Where shared memory begins, as an address, for blocks that ask for an alignment of 16 bytes: no better.
 inline constexpr std::uint32_t kSharedBase = 1024 + 16;
 inline constexpr std::uint32_t kSharedBytes = 227 * 1024;
+// Blocks of a cluster see each other's shared memory; the upper bits of an address tell whose it is.
+inline constexpr int kMaxBlocks = 2;
+inline constexpr int kWindowBits = 24;
 
 // What the emulated device presents itself as: 9.0, or what DSPATTN_EMULATOR_CAPABILITY says (8.0).
 struct Capability {
@@ -41,15 +44,18 @@ class Machine {
  public:
   static Machine& get() { return current_ != nullptr ? *current_ : create(); }
 
-  // Runs one block to its end; throws when it hangs or breaks a rule of the hardware.
-  void run_block(Index grid, Index block, Index block_index, std::uint32_t shared_bytes,
-                 const std::function<void()>& body);
+  // Runs the blocks of a cluster, often just one, to their end; throws when they hang or break a rule of the hardware.
+  // They follow each other along x, from `first` on.
+  void run_cluster(Index grid, Index block, Index first, int blocks, std::uint32_t shared_bytes,
+                   const std::function<void()>& body);
 
   // Everything below is called by the running thread of a block.
-  int thread() const { return running_; }
+  int thread() const { return running_; }  // counted through the blocks of a cluster
+  std::uint32_t window() const { return static_cast<std::uint32_t>(running_ / block_threads_) << kWindowBits; }
   std::uint8_t* shared(std::uint32_t address, std::uint32_t bytes) {
-    if (address < kSharedBase || address + bytes > shared_end_) fail_outside(address);
-    return shared_ + (address - kSharedBase);
+    const std::uint32_t within = address & kWithin;
+    if (within < kSharedBase || within + bytes > shared_end_ || block_of(address) >= blocks_) fail_outside(address);
+    return shared_ + block_of(address) * kRegionBytes + (within - kSharedBase);
   }
   std::uint32_t address_of(const void* pointer) const;
   // What threads store to shared memory the copy engine and the tensor cores see only behind a fence of the thread that
@@ -73,6 +79,9 @@ class Machine {
   using Together = void (*)(const std::array<std::uint64_t, kWarp>& given);
   // `together` is called once, when all 32 lanes are there and before any goes on.
   const std::array<std::uint64_t, kWarp>& exchange(std::uint64_t value, const char* kind, Together together = nullptr);
+
+  // All threads of the cluster that have not ended.
+  void cluster_sync();
 
   // Barriers of a block by number. Every thread counts.
   void barrier(int id, int threads, bool wait);
@@ -99,6 +108,13 @@ class Machine {
   [[noreturn]] static void fail(const std::string& message);
 
  private:
+  static constexpr std::uint32_t kWithin = (1u << kWindowBits) - 1;
+  static constexpr std::uint32_t kRegionBytes = (kSharedBytes + 3 * 1024 + 2047) / 2048 * 2048;  // of a block
+  static std::uint32_t block_of(std::uint32_t address) { return address >> kWindowBits; }
+  static std::size_t word_of(std::uint32_t address) {
+    return (block_of(address) * kRegionBytes + (address & kWithin) - kSharedBase / 4 * 4) / 4;
+  }
+
   struct Thread;
   struct Warp;
   struct Named;
@@ -114,6 +130,8 @@ class Machine {
   void switch_out();
   void happen(std::size_t event);
   void complete_exchange(Warp& warp);
+  void check_cluster();
+  void check_live(std::uint32_t address) const;
   void check_phase(Mbarrier& barrier);
   Mbarrier& mbarrier_at(std::uint32_t address);
   std::string hang_report() const;
@@ -123,7 +141,9 @@ class Machine {
   State* state_;
   int running_ = -1;
   std::uint8_t* shared_ = nullptr;  // host memory whose address modulo 1024 is that of the emulated one
-  std::uint32_t dynamic_bytes_ = 0, shared_end_ = 0;  // of the block
+  std::uint32_t dynamic_bytes_ = 0, shared_end_ = 0;  // of every block
+  std::uint32_t blocks_ = 1;                          // of the cluster
+  int block_threads_ = kWarp;
   struct Store {
     int thread = -1;  // none
     std::uint32_t fences = 0;

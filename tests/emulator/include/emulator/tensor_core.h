@@ -19,6 +19,7 @@ struct Product {
   bool a_in_shared = false;
   std::uint64_t a_descriptor = 0, b_descriptor = 0;
   bool b_rows_are_depth = false;  // else B is stored by columns
+  std::uint32_t window = 0;       // of the block's shared memory; set when it is issued
 };
 
 // What one thread gives.

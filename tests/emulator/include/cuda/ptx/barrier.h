@@ -98,6 +98,14 @@ inline void mbarrier_arrive(std::uint32_t barrier) { Machine::get().mbarrier_arr
 inline void mbarrier_arrive_if(std::uint32_t barrier, std::uint32_t condition) {
   if (condition != 0) mbarrier_arrive(barrier);
 }
+inline void mbarrier_arrive_at(std::uint32_t barrier, std::uint32_t rank) {
+  mbarrier_arrive((barrier & ((1u << emulator::kWindowBits) - 1)) | rank << emulator::kWindowBits);
+}
+inline void cluster_sync() { Machine::get().cluster_sync(); }
+inline bool elect() {
+  Machine::get().exchange(0, "elect.sync");
+  return Machine::get().thread() % 32 == 0;
+}
 inline void mbarrier_arrive_expect(std::uint32_t barrier, int bytes) { Machine::get().mbarrier_arrive(barrier, bytes); }
 inline void mbarrier_wait(std::uint32_t barrier, int parity) { Machine::get().mbarrier_wait(barrier, parity); }
 inline std::uint32_t mbarrier_test(std::uint32_t barrier, int parity) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "emulator/copy_engine.h"
+#include "emulator/machine.h"
 
 namespace dspattn::cuda::ptx {
 
@@ -14,6 +15,17 @@ inline void tma_load_4d(std::uint32_t destination, const void* map, std::uint32_
 inline void tma_load_5d(std::uint32_t destination, const void* map, std::uint32_t barrier, int c0, int c1, int c2,
                         int c3, int c4) {
   emulator::load_box(destination, map, barrier, {c0, c1, c2, c3, c4}, 5);
+}
+// To the same place in every block of the cluster that has a bit in `blocks`.
+inline void tma_load_5d_multicast(std::uint32_t destination, const void* map, std::uint32_t barrier, int c0, int c1,
+                                  int c2, int c3, int c4, std::uint16_t blocks) {
+  for (std::uint32_t block = 0; blocks >> block != 0; ++block) {
+    if ((blocks >> block & 1) == 0) continue;
+    const auto there = [&](std::uint32_t address) {
+      return (address & ((1u << emulator::kWindowBits) - 1)) | block << emulator::kWindowBits;
+    };
+    emulator::load_box(there(destination), map, there(barrier), {c0, c1, c2, c3, c4}, 5);
+  }
 }
 inline void tma_store_4d(const void* map, std::uint32_t source, int c0, int c1, int c2, int c3) {
   emulator::store_box(map, source, {c0, c1, c2, c3, 0}, 4);

@@ -15,7 +15,7 @@ void wgmma_wait() {
 }
 
 inline std::uint32_t descriptor_low(std::uint32_t address, std::uint32_t leading_bytes) {
-  return (address >> 4) | ((leading_bytes >> 4) << 16);
+  return ((address & 0x3FFFF) >> 4) | ((leading_bytes >> 4) << 16);
 }
 inline std::uint64_t descriptor(std::uint32_t low) { return std::uint64_t{0x40000040} << 32 | low; }
 
