@@ -1,8 +1,8 @@
 // The producer warpgroup of the fused kernel: walks the items and their key tiles and fills the stages.
 //
-// Where the copy engine can do it all, single threads drive it. What it cannot load (the last, partial block of a
-// sequence, whose absent keys must be zeros, and tensors it cannot address) all 128 threads copy with predicated loads,
-// zero-filled.
+// Where the copy engine can do it all, a few warps drive it (stream.h); ragged.h is for sequences that end within a
+// block of keys. What is here is the general variant's: what the engine cannot load (a partial block, whose absent keys
+// must be zeros, and tensors it cannot address) all 128 threads copy with predicated loads, zero-filled.
 #pragma once
 
 #include <cstdint>
