@@ -95,8 +95,6 @@ struct Config {
   // fp32's range. Exponentials in fp16: no argument is above 5 then. 8, with a headroom of 2, was passed by one warp in
   // twenty on random inputs, and the kernel took up to twice as long.
   static constexpr float kWeightLimit = kHalfExponentials ? 32.0f : kType == DType::f16 ? 0x1p15f : 0x1p60f;
-  // With bf16's range a reference need not be a maximum: the first tile takes a sample's.
-  static constexpr bool kSamplesReference = kType == DType::bf16;
 
   // Two thread blocks, on neighbouring multiprocessors, may work on one item of twice as many rows: each brings one of
   // K's and V's two panels for both. The L2 cache's bandwidth is what they save.

@@ -396,7 +396,7 @@ struct Consumer {
   __device__ __forceinline__ void first_tile(const Packed& packed) {
     state = {0, 0, NAN, NAN, ~0u};
     tile0 = tile1 = 0;
-    if constexpr (C::kGeneral || !C::kSamplesReference) {
+    if constexpr (C::kGeneral) {
       const Raised raised = raise_reference<C>(packed, params, state);
       weigh(packed, exponents(), [] {});
       forget_unset(raised, state);
