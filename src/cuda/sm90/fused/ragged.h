@@ -112,7 +112,7 @@ __device__ __forceinline__ void drive(const FusedParams& params, Shared<C>& shar
         row += tile::kBlockKeys;
       }
     }
-    turn = __shfl_sync(~0u, turn, 0);
+    turn = __shfl_sync(~0u, turn, 0);  // as the lane knows it that asked
   }
   if (ptx::elect()) announce_end<C>(shared, number);
 }
