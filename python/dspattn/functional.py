@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -17,21 +17,9 @@ Alignment = Literal["top_left", "bottom_right"]
 Window = int | tuple[int | None, int | None] | None
 
 
-class Options(NamedTuple):
-    """What the operator takes after its tensors, in its order."""
-
-    max_q: int
-    max_k: int
-    keep: int
-    group: int
-    interleaved: bool
-    causal: bool
-    top_left: bool
-    window_left: int | None
-    window_right: int | None
-    scale: float | None
-    full_fp32: bool
-    kernel: str
+# What the operator takes after its tensors, in its order: max_q, max_k, keep, group, interleaved, causal, top_left,
+# window_left, window_right, scale, full_fp32, kernel. A plain tuple: one with names takes a microsecond to make.
+Options = tuple[int, int, int, int, bool, bool, bool, int | None, int | None, float | None, bool, str]
 
 
 @overload
@@ -144,20 +132,8 @@ def attention(
         raise DspattnError([f"dropout_p: expected 0 (attention dropout is not offered), got {dropout_p}"])
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
-    options = Options(
-        0,
-        0,
-        keep,
-        group,
-        parse_grouping(grouping),
-        is_causal,
-        parse_alignment(alignment),
-        left,
-        right,
-        scale,
-        not allow_tf32,
-        kernel,
-    )
+    interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
+    options = (0, 0, keep, group, interleaved, is_causal, top_left, left, right, scale, not allow_tf32, kernel)
     if key_lengths is not None and key_lengths.dtype != torch.int32:
         key_lengths = key_lengths.to(torch.int32)
     lead: tuple[int, ...] | None = None
@@ -278,20 +254,10 @@ def varlen_attention(
             raise DspattnError([f"{name}: expected [batch + 1] cumulative lengths, got {list(tensor.shape)}"])
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
-    options = Options(
-        longest(cu_seqlens_q) if max_seqlen_q is None else max_seqlen_q,
-        longest(cu_seqlens_k) if max_seqlen_k is None else max_seqlen_k,
-        keep,
-        group,
-        parse_grouping(grouping),
-        is_causal,
-        parse_alignment(alignment),
-        left,
-        right,
-        scale,
-        not allow_tf32,
-        kernel,
-    )
+    interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
+    max_q = longest(cu_seqlens_q) if max_seqlen_q is None else max_seqlen_q
+    max_k = longest(cu_seqlens_k) if max_seqlen_k is None else max_seqlen_k
+    options = (max_q, max_k, keep, group, interleaved, is_causal, top_left, left, right, scale, not allow_tf32, kernel)
     q, k, v = (tensor.unsqueeze(0).transpose(1, 2) for tensor in (query, key, value))
     if attn_mask is not None and attn_mask.dim() != 4:
         raise DspattnError([f"attn_mask: expected 4 dimensions for a packed batch, got {list(attn_mask.shape)}"])
@@ -382,16 +348,16 @@ def run(
         raise DspattnError(
             ["attn_mask: expected requires_grad=False (its gradient is not computed), got a bias that requires grad"]
         )
-    device = q.device.type
-    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+    device = "cpu" if q.is_cpu else "cuda" if q.is_cuda else None  # q.device.type takes a microsecond
+    if device is not None and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         q, k, v = (_autocast(t, dtype) for t in (q, k, v))
         bias = None if bias is None else _autocast(bias, dtype)
-    if q.stride(-1) != 1:
+    if not (q.is_contiguous() or q.stride(-1) == 1):  # asking for a stride takes twice as long
         q = q.contiguous()
-    if k.stride(-1) != 1:
+    if not (k.is_contiguous() or k.stride(-1) == 1):
         k = k.contiguous()
-    if v.stride(-1) != 1:
+    if not (v.is_contiguous() or v.stride(-1) == 1):
         v = v.contiguous()
     tensors = (q, k, v, allowed, bias, key_lengths, cu_q, cu_k)
     if torch.compiler.is_compiling():

@@ -41,19 +41,15 @@ std::int64_t span_bytes(const ConstTensorView& view) {
   return overflow ? -1 : bytes;
 }
 
-struct Dim {
-  std::int64_t stride;
-  std::int64_t extent;
-};
-
-// Sorted by stride, each dimension steps over all that the smaller ones reach: then no two index tuples meet.
-bool nests(std::vector<Dim> dims) {
-  std::sort(dims.begin(), dims.end(), [](const Dim& a, const Dim& b) { return a.stride < b.stride; });
-  std::int64_t reach = 0;
-  for (const Dim& dim : dims) {
-    if (dim.extent <= 1) continue;
-    if (dim.stride <= reach) return false;
-    reach += (dim.extent - 1) * dim.stride;
+// Each dimension steps over all that those of no larger stride reach: then no two index tuples meet.
+bool nests(const ConstTensorView& view) {
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.extent(i) <= 1) continue;
+    std::int64_t reach = 0;
+    for (int j = 0; j < view.rank; ++j) {
+      if (j != i && view.extent(j) > 1 && view.step(j) <= view.step(i)) reach += (view.extent(j) - 1) * view.step(j);
+    }
+    if (view.step(i) <= reach) return false;
   }
   return true;
 }
@@ -100,7 +96,7 @@ std::string hex(const void* address) {
   return text;
 }
 
-bool check_input(Report& report, const std::string& argument, const ConstTensorView& view, const char* layout, int rank,
+bool check_input(Report& report, std::string_view argument, const ConstTensorView& view, const char* layout, int rank,
                  Inner inner) {
   if (view.rank != rank) {
     report.add(argument, "rank " + std::to_string(rank) + " " + layout,
@@ -110,7 +106,8 @@ bool check_input(Report& report, const std::string& argument, const ConstTensorV
   bool usable = true;
   for (int i = 0; i < rank; ++i) {
     if (view.extent(i) < 0) {
-      report.add(argument + ".shape[" + std::to_string(i) + "]", "an extent >= 0", std::to_string(view.extent(i)));
+      report.add(std::string(argument) + ".shape[" + std::to_string(i) + "]", "an extent >= 0",
+                 std::to_string(view.extent(i)));
       usable = false;
     }
   }
@@ -119,12 +116,13 @@ bool check_input(Report& report, const std::string& argument, const ConstTensorV
 
   for (int i = 0; i < rank; ++i) {
     if (view.extent(i) > 1 && view.step(i) < 0) {
-      report.add(argument + ".stride[" + std::to_string(i) + "]", "a stride >= 0", std::to_string(view.step(i)));
+      report.add(std::string(argument) + ".stride[" + std::to_string(i) + "]", "a stride >= 0",
+                 std::to_string(view.step(i)));
       usable = false;
     }
   }
   if (inner == Inner::contiguous && view.extent(rank - 1) > 1 && view.step(rank - 1) != 1) {
-    report.add(argument + ".stride[" + std::to_string(rank - 1) + "]", "1 (contiguous last dimension)",
+    report.add(std::string(argument) + ".stride[" + std::to_string(rank - 1) + "]", "1 (contiguous last dimension)",
                std::to_string(view.step(rank - 1)));
   }
   if (usable && span_bytes(view) < 0) {
@@ -133,9 +131,9 @@ bool check_input(Report& report, const std::string& argument, const ConstTensorV
     return false;
   }
   if (view.data == nullptr) {
-    report.add(argument + ".data", "the address of shape " + shape_text(view), "null");
+    report.add(std::string(argument) + ".data", "the address of shape " + shape_text(view), "null");
   } else if (reinterpret_cast<std::uintptr_t>(view.data) % size_bytes(view.dtype) != 0) {
-    report.add(argument + ".data",
+    report.add(std::string(argument) + ".data",
                "an address aligned to " + std::to_string(size_bytes(view.dtype)) + " bytes for " +
                    std::string(name(view.dtype)),
                hex(view.data));
@@ -143,22 +141,19 @@ bool check_input(Report& report, const std::string& argument, const ConstTensorV
   return usable;
 }
 
-bool check_output(Report& report, const std::string& argument, const ConstTensorView& view, const char* layout,
-                  int rank, Inner inner) {
+bool check_output(Report& report, std::string_view argument, const ConstTensorView& view, const char* layout, int rank,
+                  Inner inner) {
   if (!check_input(report, argument, view, layout, rank, inner)) return false;
   if (is_empty(view)) return true;
-  std::vector<Dim> dims;
-  dims.reserve(kMaxRank);
-  for (int i = 0; i < rank; ++i) dims.push_back({view.step(i), view.extent(i)});
-  if (!nests(dims)) {
-    report.add(argument + ".stride", "strides that give each element of shape " + shape_text(view) + " its own place",
-               stride_text(view));
+  if (!nests(view)) {
+    report.add(std::string(argument) + ".stride",
+               "strides that give each element of shape " + shape_text(view) + " its own place", stride_text(view));
   }
   return true;
 }
 
-void check_apart(Report& report, const std::string& output, const ConstTensorView& output_view,
-                 const std::string& other, const ConstTensorView& other_view) {
+void check_apart(Report& report, std::string_view output, const ConstTensorView& output_view, std::string_view other,
+                 const ConstTensorView& other_view) {
   if (!output_view.present() || !other_view.present() || is_empty(output_view) || is_empty(other_view)) return;
   const auto first_begin = reinterpret_cast<std::uintptr_t>(output_view.data);
   const auto second_begin = reinterpret_cast<std::uintptr_t>(other_view.data);
@@ -166,7 +161,7 @@ void check_apart(Report& report, const std::string& output, const ConstTensorVie
   const auto second_end = second_begin + static_cast<std::uintptr_t>(span_bytes(other_view));
   if (first_end <= second_begin || second_end <= first_begin || interleave_apart(output_view, other_view)) return;
   report.add(output,
-             "memory apart from " + other + " (" + hex(other_view.data) + ", " +
+             "memory apart from " + std::string(other) + " (" + hex(other_view.data) + ", " +
                  std::to_string(second_end - second_begin) + " bytes)",
              hex(output_view.data) + ", " + std::to_string(first_end - first_begin) + " bytes");
 }

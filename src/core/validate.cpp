@@ -5,8 +5,11 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <initializer_list>
 #include <limits>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -109,24 +112,24 @@ void check_scale(Report& report, const Problem& problem) {
 }
 
 // One of cu_q and cu_k. Its values are readable only on the CPU.
-void check_cumulative(Report& report, const std::string& argument, const ConstTensorView& cu,
-                      const std::string& max_argument, std::int64_t longest_given, std::int64_t total, bool readable) {
+void check_cumulative(Report& report, std::string_view argument, const ConstTensorView& cu,
+                      std::string_view max_argument, std::int64_t longest_given, std::int64_t total, bool readable) {
   if (longest_given < 0) report.add(max_argument, "a length >= 0", std::to_string(longest_given));
   const bool shape_ok = check_input(report, argument, cu, "[batch + 1]", 1, Inner::any);
-  if (cu.dtype != DType::i32) report.add(argument + ".dtype", "int32", std::string(name(cu.dtype)));
+  if (cu.dtype != DType::i32) report.add(std::string(argument) + ".dtype", "int32", std::string(name(cu.dtype)));
   if (!shape_ok || cu.dtype != DType::i32) return;
   if (cu.extent(0) < 1) {
-    report.add(argument + ".shape[0]", "batch + 1, at least 1", std::to_string(cu.extent(0)));
+    report.add(std::string(argument) + ".shape[0]", "batch + 1, at least 1", std::to_string(cu.extent(0)));
     return;
   }
   if (!readable || cu.data == nullptr) return;
 
-  if (int_at(cu, 0) != 0) report.add(argument + "[0]", "0", std::to_string(int_at(cu, 0)));
+  if (int_at(cu, 0) != 0) report.add(std::string(argument) + "[0]", "0", std::to_string(int_at(cu, 0)));
   std::int64_t longest = 0;
   for (std::int64_t i = 1; i < cu.extent(0); ++i) {
     const std::int64_t length = int_at(cu, i) - int_at(cu, i - 1);
     if (length < 0) {
-      report.add(argument + "[" + std::to_string(i) + "]",
+      report.add(std::string(argument) + "[" + std::to_string(i) + "]",
                  "at least the value before it, " + std::to_string(int_at(cu, i - 1)), std::to_string(int_at(cu, i)));
       return;
     }
@@ -134,7 +137,7 @@ void check_cumulative(Report& report, const std::string& argument, const ConstTe
   }
   const std::int64_t end = int_at(cu, cu.extent(0) - 1);
   if (end > total) {
-    report.add(argument + "[" + std::to_string(cu.extent(0) - 1) + "]",
+    report.add(std::string(argument) + "[" + std::to_string(cu.extent(0) - 1) + "]",
                "at most the packed rows " + std::to_string(total), std::to_string(end));
   }
   if (longest_given < longest) {
@@ -167,7 +170,7 @@ Sizes sizes_of(const Problem& problem) {
 // A view that the caller may leave out: given when it has a rank or points somewhere.
 bool given(const ConstTensorView& view) { return view.present() || view.data != nullptr; }
 
-void check_mask_tensor(Report& report, const std::string& argument, const ConstTensorView& view, const Problem& problem,
+void check_mask_tensor(Report& report, std::string_view argument, const ConstTensorView& view, const Problem& problem,
                        const Sizes& sizes) {
   if (!given(view)) return;
   const std::int64_t heads = problem.q.extent(1);
@@ -177,7 +180,7 @@ void check_mask_tensor(Report& report, const std::string& argument, const ConstT
   for (int dim = 0; dim < 4; ++dim) {
     const std::int64_t expected = full[static_cast<std::size_t>(dim)];
     if (view.extent(dim) != 1 && view.extent(dim) != expected) {
-      report.add(argument + ".shape[" + std::to_string(dim) + "]",
+      report.add(std::string(argument) + ".shape[" + std::to_string(dim) + "]",
                  "1 or " + std::string(names[dim]) + " = " + std::to_string(expected),
                  std::to_string(view.extent(dim)));
     }
@@ -262,30 +265,44 @@ void check_execution(Report& report, const Problem& problem, const Execution& ru
   }
 }
 
-// The tensors of one call that are compared for overlap.
-struct Operand {
-  std::string argument;
-  ConstTensorView view;
+// The tensors of one call that are compared for overlap: at most those of a packed backward pass.
+class Operands {
+ public:
+  struct Operand {
+    std::string_view argument;
+    ConstTensorView view;
+  };
+
+  Operands(std::initializer_list<Operand> operands) {
+    for (const Operand& operand : operands) add(operand);
+  }
+
+  void add(const Operand& operand) { items_[count_++] = operand; }
+  std::span<const Operand> all() const { return std::span(items_).first(count_); }
+
+ private:
+  std::array<Operand, 11> items_;
+  std::size_t count_ = 0;
 };
 
-std::vector<Operand> problem_operands(const Problem& problem) {
-  std::vector<Operand> operands{{"q", problem.q},
-                                {"k", problem.k},
-                                {"v", problem.v},
-                                {"mask.key_lengths", problem.mask.key_lengths},
-                                {"mask.allowed", problem.mask.allowed},
-                                {"mask.bias", problem.mask.bias}};
+Operands problem_operands(const Problem& problem) {
+  Operands operands{{"q", problem.q},
+                    {"k", problem.k},
+                    {"v", problem.v},
+                    {"mask.key_lengths", problem.mask.key_lengths},
+                    {"mask.allowed", problem.mask.allowed},
+                    {"mask.bias", problem.mask.bias}};
   if (problem.packed) {
-    operands.push_back({"packed.cu_q", problem.packed->cu_q});
-    operands.push_back({"packed.cu_k", problem.packed->cu_k});
+    operands.add({"packed.cu_q", problem.packed->cu_q});
+    operands.add({"packed.cu_k", problem.packed->cu_k});
   }
   return operands;
 }
 
-void check_overlaps(Report& report, const std::vector<Operand>& outputs, const std::vector<Operand>& inputs,
-                    const Execution& run) {
+void check_overlaps(Report& report, const Operands& written, const Operands& read, const Execution& run) {
+  const auto outputs = written.all(), inputs = read.all();
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    for (const Operand& input : inputs)
+    for (const auto& input : inputs)
       check_apart(report, outputs[i].argument, outputs[i].view, input.argument, input.view);
     for (std::size_t j = i + 1; j < outputs.size(); ++j) {
       check_apart(report, outputs[i].argument, outputs[i].view, outputs[j].argument, outputs[j].view);
@@ -293,26 +310,25 @@ void check_overlaps(Report& report, const std::vector<Operand>& outputs, const s
   }
   if (run.workspace == nullptr || run.workspace_bytes == 0) return;
   const ConstTensorView workspace(run.workspace, DType::b8, {static_cast<std::int64_t>(run.workspace_bytes)});
-  for (const std::vector<Operand>* operands : {&outputs, &inputs}) {
-    for (const Operand& operand : *operands) {
-      check_apart(report, "workspace", workspace, operand.argument, operand.view);
-    }
+  for (const auto& operands : {outputs, inputs}) {
+    for (const auto& operand : operands) check_apart(report, "workspace", workspace, operand.argument, operand.view);
   }
 }
 
 // Shape and type of a tensor whose shape follows from q, k, v. `rank` extents of `expected` count.
-void check_shaped(Report& report, const std::string& argument, const ConstTensorView& view, const char* layout,
-                  int rank, std::array<std::int64_t, 4> expected, DType dtype, bool written) {
+void check_shaped(Report& report, std::string_view argument, const ConstTensorView& view, const char* layout, int rank,
+                  std::array<std::int64_t, 4> expected, DType dtype, bool written) {
   const Inner inner = rank == 4 ? Inner::contiguous : Inner::any;
   const bool shape_ok = written ? check_output(report, argument, view, layout, rank, inner)
                                 : check_input(report, argument, view, layout, rank, inner);
-  if (view.dtype != dtype) report.add(argument + ".dtype", std::string(name(dtype)), std::string(name(view.dtype)));
+  if (view.dtype != dtype)
+    report.add(std::string(argument) + ".dtype", std::string(name(dtype)), std::string(name(view.dtype)));
   if (!shape_ok) return;
   ConstTensorView wanted = view;
   wanted.shape = expected;
   for (int dim = 0; dim < rank; ++dim) {
     if (view.extent(dim) != wanted.extent(dim)) {
-      report.add(argument + ".shape", std::string(layout) + " = " + shape_text(wanted), shape_text(view));
+      report.add(std::string(argument) + ".shape", std::string(layout) + " = " + shape_text(wanted), shape_text(view));
       return;
     }
   }
@@ -367,10 +383,10 @@ std::vector<std::string> backward_reasons(const BackwardArgs& args) {
   }
   check_execution(report, problem, args.run);
   if (report.reasons.empty()) {
-    std::vector<Operand> inputs = problem_operands(problem);
-    inputs.push_back({"out", args.out});
-    inputs.push_back({"lse", args.lse});
-    inputs.push_back({"d_out", args.d_out});
+    Operands inputs = problem_operands(problem);
+    inputs.add({"out", args.out});
+    inputs.add({"lse", args.lse});
+    inputs.add({"d_out", args.d_out});
     check_overlaps(report, {{"d_q", args.d_q}, {"d_k", args.d_k}, {"d_v", args.d_v}}, inputs, args.run);
   }
   return report.reasons;

@@ -186,11 +186,8 @@ void fast_forward(const ForwardArgs& args) {
   const int threads = args.run.threads > 0 ? args.run.threads : available_cores();
   // Smaller tasks only where larger ones would leave threads idle.
   std::int64_t rows = kTaskRows;
-  std::vector<Task> tasks = run.job.tasks(rows);
-  while (rows > kTileQ && static_cast<std::int64_t>(tasks.size()) < 4 * static_cast<std::int64_t>(threads)) {
-    rows /= 2;
-    tasks = run.job.tasks(rows);
-  }
+  while (rows > kTileQ && run.job.task_count(rows) < 4 * static_cast<std::int64_t>(threads)) rows /= 2;
+  const std::vector<Task> tasks = run.job.tasks(rows);
   const auto task = HWY_DYNAMIC_DISPATCH(forward_task);
   parallel_for(static_cast<std::int64_t>(tasks.size()), args.run,
                [&](std::int64_t i) { task(run, tasks[static_cast<std::size_t>(i)]); });

@@ -59,8 +59,15 @@ SequenceSpan Job::sequence(std::int64_t index) const {
   return s;
 }
 
+std::int64_t Job::task_count(std::int64_t rows) const {
+  std::int64_t count = 0;
+  for (std::int64_t b = 0; b < g.batch; ++b) count += g.kv_heads * ((rows_of(sequence(b)) + rows - 1) / rows);
+  return count;
+}
+
 std::vector<Task> Job::tasks(std::int64_t rows) const {
   std::vector<Task> list;
+  list.reserve(static_cast<std::size_t>(task_count(rows)));
   for (std::int64_t b = 0; b < g.batch; ++b) {
     const std::int64_t total = rows_of(sequence(b));
     for (std::int64_t head = 0; head < g.kv_heads; ++head) {

@@ -71,6 +71,7 @@ struct Job {
   // Every row of the problem, in tasks of at most `rows` rows (a multiple of kTileQ), the last rows of a sequence
   // first: under a causal mask these are the long ones.
   std::vector<Task> tasks(std::int64_t rows) const;
+  std::int64_t task_count(std::int64_t rows) const;  // how many that would be
   // The factor of a score in powers of two.
   float scale_log2() const { return static_cast<float>(g.scale * 1.4426950408889634); }
 
