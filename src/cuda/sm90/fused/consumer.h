@@ -6,34 +6,27 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
-#include <utility>
 
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/wgmma.h"
-#include "cuda/ptx/wgmma_shapes.h"
 #include "cuda/sm90/fused/config.h"
 #include "cuda/sm90/fused/mask_load.h"
 #include "cuda/sm90/fused/mask_words.h"
 #include "cuda/sm90/fused/params.h"
+#include "cuda/sm90/fused/products.h"
 #include "cuda/sm90/fused/softmax.h"
 #include "cuda/sm90/fused/store.h"
+#include "cuda/sm90/fused/weigh.h"
 
 namespace dspattn::cuda::sm90 {
 
 template <typename C>
 struct Consumer {
-  static constexpr int kQuarters = C::kQuarters;  // 64 keys: one metadata word
-  static constexpr int kScoreSteps = C::kScoreSteps;
-  static constexpr int kValueSteps = C::kTileK / 32;
-
   const FusedParams& params;
   Shared<C>& shared;
   int index;             // of this warpgroup among the consumers
   int stages;            // of the ring
   std::uint32_t leader;  // of its warp: every warp arrives for itself, having passed its own waits
-  tile::QuadTranspose transpose;
-  std::uint32_t k_low, v_low, q_low;  // low words of operand descriptors
 
   Ring<C::kStages> ring;             // of the tile whose V comes next
   int number = 0;                    // of the item in work, among this block's
@@ -41,29 +34,22 @@ struct Consumer {
   tile::BlockRange interior;
   int skip_before = 0, skip_after = 0;  // entries of the ring that only other warpgroups need
 
-  float scores[C::kTileK / 2];
-  float out[C::kHeadDim / 2];
-  std::uint32_t weights[C::kTileK / 8];
-  std::uint32_t metadata[kQuarters];
-  PackedWords<C> masked;            // general variant only: the last tile's scores
-  int mask_tiles = 0;               // general variant only: tiles so far
-  std::uint32_t q[kScoreSteps][4];  // its first C::kQSteps steps
-  RowState state;
+  Weigher<C> weigher;
+  Products<C> products;
+  PackedWords<C> masked;                   // general variant only: the last tile's scores
+  int mask_tiles = 0;                      // general variant only: tiles so far
   std::uint32_t k_ready = 0, v_ready = 0;  // whether the next tile's K and V were seen to be there already
-  float tile0 = 0, tile1 = 0;              // sums of the last tile's weights, not yet in `state`
   std::uint32_t q_taken = 0;               // results of the last item are in the place of Q
 
   __device__ __forceinline__ Consumer(const FusedParams& p, Shared<C>& s, int warpgroup)
-      : params(p), shared(s), index(warpgroup), stages(stages_of<C>(p)) {
-    leader = (thread() & 31) == 0 ? 1u : 0u;
-    transpose = tile::QuadTranspose::of_lane(thread() & 3);
-    ptx::pin(transpose.rotation);
-    ptx::pin(transpose.own);
-    ptx::pin(transpose.selector);
+      : params(p),
+        shared(s),
+        index(warpgroup),
+        stages(stages_of<C>(p)),
+        leader(lane() == 0 ? 1u : 0u),
+        weigher(p, lane()) {
     ptx::pin(leader);
-    q_low = ptx::descriptor_low(ptx::shared_address(shared.q) + static_cast<std::uint32_t>(index) * 64 * 128, 16);
-    k_low = ptx::descriptor_low(ptx::shared_address(shared.k), 16);
-    v_low = ptx::descriptor_low(ptx::shared_address(shared.v), C::kPanelKBytes);
+    products.point_to(shared, index);
   }
 
   // Computed where they are needed, which is rarely: registers are short.
@@ -157,19 +143,8 @@ struct Consumer {
     ptx::mbarrier_arrive_if(place.empty, leader);
   }
 
-  // Takes Q's first C::kQSteps steps times 2^-e to registers, in the layout of a wgmma A operand.
   __device__ __forceinline__ void take_q(const std::uint8_t* panels) {
-    // Lane l addresses row l % 16 of the warp's, and of 16 columns the first or the last eight.
-    const auto lane_row = static_cast<std::uint32_t>((row_in_tile() & ~15) + (lane() & 15));
-    const std::uint32_t row = ptx::shared_address(panels) + lane_row * 128;
-    const std::uint32_t chunk = (static_cast<std::uint32_t>(lane() >> 4) ^ (lane_row & 7)) << 4;
-#pragma unroll
-    for (int step = 0; step < C::kQSteps; ++step) {
-      const std::uint32_t panel = static_cast<std::uint32_t>(step / 4) * C::kPanelQBytes;
-      ptx::load_matrices(row + panel + (chunk ^ static_cast<std::uint32_t>(step % 4) << 5), q[step]);
-#pragma unroll
-      for (std::uint32_t& pair : q[step]) pair = multiply_pairs<C>(pair, params.q_scale);
-    }
+    products.take_q(params, panels, row_in_tile() & ~15, lane());
   }
 
   // What of Q belongs in registers; the rest is scaled already. Its place in shared memory is then free, for results
@@ -182,52 +157,6 @@ struct Consumer {
     } else if constexpr (C::kQEntries > 0) {
       pass_entry([&] { take_q(shared.k[ring.stage]); });
     }
-  }
-
-  __device__ __forceinline__ void issue_scores(int stage, int of) {
-    const std::uint32_t k = k_low + static_cast<std::uint32_t>(stage) * (C::kTileKBytes >> 4);
-#pragma unroll
-    for (int step = 0; step < kScoreSteps; ++step) {
-      const std::uint64_t b = ptx::descriptor(k + (step / 4) * (C::kPanelKBytes >> 4) + (step % 4) * 2);
-      if (step < C::kQSteps) {
-        if (step == 0) {
-          ptx::wgmma_dense_first<C::kType>(scores, q[step], b);
-        } else {
-          ptx::wgmma_dense<C::kType>(scores, q[step], b);
-        }
-      } else {
-        const std::uint32_t low = q_low + static_cast<std::uint32_t>(of % C::kQBuffers) * (C::kTileQBytes >> 4);
-        const std::uint64_t a =
-            ptx::descriptor(low + (step / 4 - C::kQPanelsByRing) * (C::kPanelQBytes >> 4) + (step % 4) * 2);
-        if (step == 0) {
-          ptx::wgmma_dense_first<C::kType>(scores, a, b);
-        } else {
-          ptx::wgmma_dense<C::kType>(scores, a, b);
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void issue_output(int stage, int accumulate) {
-    const std::uint32_t v = v_low + static_cast<std::uint32_t>(stage) * (C::kTileKBytes >> 4);
-#pragma unroll
-    for (int step = 0; step < kValueSteps; ++step) {
-      const std::uint64_t b = ptx::descriptor(v + step * (32 * 128 >> 4));
-      const std::uint32_t* a = weights + 4 * step;
-      if (step % 2 == 0) {
-        ptx::wgmma_sparse<C::kType, 0>(out, a[0], a[1], a[2], a[3], b, metadata[step / 2], step > 0 ? 1 : accumulate);
-      } else {
-        ptx::wgmma_sparse<C::kType, 1>(out, a[0], a[1], a[2], a[3], b, metadata[step / 2], 1);
-      }
-    }
-  }
-
-  // The weights and metadata a product will read are computed before its fence, not sunk below it.
-  __device__ __forceinline__ void pin_weights() {
-#pragma unroll
-    for (int i = 0; i < C::kTileK / 8; ++i) ptx::pin(weights[i]);
-#pragma unroll
-    for (int i = 0; i < kQuarters; ++i) ptx::pin(metadata[i]);
   }
 
   // Whether every row sees all keys of tile `tile_index`.
@@ -262,13 +191,13 @@ struct Consumer {
     if (params.bias.data != nullptr) {
       const MaskPlace<C> place = await_mask(0);
       if (consecutive) {
-        pack_biased<C, C::kConsecutiveKeys>(masked, scores, params, place.block, lane);
+        pack_biased<C, C::kConsecutiveKeys>(masked, products.scores, params, place.block, lane);
       } else {
-        pack_biased<C, C::kInterleavedKeys>(masked, scores, params, place.block, lane);
+        pack_biased<C, C::kInterleavedKeys>(masked, products.scores, params, place.block, lane);
       }
       release_mask(place);
     } else {
-      pack_scores<C>(masked, scores);
+      pack_scores<C>(masked, products.scores);
     }
     if (params.allowed.data != nullptr) {
       const MaskPlace<C> place = await_mask(masks_per_tile(params) - 1);
@@ -297,162 +226,32 @@ struct Consumer {
   template <Hidden kHidden>
   __device__ __forceinline__ PackedScores<C, kHidden> packed_scores() const {
     if constexpr (kHidden == Hidden::nothing) {
-      return {scores};
+      return {products.scores};
     } else {
       const auto& of = item(number);
       const int key = tile_index / C::kTilesPerBlock * tile::kBlockKeys;
       const int row = of.row_begin + row_in_tile();
-      return {
-          scores, params, tile_index % C::kTilesPerBlock, thread() & 3, row + of.diagonal - key, of.key_length - key};
+      return {products.scores,    params, tile_index % C::kTilesPerBlock, thread() & 3, row + of.diagonal - key,
+              of.key_length - key};
     }
-  }
-
-  // Selects and exponentiates the tile, unit by unit: the exponentials of one run beside the selection of the next, on
-  // other pipes. The results are operands of the output product: before_write() must see to it that the product that
-  // reads the old ones is done.
-  template <typename Packed, typename How, typename BeforeWrite>
-  __device__ __forceinline__ void weigh(const Packed& packed, const How& exponents, BeforeWrite before_write) {
-    constexpr int kUnits = C::kTileK / 32;
-    constexpr int kHeld = C::kHeldUnits;
-    constexpr bool kTakesLower = std::is_same_v<Packed, PackedScores<C, Hidden::lower>>;
-    Unit units[2];
-    tile::KeptPair pairs[2];
-    std::uint32_t word[2] = {}, across[2] = {};
-    float values[kHeld][8];
-    const auto write = [&](int u, const float* value) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        weights[4 * u + i] = C::kType == DType::bf16 ? ptx::pack_bf16x2(value[2 * i], value[2 * i + 1])
-                                                     : ptx::pack_f16x2(value[2 * i], value[2 * i + 1]);
-      }
-      if (u % 2 == 0) return;
-      if constexpr (kTakesLower) {
-        metadata[u / 2] = C::kSelection == Selection::two_of_four ? tile::kLowerTwoOfFour : tile::kLowerOneOfTwo;
-      } else {
-        metadata[u / 2] = transpose.exchange_halves(word[u / 2 % 2], across[u / 2 % 2]);
-      }
-    };
-    const auto select = [&]<int kUnit>() {
-      if constexpr (kTakesLower) {
-        take_unit<C, kUnit>(packed, units[kUnit % 2]);
-      } else {
-        pairs[kUnit % 2] = select_unit<C, kUnit>(packed, units[kUnit % 2]);
-      }
-    };
-    select.template operator()<0>();
-    [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
-      (
-          [&] {
-            constexpr int u = kIndex;
-            if constexpr (u + 1 < kUnits) select.template operator()<u + 1>();
-            const Unit& unit = units[u % 2];
-            float* value = values[u < kHeld ? u : 0];
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              exponents.weigh(unit.first[i], unit.second[i], value + 4 * i);
-              tile0 += value[4 * i] + value[4 * i + 1];
-              tile1 += value[4 * i + 2] + value[4 * i + 3];
-            }
-            if constexpr (u % 2 == 0 && !kTakesLower) {
-              const std::uint32_t codes = C::kSelection == Selection::two_of_four
-                                              ? tile::metadata_two_of_four(pairs[0], pairs[1])
-                                              : tile::metadata_one_of_two(pairs[0], pairs[1]);
-              word[u / 2 % 2] = transpose.exchange_pairs(codes, __shfl_xor_sync(~0u, codes, 1));
-              across[u / 2 % 2] = __shfl_xor_sync(~0u, word[u / 2 % 2], 2);
-            }
-            if constexpr (u == kHeld - 1) {
-              before_write();
-#pragma unroll
-              for (int held = 0; held < kHeld; ++held) write(held, values[held]);
-            } else if constexpr (u >= kHeld) {
-              write(u, value);
-            }
-          }(),
-          ...);
-    }
-    (std::make_integer_sequence<int, kUnits>{});
-  }
-
-  // How a tile is weighed, and how once more where that was not good enough.
-  __device__ __forceinline__ Exponents precise_exponents() const { return Exponents::of<C>(params, state); }
-  __device__ __forceinline__ auto exponents() const {
-    if constexpr (C::kHalfExponentials) {
-      return HalfExponents{params.exp2_scale_half, state.minus};
-    } else {
-      return precise_exponents();
-    }
-  }
-
-  // Weighs tile `tile_index` of the item.
-  template <Hidden kHidden, typename BeforeWrite>
-  __device__ __forceinline__ void weigh_tile(BeforeWrite before_write) {
-    tile0 = tile1 = 0;
-    weigh(packed_scores<kHidden>(), exponents(), before_write);
-  }
-
-  // Sets the reference to the tile's largest score, or a sample of them, and weighs the tile. settle() mends what a
-  // sample misses.
-  template <typename Packed>
-  __device__ __forceinline__ void first_tile(const Packed& packed) {
-    state = {0, 0, NAN, NAN, ~0u};
-    tile0 = tile1 = 0;
-    if constexpr (C::kGeneral) {
-      const Raised raised = raise_reference<C>(packed, params, state);
-      weigh(packed, exponents(), [] {});
-      forget_unset(raised, state);
-    } else {
-      sample_reference<C>(packed, params, state);
-      weigh(packed, exponents(), [] {});
-    }
-  }
-
-  // Whether the last tile's weights are small enough; not when a row had no reference, which made them NaN.
-  __device__ __forceinline__ bool weights_fit() const {
-    return __all_sync(~0u, tile0 < C::kWeightLimit && tile1 < C::kWeightLimit) != 0;
-  }
-  __device__ __forceinline__ void add_weights() {
-    state.sum0 += tile0;
-    state.sum1 += tile1;
   }
 
   // Before the weights of a tile are used: were they too large for the reference, or had a row none, the reference is
   // raised and the tile weighed again.
   __device__ __forceinline__ void settle() {
-    if (!weights_fit()) {
+    if (!weigher.weights_fit()) {
       // The scores change their names, else the compiler keeps what both passes compute alike.
       if constexpr (C::kGeneral) {
 #pragma unroll
         for (std::uint32_t& word : masked.words) ptx::pin(word);
-        weigh_again(masked);
+        weigher.weigh_again(masked, products);
       } else {
 #pragma unroll
-        for (float& score : scores) score *= params.one;
-        weigh_again(packed_scores<Hidden::anything>());
+        for (float& score : products.scores) score *= params.one;
+        weigher.weigh_again(packed_scores<Hidden::anything>(), products);
       }
     }
-    add_weights();
-  }
-
-  template <typename Packed>
-  __device__ __forceinline__ void weigh_again(const Packed& packed) {
-    const Raised raised = raise_reference<C>(packed, params, state);
-    shrink(raised);
-    tile0 = tile1 = 0;
-    weigh(packed, precise_exponents(), [] {});
-    forget_unset(raised, state);
-  }
-
-  // What the item has accumulated, relative to the raised reference.
-  __device__ __forceinline__ void shrink(const Raised& by) {
-    state.sum0 *= by.shrink0;
-    state.sum1 *= by.shrink1;
-#pragma unroll
-    for (int i = 0; i < C::kHeadDim / 2; i += 4) {
-      out[i] *= by.shrink0;
-      out[i + 1] *= by.shrink0;
-      out[i + 2] *= by.shrink1;
-      out[i + 3] *= by.shrink1;
-    }
+    weigher.add_weights();
   }
 
   // Output of the tile before, scores and weights of tile `tile_index`.
@@ -460,12 +259,12 @@ struct Consumer {
   __device__ __forceinline__ void next_tile(int accumulate) {
     Ring<C::kStages> next = ring;
     next.advance(stages);
-    pin_weights();
+    products.pin_weights();
     take_turn();
     ptx::wgmma_fence();
-    issue_scores(next.stage, number);
+    products.issue_scores(next.stage, number);
     ptx::wgmma_commit();
-    issue_output(ring.stage, accumulate);
+    products.issue_output(ring.stage, accumulate);
     ptx::wgmma_commit();
     pass_turn();
     ptx::wgmma_wait<1>();
@@ -480,10 +279,9 @@ struct Consumer {
     };
     if constexpr (C::kGeneral) {
       mask_scores();
-      tile0 = tile1 = 0;
-      weigh(masked, exponents(), finish_output);
+      weigher.weigh(masked, products, finish_output);
     } else {
-      weigh_tile<kHidden>(finish_output);
+      weigher.weigh(packed_scores<kHidden>(), products, finish_output);
     }
     ring = next;
     await_tile();
@@ -519,10 +317,10 @@ struct Consumer {
       const std::uint8_t* own = C::kOutInPlaceOfQ ? shared.v[C::kStages - 1] : shared.out;
       const std::uint32_t tile =
           ptx::shared_address(has_out_place() ? own : shared.q[0]) + static_cast<std::uint32_t>(place.warp_row) * 128;
-      stage_rows<C>(tile, lane(), out, sums);
+      stage_rows<C>(tile, lane(), products.out, sums);
       send_rows<C>(params, of, place, tile, lane());
     } else {
-      store_rows<C>(params, of, row_in_tile(), lane(), out, sums);
+      store_rows<C>(params, of, row_in_tile(), lane(), products.out, sums);
     }
   }
   // Results have a place of their own in shared memory: not that of Q.
@@ -553,9 +351,9 @@ struct Consumer {
     look_ahead(ring);
     if constexpr (C::kGeneral) {
       mask_scores();
-      first_tile(masked);
+      weigher.first_tile(masked, products);
     } else {
-      with_hidden([&]<Hidden kHidden> { first_tile(packed_scores<kHidden>()); });
+      with_hidden([&]<Hidden kHidden> { weigher.first_tile(packed_scores<kHidden>(), products); });
     }
     free_q(number);
     await_tile();
@@ -582,21 +380,21 @@ struct Consumer {
       for (;;) {
         next_tile<Hidden::nothing>(accumulate);
         accumulate = 1;
-        if (tile_index + 1 >= stop || !weights_fit()) break;
-        add_weights();
+        if (tile_index + 1 >= stop || !weigher.weights_fit()) break;
+        weigher.add_weights();
         ++tile_index;
       }
     }
     if constexpr (!C::kQInRegisters) release_q(number);
-    pin_weights();
+    products.pin_weights();
     take_turn();
     ptx::wgmma_fence();
-    issue_output(ring.stage, accumulate);
+    products.issue_output(ring.stage, accumulate);
     ptx::wgmma_commit();
     pass_turn();
     // While the tensor core works on the last output: all that does not need it.
-    const RowSums sums = sum_up(state);
-    store_lse<C>(params, item(number), row_in_tile(), lane(), sums, state);
+    const RowSums sums = sum_up(weigher.state);
+    store_lse<C>(params, item(number), row_in_tile(), lane(), sums, weigher.state);
     const int trailing = skip_after;
     const bool chained =
         C::kChainsItems && trailing == 0 && next_item(number + 1) && skip_before == 0 && tile_end > tile_index;
@@ -609,7 +407,7 @@ struct Consumer {
       if (C::kOutInPlaceOfQ && !in_place) release_q(number + 1);
       wait_full(shared.k_full, next);
       ptx::wgmma_fence();
-      issue_scores(next.stage, number + 1);
+      products.issue_scores(next.stage, number + 1);
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
       release(shared.v_empty, ring);
@@ -650,7 +448,7 @@ struct Consumer {
       skip_entries(skip_before);
       wait_full(shared.k_full, ring);
       ptx::wgmma_fence();
-      issue_scores(ring.stage, number);
+      products.issue_scores(ring.stage, number);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       release(shared.k_empty, ring);
