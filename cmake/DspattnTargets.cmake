@@ -29,3 +29,9 @@ function(dspattn_layer name)
   set_target_properties(dspattn_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET default)
   target_link_libraries(dspattn_${name} PUBLIC dspattn_options)
 endfunction()
+
+# dspattn_around_library(TARGET): the program and the tests. What takes time runs in the library: here less optimisation
+# saves a third of the compile time, with sanitizers 40 %.
+function(dspattn_around_library target)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1> $<$<BOOL:${DSPATTN_SANITIZE}>:-O0>)
+endfunction()

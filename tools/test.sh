@@ -38,7 +38,7 @@ step_asan() {
 # The test programs that start threads.
 step_tsan() {
   cmake --preset tsan && cmake --build --preset tsan --target cpu_fast_tests apps_tests &&
-    ctest --preset tsan -L '^(cpu_fast_tests|apps_tests)$'
+    ctest --preset tsan --parallel "$(nproc)" -L '^(cpu_fast_tests|apps_tests)$'
 }
 
 step_fuzz() { cmake --preset fuzz && cmake --build --preset fuzz --target fuzzers && tools/fuzz.sh build/fuzz; }
