@@ -54,9 +54,10 @@ const FusedRow& row_for(const Problem& problem) {
   static const std::vector<FusedRow> rows = compiled_rows();
   std::vector<std::string> reasons;  // of the row that has the fewest
   for (const FusedRow& row : rows) {
-    core::Reasons why_not = cuda::sm90::fused_why_not(row, problem);
-    if (why_not.empty()) return row;
-    if (reasons.empty() || why_not.size() < reasons.size()) reasons = std::move(why_not);
+    core::Refusals why_not(core::Refusals::Text::wanted);
+    cuda::sm90::fused_why_not(row, problem, why_not);
+    if (!why_not.any()) return row;
+    if (reasons.empty() || why_not.reasons().size() < reasons.size()) reasons = why_not.reasons();
   }
   throw Error(std::move(reasons));
 }

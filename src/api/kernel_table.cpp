@@ -18,7 +18,16 @@ core::Reasons why_not(const core::KernelRow& row, const Problem& problem) {
     return {"device: runs on " + std::string(name(row.info.device)) + ", the tensors are on " +
             std::string(name(problem.device.type))};
   }
-  return row.why_not(problem);
+  core::Refusals refusals(core::Refusals::Text::wanted);
+  row.why_not(problem, refusals);
+  return refusals.reasons();
+}
+
+bool serves(const core::KernelRow& row, const Problem& problem) {
+  if (row.info.device != problem.device.type) return false;
+  core::Refusals refusals(core::Refusals::Text::not_wanted);
+  row.why_not(problem, refusals);
+  return !refusals.any();
 }
 
 std::string describe(const core::KernelRow& row, const core::Reasons& reasons) {
@@ -52,7 +61,7 @@ const core::KernelRow& choose_row(const Problem& problem, Pass pass, std::string
   // Every call comes by here: what the refusals say is put together only when all refuse.
   for (const std::span<const core::KernelRow> backend : {cuda::rows(), cpu::rows()}) {
     for (const core::KernelRow& row : backend) {
-      if (asked(row) && row.info.device == problem.device.type && row.why_not(problem).empty()) return row;
+      if (asked(row) && serves(row, problem)) return row;
     }
   }
   core::Reasons refusals;

@@ -12,11 +12,39 @@ namespace dspattn::core {
 
 using Reasons = std::vector<std::string>;
 
+// What a row has against a problem: the reasons, or only whether there are any. Every call asks dozens of rows, and
+// text is for those who read it.
+class Refusals {
+ public:
+  enum class Text { wanted, not_wanted };
+
+  explicit Refusals(Text text) : wanted_(text == Text::wanted) {}
+
+  // `reason` makes the text.
+  template <typename Reason>
+  void add(Reason reason) {
+    any_ = true;
+    if (wanted_) reasons_.push_back(reason());
+  }
+  void add_all(const Reasons& reasons) {
+    any_ = any_ || !reasons.empty();
+    if (wanted_) reasons_.insert(reasons_.end(), reasons.begin(), reasons.end());
+  }
+
+  bool any() const { return any_; }
+  const Reasons& reasons() const { return reasons_; }
+
+ private:
+  bool wanted_;
+  bool any_ = false;
+  Reasons reasons_;
+};
+
 struct KernelRow {
   KernelInfo info;
-  // Every reason the kernel cannot serve a valid problem, each naming the argument, what the kernel takes and what was
-  // given; empty when it can.
-  Reasons (*why_not)(const Problem& problem) = nullptr;
+  // Adds every reason the kernel cannot serve a valid problem, each naming the argument, what the kernel takes and what
+  // was given.
+  void (*why_not)(const Problem& problem, Refusals& refusals) = nullptr;
   // Exactly one of each pair is set, according to info.pass. Called only with validated arguments and no reasons.
   std::size_t (*forward_workspace)(const ForwardArgs& args) = nullptr;
   void (*forward)(const ForwardArgs& args) = nullptr;

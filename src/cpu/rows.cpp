@@ -10,30 +10,37 @@ namespace dspattn::cpu {
 namespace {
 
 using core::KernelRow;
-using core::Reasons;
+using core::Refusals;
 
-Reasons serves_everything(const Problem&) { return {}; }
+void serves_everything(const Problem&, Refusals&) {}
 
 // The reasons of a kernel made for one pattern.
-Reasons unless_pattern(const Problem& problem, bool fits, const char* takes) {
-  if (fits) return {};
-  return {std::string("pattern: this kernel takes ") + takes + ", got " + to_string(problem.pattern)};
+void unless_pattern(const Problem& problem, Refusals& refusals, bool fits, const char* takes) {
+  if (fits) return;
+  refusals.add(
+      [&] { return std::string("pattern: this kernel takes ") + takes + ", got " + to_string(problem.pattern); });
 }
 
-Reasons unless_2_4(const Problem& problem) { return unless_pattern(problem, problem.pattern == Pattern{2, 4}, "2:4"); }
-Reasons unless_1_2(const Problem& problem) { return unless_pattern(problem, problem.pattern == Pattern{1, 2}, "1:2"); }
-Reasons unless_dense(const Problem& problem) { return unless_pattern(problem, problem.pattern.is_dense(), "dense"); }
+void unless_2_4(const Problem& problem, Refusals& refusals) {
+  unless_pattern(problem, refusals, problem.pattern == Pattern{2, 4}, "2:4");
+}
+void unless_1_2(const Problem& problem, Refusals& refusals) {
+  unless_pattern(problem, refusals, problem.pattern == Pattern{1, 2}, "1:2");
+}
+void unless_dense(const Problem& problem, Refusals& refusals) {
+  unless_pattern(problem, refusals, problem.pattern.is_dense(), "dense");
+}
 
 // Working memory is a fixed amount per thread and not the caller's concern.
 std::size_t no_forward_workspace(const ForwardArgs&) { return 0; }
 std::size_t no_backward_workspace(const BackwardArgs&) { return 0; }
 
-KernelRow forward_row(std::string_view name, std::string_view summary, Reasons (*why_not)(const Problem&),
+KernelRow forward_row(std::string_view name, std::string_view summary, void (*why_not)(const Problem&, Refusals&),
                       void (*launch)(const ForwardArgs&)) {
   return {{name, Pass::forward, DeviceType::cpu, summary}, why_not, no_forward_workspace, launch, nullptr, nullptr};
 }
 
-KernelRow backward_row(std::string_view name, std::string_view summary, Reasons (*why_not)(const Problem&),
+KernelRow backward_row(std::string_view name, std::string_view summary, void (*why_not)(const Problem&, Refusals&),
                        void (*launch)(const BackwardArgs&)) {
   return {{name, Pass::backward, DeviceType::cpu, summary}, why_not, nullptr, nullptr, no_backward_workspace, launch};
 }

@@ -169,37 +169,43 @@ std::size_t rounded(std::size_t bytes) {
   return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
 
-core::Reasons why_not(const Problem& problem) {
-  core::Reasons reasons = core::pipeline_reasons(problem, {});
+void why_not(const Problem& problem, core::Refusals& refusals) {
+  refusals.add_all(core::pipeline_reasons(problem, {}));
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || problem.device.index >= count) {
     cudaGetLastError();  // the failed question must not be found by a later launch
-    reasons.push_back("device: expected one of " + std::to_string(count) + " GPUs, got index " +
-                      std::to_string(problem.device.index));
-    return reasons;
+    refusals.add([&] {
+      return "device: expected one of " + std::to_string(count) + " GPUs, got index " +
+             std::to_string(problem.device.index);
+    });
+    return;
   }
   const int major = attribute(cudaDevAttrComputeCapabilityMajor, problem.device.index);
   const int minor = attribute(cudaDevAttrComputeCapabilityMinor, problem.device.index);
   // Compiled for 8.0, 8.9 and 9.0; code for 8.0 also runs on 8.6 and 8.7.
   if (major < 8 || major > 9) {
-    reasons.push_back("device: expected compute capability 8.0 to 9.0, got " + std::to_string(major) + "." +
-                      std::to_string(minor));
+    refusals.add([&] {
+      return "device: expected compute capability 8.0 to 9.0, got " + std::to_string(major) + "." +
+             std::to_string(minor);
+    });
   }
-  return reasons;
 }
 
-core::Reasons why_not_hopper(const Problem& problem) {
-  core::Reasons reasons = why_not(problem);
+void why_not_hopper(const Problem& problem, core::Refusals& refusals) {
+  why_not(problem, refusals);
   int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || problem.device.index >= count) return reasons;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || problem.device.index >= count) return;
   const int major = attribute(cudaDevAttrComputeCapabilityMajor, problem.device.index);
-  if (major != 9) reasons.push_back("device: expected compute capability 9.0, got major " + std::to_string(major));
+  if (major != 9) {
+    refusals.add([&] { return "device: expected compute capability 9.0, got major " + std::to_string(major); });
+  }
   const auto q = problem.q.rank == 4 ? problem.q.extent(3) : 0, v = problem.v.rank == 4 ? problem.v.extent(3) : 0;
   if (q > 64 && v > 64) {
-    reasons.push_back("q.shape[3], v.shape[3]: expected one of them at most 64, got " + std::to_string(q) + " and " +
-                      std::to_string(v));
+    refusals.add([&] {
+      return "q.shape[3], v.shape[3]: expected one of them at most 64, got " + std::to_string(q) + " and " +
+             std::to_string(v);
+    });
   }
-  return reasons;
 }
 
 std::size_t workspace_of(const ForwardArgs& args) {

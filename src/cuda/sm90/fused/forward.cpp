@@ -194,44 +194,52 @@ ScheduleParams schedule_of(const FusedParams& p, const ForwardArgs& args, const 
 
 }  // namespace
 
-core::Reasons fused_why_not(const FusedRow& row, const Problem& problem) {
-  core::Reasons reasons;
+void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& refusals) {
   const DeviceFacts& device = device_facts(problem.device.index);
   if (!device.present) {
-    reasons.push_back("device: " + device.absence);
+    refusals.add([&] { return "device: " + device.absence; });
   } else if (device.major != 9) {
-    reasons.push_back("device: needs compute capability 9.0 (Hopper), got " + std::to_string(device.major) + "." +
-                      std::to_string(device.minor));
+    refusals.add([&] {
+      return "device: needs compute capability 9.0 (Hopper), got " + std::to_string(device.major) + "." +
+             std::to_string(device.minor);
+    });
   }
   if (problem.q.dtype != row.type) {
-    reasons.push_back("q: takes " + std::string(name(row.type)) + ", got " + std::string(name(problem.q.dtype)));
+    refusals.add(
+        [&] { return "q: takes " + std::string(name(row.type)) + ", got " + std::string(name(problem.q.dtype)); });
   }
   if (!(problem.pattern == row.pattern)) {
-    reasons.push_back("pattern: takes " + to_string(row.pattern) + ", got " + to_string(problem.pattern));
+    refusals.add([&] { return "pattern: takes " + to_string(row.pattern) + ", got " + to_string(problem.pattern); });
   }
   const core::Geometry geometry = core::geometry_of(problem);
   const std::int64_t dim = std::max(geometry.d, geometry.d_v);
   if (dim > row.dim || (dim <= row.dim_above && row.dim_above > 0)) {
-    reasons.push_back("d, d_v: takes a larger of " + std::to_string(row.dim_above + 1) + " to " +
-                      std::to_string(row.dim) + ", got " + std::to_string(dim));
+    refusals.add([&] {
+      return "d, d_v: takes a larger of " + std::to_string(row.dim_above + 1) + " to " + std::to_string(row.dim) +
+             ", got " + std::to_string(dim);
+    });
   }
   if (geometry.n_q > tile::kMaxRows || geometry.n_k > tile::kMaxRows) {
-    reasons.push_back("n_q, n_k: takes up to " + std::to_string(tile::kMaxRows) + ", got " +
-                      std::to_string(std::max(geometry.n_q, geometry.n_k)));
+    refusals.add([&] {
+      return "n_q, n_k: takes up to " + std::to_string(tile::kMaxRows) + ", got " +
+             std::to_string(std::max(geometry.n_q, geometry.n_k));
+    });
   }
   constexpr std::int64_t kMaxItems = std::int64_t{1} << 28;
   if (const std::int64_t items = geometry.batch * geometry.heads * ((geometry.n_q + 127) / 128); items > kMaxItems) {
-    reasons.push_back("batch * heads * n_q / 128: takes up to " + std::to_string(kMaxItems) + ", got " +
-                      std::to_string(items));
+    refusals.add([&] {
+      return "batch * heads * n_q / 128: takes up to " + std::to_string(kMaxItems) + ", got " + std::to_string(items);
+    });
   }
   for (const auto& [mask, which] : {std::pair{&problem.mask.allowed, "allowed"}, {&problem.mask.bias, "bias"}}) {
     constexpr std::int64_t kMaxKeyStride = std::int64_t{1} << 21;  // 128 keys of 4 bytes within 32 bits
     if (mask->present() && mask->extent(3) > 1 && std::abs(mask->step(3)) > kMaxKeyStride) {
-      reasons.push_back(std::string(which) + ": takes a stride along the keys of up to " +
-                        std::to_string(kMaxKeyStride) + ", got " + std::to_string(mask->step(3)));
+      refusals.add([&] {
+        return std::string(which) + ": takes a stride along the keys of up to " + std::to_string(kMaxKeyStride) +
+               ", got " + std::to_string(mask->step(3));
+      });
     }
   }
-  return reasons;
 }
 
 std::size_t fused_workspace(const ForwardArgs& args) {

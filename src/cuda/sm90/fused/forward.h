@@ -27,7 +27,7 @@ bool needs_general(const FusedParams& params);
 tile::ItemOrder order_of(const FusedParams& params, const Problem& problem, const core::Geometry& geometry, int tile_q,
                          int blocks);
 
-core::Reasons fused_why_not(const FusedRow& row, const Problem& problem);
+void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& refusals);
 
 // For sequences of different lengths: the order in which their items are taken.
 std::size_t fused_workspace(const ForwardArgs& args);

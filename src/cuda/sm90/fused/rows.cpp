@@ -19,7 +19,7 @@ struct Fused {
                                  &launcher<kType, kSelection, kDim>,
                                  &launcher<kType, kSelection, general_dim(kDim)>};
 
-  static core::Reasons why_not(const Problem& problem) { return fused_why_not(kRow, problem); }
+  static void why_not(const Problem& problem, core::Refusals& refusals) { fused_why_not(kRow, problem, refusals); }
   static std::size_t workspace(const ForwardArgs& args) { return fused_workspace(args); }
   static void forward(const ForwardArgs& args) { fused_forward_launch(kRow, args); }
 

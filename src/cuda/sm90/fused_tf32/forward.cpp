@@ -35,12 +35,12 @@ Variant preferred(const FusedRow& row, const core::Geometry& geometry, int multi
 
 }  // namespace
 
-core::Reasons why_not(const FusedRow& row, const Problem& problem) {
-  core::Reasons reasons = fused_why_not(row, problem);
+void why_not(const FusedRow& row, const Problem& problem, core::Refusals& refusals) {
+  fused_why_not(row, problem, refusals);
   if (problem.fp32_products == Fp32Products::full) {
-    reasons.push_back("fp32_products: takes tf32_allowed, for its products are tf32's, got full");
+    refusals.add(
+        [] { return std::string("fp32_products: takes tf32_allowed, for its products are tf32's, got full"); });
   }
-  return reasons;
 }
 
 void forward_launch(const FusedRow& row, const ForwardArgs& args) {

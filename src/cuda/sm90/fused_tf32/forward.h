@@ -5,7 +5,7 @@
 
 namespace dspattn::cuda::sm90::tf32 {
 
-core::Reasons why_not(const FusedRow& row, const Problem& problem);
+void why_not(const FusedRow& row, const Problem& problem, core::Refusals& refusals);
 
 // Enqueues on the caller's stream; nothing is allocated or waited for.
 void forward_launch(const FusedRow& row, const ForwardArgs& args);

@@ -15,7 +15,7 @@ struct FusedTf32 {
   static constexpr FusedRow kRow{DType::f32, Pattern{1, 2},         kDim,
                                  kDimAbove,  &tf32::launcher<kDim>, &tf32::launcher<tf32::general_dim(kDim)>};
 
-  static core::Reasons why_not(const Problem& problem) { return tf32::why_not(kRow, problem); }
+  static void why_not(const Problem& problem, core::Refusals& refusals) { tf32::why_not(kRow, problem, refusals); }
   static std::size_t workspace(const ForwardArgs&) { return 0; }
   static void forward(const ForwardArgs& args) { tf32::forward_launch(kRow, args); }
 
