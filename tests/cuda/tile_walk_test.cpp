@@ -17,14 +17,15 @@ void expect_every_item_once(const ItemOrder& order, int blocks) {
   std::set<std::pair<int, int>> seen;
   for (int block = 0; block < blocks; ++block) {
     for (int turn = 0; turn < order.turns; ++turn) {
-      const ItemPlace place = item_of_turn(order, turn, block, blocks);
+      const ItemPlace place = item_of_turn(order, turn, block);
       if (place.row_tile < 0) continue;
-      ASSERT_LT(place.row_tile, order.row_tiles);
+      ASSERT_LT(place.row_tile, order.row_tiles.value);
       ASSERT_LT(place.sequence_head, order.sequence_heads);
       EXPECT_TRUE(seen.insert({place.sequence_head, place.row_tile}).second);
     }
   }
-  EXPECT_EQ(seen.size(), static_cast<std::size_t>(order.sequence_heads) * static_cast<std::size_t>(order.row_tiles));
+  EXPECT_EQ(seen.size(),
+            static_cast<std::size_t>(order.sequence_heads) * static_cast<std::size_t>(order.row_tiles.value));
 }
 
 TEST(TileWalk, TakesEveryItemOnce) {
@@ -45,7 +46,7 @@ double causal_imbalance(const ItemOrder& order, int rows, int tile_q) {
   std::vector<double> load(kBlocks);
   for (int block = 0; block < kBlocks; ++block) {
     for (int turn = 0; turn < order.turns; ++turn) {
-      const ItemPlace place = item_of_turn(order, turn, block, kBlocks);
+      const ItemPlace place = item_of_turn(order, turn, block);
       if (place.row_tile < 0) continue;
       load[static_cast<std::size_t>(block)] += divide_up(std::min((place.row_tile + 1) * tile_q, rows), kBlockKeys);
     }
@@ -76,7 +77,7 @@ TEST(TileWalk, DealsOutTheLastRowTiles) {
     std::vector<double> load(kBlocks);
     for (int block = 0; block < kBlocks; ++block) {
       for (int turn = 0; turn < order.turns; ++turn) {
-        const ItemPlace place = item_of_turn(order, turn, block, kBlocks);
+        const ItemPlace place = item_of_turn(order, turn, block);
         if (place.row_tile < 0) continue;
         load[static_cast<std::size_t>(block)] += place.row_tile == tiles - 1 ? 0.5 : 1.0;
       }
@@ -88,7 +89,7 @@ TEST(TileWalk, DealsOutTheLastRowTiles) {
 
 TEST(TileWalk, HeadsThatShareKeysStayInOneSection) {
   const ItemOrder order = unequal_order(64, 32, 8, kBlocks, 128);
-  EXPECT_EQ(order.section_heads % 8, 0);
+  EXPECT_EQ(order.section_heads.value % 8, 0);
 }
 
 // Against the definition, row by row and key by key.

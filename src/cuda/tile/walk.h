@@ -12,18 +12,22 @@
 #include <cstdint>
 
 #include "core/geometry.h"
+#include "cuda/tile/divisor.h"
 #include "cuda/tile/key_map.h"
 
 namespace dspattn::cuda::tile {
 
 struct ItemOrder {
   int sequence_heads = 0;  // sequences * heads, all heads of a sequence together
-  int row_tiles = 0;       // per sequence (of a packed batch: of the longest)
-  int section_heads = 0;   // 0: head by head, one section
-  int sweeps = 1;          // per section
-  int shift = 0;           // head by head: places a thread block moves on with every sweep
-  int mirrored = 0;        // head by head: every other sweep runs the other way
-  int turns = 0;           // of every thread block: sections * sweeps; in some it has nothing to do
+  Divisor row_tiles{};     // per sequence (of a packed batch: of the longest)
+  Divisor blocks{};        // thread blocks, or pairs of them
+  Divisor sweeps{};        // per section
+  int by_sections = 0;     // 0: head by head, one section
+  Divisor section_heads{};
+  Divisor last_section_heads{};
+  int shift = 0;     // head by head: places a thread block moves on with every sweep
+  int mirrored = 0;  // head by head: every other sweep runs the other way
+  int turns = 0;     // of every thread block: sections * sweeps; in some it has nothing to do
 };
 
 constexpr int divide_up(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
@@ -34,14 +38,20 @@ constexpr ItemOrder equal_order(int sequence_heads, int row_tiles, int blocks) {
   // The last row tile of a head may be shorter and cheaper. A shift that brings every thread block to the next row tile
   // with every sweep deals these out evenly.
   const int shift = (row_tiles + 1 - blocks % row_tiles) % row_tiles % blocks;
-  return {sequence_heads, row_tiles, 0, sweeps, shift, 0, sweeps};
+  return {.sequence_heads = sequence_heads,
+          .row_tiles = Divisor(row_tiles),
+          .blocks = Divisor(blocks),
+          .sweeps = Divisor(sweeps),
+          .shift = shift,
+          .turns = sweeps};
 }
 
 // Head by head, every other sweep mirrored: a thread block's row tiles of two sweeps then add up to the same cost under
 // a causal mask. All row tiles of a head are in work at once.
 constexpr ItemOrder mirrored_order(int sequence_heads, int row_tiles, int blocks) {
-  const int sweeps = divide_up(static_cast<std::int64_t>(sequence_heads) * row_tiles, blocks);
-  return {sequence_heads, row_tiles, 0, sweeps, 1, 1, sweeps};
+  ItemOrder order = equal_order(sequence_heads, row_tiles, blocks);
+  order.shift = order.mirrored = 1;
+  return order;
 }
 
 // By sections of a few heads, of which each of `blocks` thread blocks gets a few items: one per sweep. Two sweeps
@@ -55,7 +65,15 @@ constexpr ItemOrder unequal_order(int sequence_heads, int row_tiles, int heads_p
   const int heads = divide_up(fit > 0 ? fit : 1, heads_per_kv_head) * heads_per_kv_head;
   const int section = heads < sequence_heads ? heads : sequence_heads;
   const int sweeps = divide_up(static_cast<std::int64_t>(section) * row_tiles, blocks);
-  return {sequence_heads, row_tiles, section, sweeps, 0, 0, divide_up(sequence_heads, section) * sweeps};
+  const int sections = divide_up(sequence_heads, section);
+  return {.sequence_heads = sequence_heads,
+          .row_tiles = Divisor(row_tiles),
+          .blocks = Divisor(blocks),
+          .sweeps = Divisor(sweeps),
+          .by_sections = 1,
+          .section_heads = Divisor(section),
+          .last_section_heads = Divisor(sequence_heads - (sections - 1) * section),
+          .turns = sections * sweeps};
 }
 
 struct ItemPlace {
@@ -63,29 +81,29 @@ struct ItemPlace {
   int row_tile;  // negative: no item in this turn
 };
 
-// What thread block `block` of `blocks` does in its turn `turn`.
-DSPATTN_HOST_DEVICE constexpr ItemPlace item_of_turn(const ItemOrder& order, int turn, int block, int blocks) {
-  const int section = turn / order.sweeps;
-  const int sweep = turn - section * order.sweeps;
-  if (order.section_heads == 0) {
-    const auto count = static_cast<unsigned>(blocks);
-    const auto moves = static_cast<unsigned>(order.mirrored != 0 ? sweep / 2 : sweep);
-    unsigned place = (static_cast<unsigned>(block) + moves % count * static_cast<unsigned>(order.shift)) % count;
-    if (order.mirrored != 0 && (sweep & 1) != 0) {
+// What thread block `block` does in its turn `turn`.
+DSPATTN_HOST_DEVICE constexpr ItemPlace item_of_turn(const ItemOrder& order, int turn, int block) {
+  const int blocks = order.blocks.value;
+  if (order.by_sections == 0) {
+    const int moves = order.mirrored != 0 ? turn / 2 : turn;
+    int place = order.blocks.remainder(block + order.blocks.remainder(moves) * order.shift);
+    if (order.mirrored != 0 && (turn & 1) != 0) {
       // The ranks of a thread block's two items add up to -1, modulo the row tiles.
-      const auto tiles = static_cast<unsigned>(order.row_tiles);
-      const unsigned ahead = 2u * static_cast<unsigned>(sweep) * count % tiles;
-      place = (2 * count - 1 - place - ahead % count) % count;
+      const int ahead = order.blocks.remainder(order.row_tiles.remainder(2 * turn * blocks));
+      place = order.blocks.remainder(2 * blocks - 1 - place - ahead);
     }
-    const int rank = sweep * blocks + static_cast<int>(place);
-    const int head = rank / order.row_tiles;
-    return {head, head < order.sequence_heads ? rank - head * order.row_tiles : -1};
+    const int rank = turn * blocks + place;
+    const int head = order.row_tiles.quotient(rank);
+    return {head, head < order.sequence_heads ? rank - head * order.row_tiles.value : -1};
   }
+  const int section = order.sweeps.quotient(turn);
+  const int sweep = turn - section * order.sweeps.value;
   const int rank = sweep * blocks + (((sweep ^ section) & 1) != 0 ? blocks - 1 - block : block);
-  const int first_head = section * order.section_heads;
-  const int left = order.sequence_heads - first_head;
-  const int heads = left < order.section_heads ? left : order.section_heads;
-  return {first_head + rank % heads, order.row_tiles - 1 - rank / heads};
+  const int first_head = section * order.section_heads.value;
+  const bool last = order.sequence_heads - first_head <= order.section_heads.value;
+  const Divisor heads = last ? order.last_section_heads : order.section_heads;
+  const int row_tile = heads.quotient(rank);
+  return {first_head + rank - row_tile * heads.value, order.row_tiles.value - 1 - row_tile};
 }
 
 // Blocks of 128 keys, [begin, end).

@@ -90,7 +90,7 @@ struct Assistant {
       clear_rows(shared.v[stage], v_row);
     } else {
       const auto offset_of = [&](const Rows& tensor) {
-        return item.batch * tensor.batch_stride + item.head / params.heads_per_kv_head * tensor.head_stride +
+        return item.batch * tensor.batch_stride + params.heads_per_kv_head.quotient(item.head) * tensor.head_stride +
                (item.k_row + block * tile::kBlockKeys) * tensor.row_stride;
       };
       copy_rows(shared.k[stage], params.k, offset_of(params.k), params.d,

@@ -70,8 +70,8 @@ FusedParams params_of(const ForwardArgs& args, const core::Geometry& geometry) {
   if (problem.mask.key_lengths.present()) {
     p.key_lengths = static_cast<const std::int32_t*>(problem.mask.key_lengths.data);
   }
-  p.heads = static_cast<int>(geometry.heads);
-  p.heads_per_kv_head = static_cast<int>(geometry.heads / std::max<std::int64_t>(geometry.kv_heads, 1));
+  p.heads = tile::Divisor(static_cast<int>(geometry.heads));
+  p.heads_per_kv_head = tile::Divisor(static_cast<int>(geometry.heads / geometry.kv_heads));
   p.n_q = static_cast<int>(geometry.n_q);
   p.n_k = static_cast<int>(geometry.n_k);
   p.d = static_cast<int>(geometry.d);
@@ -113,7 +113,7 @@ tile::ItemOrder order_of(const FusedParams& p, const Problem& problem, const cor
   const bool short_rows = row_tiles <= 8 && std::max(geometry.d, geometry.d_v) > 64;
   return short_rows && !problem.packed
              ? tile::mirrored_order(sequence_heads, row_tiles, blocks)
-             : tile::unequal_order(sequence_heads, row_tiles, p.heads_per_kv_head, blocks, tile_q);
+             : tile::unequal_order(sequence_heads, row_tiles, p.heads_per_kv_head.value, blocks, tile_q);
 }
 
 namespace {

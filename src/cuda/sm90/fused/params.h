@@ -65,8 +65,8 @@ struct FusedParams {
   // The copy engine may read past a sequence's end, up to these elements of K and V: the first of the last row.
   std::int64_t last_k = 0, last_v = 0;
   tile::KeyMap keys;
-  int heads = 0;
-  int heads_per_kv_head = 1;
+  tile::Divisor heads;
+  tile::Divisor heads_per_kv_head;
   int n_q = 0;
   int n_k = 0;
   int d = 0;

@@ -170,7 +170,7 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
     load_q<C>(params, shared, work, walk & 3);
     if (threadIdx.x >= 32) scale_q<C>(params, shared, walk & 3);
     walk = (walk & ~3) | ((walk + 1) & 3);
-    const int kv_head = work.head / params.heads_per_kv_head;
+    const int kv_head = params.heads_per_kv_head.quotient(work.head);
     const int batch = work.batch;
     int row = work.k_row + work.blocks.begin * tile::kBlockKeys;                        // of the block's first key
     int present = work.band.key_length - work.blocks.begin * tile::kBlockKeys;          // keys from there on

@@ -20,15 +20,15 @@ namespace dspattn::cuda::sm90 {
 template <typename C>
 __device__ __forceinline__ void describe_scheduled(const FusedParams& params, int index, Work& work) {
   const auto* entries = reinterpret_cast<const tile::ScheduleEntry*>(params.schedule + 1);
-  const tile::ScheduleEntry entry = entries[index / params.heads];
+  const tile::ScheduleEntry entry = entries[params.heads.quotient(index)];
   const int n_k = describe_sequence(params, entry.sequence, work);
   const int row_tiles = (min(work.rows, params.n_q) + C::kTileQ - 1) / C::kTileQ;
   const bool diagonal = params.left != tile::kMaxRows || params.right != tile::kMaxRows;
-  const int section =
-      diagonal ? tile::section_heads_of(row_tiles, params.heads, params.heads_per_kv_head, static_cast<int>(gridDim.x))
-               : 0;
+  const int section = diagonal ? tile::section_heads_of(row_tiles, params.heads.value, params.heads_per_kv_head.value,
+                                                        static_cast<int>(gridDim.x))
+                               : 0;
   const tile::ItemPlace place =
-      tile::item_of_sequence(0, index - entry.first * params.heads, row_tiles, params.heads, section);
+      tile::item_of_sequence(0, index - entry.first * params.heads.value, row_tiles, params.heads.value, section);
   work.head = place.sequence_head;
   work.row_begin = place.row_tile * C::kTileQ;
   describe_keys<C>(params, n_k, work);
@@ -40,7 +40,7 @@ __device__ __forceinline__ Tail tail_of(const FusedParams& params, const Work& w
   if (work.blocks.end <= work.blocks.begin || work.blocks.end * tile::kBlockKeys <= work.band.key_length) {
     return Tail::none;
   }
-  const int kv_head = work.head / params.heads_per_kv_head;
+  const int kv_head = params.heads_per_kv_head.quotient(work.head);
   const int last = work.k_row + work.blocks.end * tile::kBlockKeys - 1;
   const auto past = [&](const Rows& tensor, std::int64_t last_element) {
     return work.batch * tensor.batch_stride + kv_head * tensor.head_stride + last * tensor.row_stride > last_element;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void drive(const FusedParams& params, Shared<C>& shar
   int number = 0;  // of the block's items so far, modulo 4
   const bool scheduled = params.schedule != nullptr;
   int turn = scheduled ? static_cast<int>(blockIdx.x) : 0;  // of the walk, or item of the schedule
-  const auto turns = [&] { return scheduled ? params.schedule->entries * params.heads : params.order.turns; };
+  const auto turns = [&] { return scheduled ? params.schedule->entries * params.heads.value : params.order.turns; };
 #pragma unroll 1
   while (turn < turns()) {
     Work work;
@@ -71,7 +71,7 @@ __device__ __forceinline__ void drive(const FusedParams& params, Shared<C>& shar
     ++turn;
     // The next item is asked for now: the answer takes a while.
     if (scheduled && threadIdx.x == 0) turn = static_cast<int>(gridDim.x) + atomicAdd(&params.schedule->taken, 1);
-    const int kv_head = work.head / params.heads_per_kv_head;
+    const int kv_head = params.heads_per_kv_head.quotient(work.head);
     // The next entry of the ring: tiles that begin at `row`, or what comes of Q.
     const auto bring = [&](bool queries, int row, Tail tail) {
       const auto stage = static_cast<std::uint32_t>(ring.stage);

@@ -56,7 +56,7 @@ __device__ __forceinline__ void stream(const FusedParams& params, Shared<C>& sha
       number = (number + 1) & 3;
       continue;
     }
-    const int kv_head = work.head / params.heads_per_kv_head;
+    const int kv_head = params.heads_per_kv_head.quotient(work.head);
     const int tiles = (work.blocks.end - work.blocks.begin) * C::kTilesPerBlock;
 #pragma unroll 1
     for (int i = -C::kQEntries; i < tiles; ++i) {

@@ -57,12 +57,11 @@ __device__ __forceinline__ int pair_rank(int pairs) { return static_cast<int>(bl
 template <typename C>
 __device__ __forceinline__ bool describe_item(const FusedParams& params, int turn, Work& work) {
   const int pairs = C::kPairs ? params.pairs : 0;
-  const tile::ItemPlace place = tile::item_of_turn(params.order, turn, static_cast<int>(blockIdx.x) >> pairs,
-                                                   static_cast<int>(gridDim.x) >> pairs);
+  const tile::ItemPlace place = tile::item_of_turn(params.order, turn, static_cast<int>(blockIdx.x) >> pairs);
   if (place.row_tile < 0) return false;
-  const int sequence = place.sequence_head / params.heads;
+  const int sequence = params.heads.quotient(place.sequence_head);
   const int n_k = describe_sequence(params, sequence, work);
-  work.head = place.sequence_head - sequence * params.heads;
+  work.head = place.sequence_head - sequence * params.heads.value;
   work.row_begin = place.row_tile * (C::kTileQ << pairs);
   if (work.row_begin >= work.rows) return false;
   describe_keys<C>(params, n_k, work);

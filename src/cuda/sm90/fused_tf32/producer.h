@@ -121,7 +121,7 @@ struct Producer {
       if (!describe_item<C>(params, turn++, work)) continue;
       load_q(work);
       ++number;
-      kv_head = work.head / params.heads_per_kv_head;
+      kv_head = params.heads_per_kv_head.quotient(work.head);
       batch = work.batch;
       row = work.k_row + work.blocks.begin * tile::kBlockKeys;
       present = work.band.key_length - work.blocks.begin * tile::kBlockKeys;
