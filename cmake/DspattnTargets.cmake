@@ -33,5 +33,8 @@ endfunction()
 # dspattn_around_library(TARGET): the program and the tests. What takes time runs in the library: here less optimisation
 # saves a third of the compile time, with sanitizers 40 %.
 function(dspattn_around_library target)
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1> $<$<BOOL:${DSPATTN_SANITIZE}>:-O0>)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  if(DSPATTN_SANITIZE)
+    target_compile_options(${target} PRIVATE -O0)
+  endif()
 endfunction()
