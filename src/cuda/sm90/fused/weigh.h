@@ -112,8 +112,8 @@ struct Weigher {
     weigh_by(exponents(), packed, products, before_write);
   }
 
-  // Sets the reference to the tile's largest score, or a sample of them, and weighs the tile. settle() mends what a
-  // sample misses.
+  // Sets the reference to the tile's largest score, or a sample of them, and weighs the tile. Consumer::settle() mends
+  // what a sample misses.
   template <typename Packed>
   __device__ __forceinline__ void first_tile(const Packed& packed, Products<C>& products) {
     state = {0, 0, NAN, NAN, ~0u};
@@ -136,6 +136,7 @@ struct Weigher {
     state.sum1 += tile1;
   }
 
+  // Raises the reference to the tile's largest score and weighs the tile once more.
   template <typename Packed>
   __device__ __forceinline__ void weigh_again(const Packed& packed, Products<C>& products) {
     const Raised raised = raise_reference<C>(packed, params, state);
