@@ -112,6 +112,12 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
 }
 
 // Arrives when `condition` is not zero; a predicated instruction, no branch.
+//
+// An arrival does not wait for loads of shared memory that are on their way, though PTX calls it a release: while the
+// tensor core reads, a load may take more than 600 cycles, and the copy engine, which the arrival woke, was seen to
+// overwrite what was still to be read. So an arrival that hands over what was loaded must need what was loaded: a 0
+// made of it that the compiler does not know to be 0, added to `barrier`. tools/sass_report.py --arrivals finds those
+// that do not.
 __device__ __forceinline__ void mbarrier_arrive_if(std::uint32_t barrier, std::uint32_t condition) {
   asm volatile("{.reg .pred p; setp.ne.b32 p, %1, 0; @p mbarrier.arrive.shared.b64 _, [%0];}" ::"r"(barrier),
                "r"(condition)

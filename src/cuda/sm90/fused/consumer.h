@@ -69,11 +69,12 @@ struct Consumer {
   __device__ __forceinline__ static std::uint32_t test_full(const std::uint64_t* barriers, const Ring<C::kStages>& at) {
     return ptx::mbarrier_test(ptx::shared_address(barriers) + 8u * static_cast<std::uint32_t>(at.stage), at.parity);
   }
-  __device__ __forceinline__ void release(std::uint64_t* barriers, const Ring<C::kStages>& at) {
-    ptx::mbarrier_arrive_if(ptx::shared_address(barriers) + 8u * static_cast<std::uint32_t>(at.stage), leader);
+  // `come`: 0, once what was loaded from there has come.
+  __device__ __forceinline__ void release(std::uint64_t* barriers, const Ring<C::kStages>& at, std::uint32_t come = 0) {
+    ptx::mbarrier_arrive_if(ptx::shared_address(barriers) + 8u * static_cast<std::uint32_t>(at.stage) + come, leader);
   }
-  __device__ __forceinline__ void release_q(int of) {
-    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_empty[of % C::kQBuffers]), leader);
+  __device__ __forceinline__ void release_q(int of, std::uint32_t come = 0) {
+    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_empty[of % C::kQBuffers]) + come, leader);
   }
 
   // The warpgroups issue their products in turn, one turn a tile.
@@ -102,14 +103,15 @@ struct Consumer {
     return uniform(valid) != 0;
   }
 
-  // Goes past the next entry of the ring; use() may read the stage of K. No product brings a warp's lanes together
-  // between a wait and the leader's arrival: a lane that lags could find the phase it waits for two phases gone.
+  // Goes past the next entry of the ring; use() may read the stage of K and returns 0 when that has come. No product
+  // brings a warp's lanes together between a wait and the leader's arrival: a lane that lags could find the phase it
+  // waits for two phases gone.
   template <typename Use>
   __device__ __forceinline__ void pass_entry(Use use) {
     wait_full(shared.k_full, ring);
-    use();
+    const std::uint32_t come = use();
     __syncwarp();  // every lane has seen it
-    release(shared.k_empty, ring);
+    release(shared.k_empty, ring, come);
     take_turn();
     pass_turn();
     wait_full(shared.v_full, ring);
@@ -128,7 +130,7 @@ struct Consumer {
         for (int i = 0; i < masks_per_tile(params); ++i) release_mask(await_mask(i));
         ++mask_tiles;
       }
-      pass_entry([] {});
+      pass_entry([] { return 0u; });
     }
   }
 
@@ -143,19 +145,19 @@ struct Consumer {
     ptx::mbarrier_arrive_if(place.empty, leader);
   }
 
-  __device__ __forceinline__ void take_q(const std::uint8_t* panels) {
-    products.take_q(params, panels, row_in_tile() & ~15, lane());
+  __device__ __forceinline__ std::uint32_t take_q(const std::uint8_t* panels) {
+    return products.take_q(params, panels, row_in_tile() & ~15, lane());
   }
 
-  // What of Q belongs in registers; the rest is scaled already. Its place in shared memory is then free, for results
-  // first where there is no other place for them.
-  __device__ __forceinline__ void load_q(int of) {
+  // What of Q belongs in registers; the rest is scaled already. Its place in shared memory is then free, where `keep`
+  // is false: else for results first.
+  __device__ __forceinline__ void load_q(int of, bool keep = false) {
     if constexpr (C::kQInRegisters) {
-      take_q(shared.q[of % C::kQBuffers]);
+      const std::uint32_t come = take_q(shared.q[of % C::kQBuffers]);
       __syncwarp();  // every lane has read its share
-      if constexpr (!C::kOutInPlaceOfQ) release_q(of);
+      if (!keep) release_q(of, come);
     } else if constexpr (C::kQEntries > 0) {
-      pass_entry([&] { take_q(shared.k[ring.stage]); });
+      pass_entry([&] { return take_q(shared.k[ring.stage]); });
     }
   }
 
@@ -403,8 +405,7 @@ struct Consumer {
     if (chained) {
       // A short next item needs its successor's Q soon: then the place of Q is free at once, not taken by results.
       const bool in_place = C::kOutInPlaceOfQ && !has_out_place() && tile_end - tile_index >= 3;
-      load_q(number + 1);
-      if (C::kOutInPlaceOfQ && !in_place) release_q(number + 1);
+      load_q(number + 1, in_place);
       wait_full(shared.k_full, next);
       ptx::wgmma_fence();
       products.issue_scores(next.stage, number + 1);
@@ -444,7 +445,6 @@ struct Consumer {
         continue;
       }
       load_q(number);
-      if constexpr (C::kOutInPlaceOfQ) release_q(number);
       skip_entries(skip_before);
       wait_full(shared.k_full, ring);
       ptx::wgmma_fence();

@@ -79,7 +79,8 @@ struct FusedParams {
   float exp2_scale_ratio = 1;         // of the two
   float bias_scale = 1;               // from a bias to the compared scores: 2^-e / scale
 
-  float one = 1;  // a factor the compiler does not know
+  float one = 1;           // a factor the compiler does not know
+  std::uint32_t zero = 0;  // nor this
 
   // The copy engine cannot read a tensor whose base or strides are no multiple of 16 bytes: then threads copy.
   int copy_engine_q = 0, copy_engine_k = 0, copy_engine_v = 0, copy_engine_out = 0;

@@ -31,20 +31,24 @@ struct Products {
     v_low = ptx::descriptor_low(ptx::shared_address(shared.v), C::kPanelKBytes);
   }
 
-  // Takes Q's first C::kQSteps steps times 2^-e to registers, in the layout of a wgmma A operand.
-  __device__ __forceinline__ void take_q(const FusedParams& params, const std::uint8_t* panels, int warp_row,
-                                         int lane) {
+  // Takes Q's first C::kQSteps steps times 2^-e to registers, in the layout of a wgmma A operand. Returns 0, which is
+  // known when all of it has come: see mbarrier_arrive_if().
+  __device__ __forceinline__ std::uint32_t take_q(const FusedParams& params, const std::uint8_t* panels, int warp_row,
+                                                  int lane) {
     // Lane l addresses row l % 16 of the warp's, and of 16 columns the first or the last eight.
     const auto lane_row = static_cast<std::uint32_t>(warp_row + (lane & 15));
     const std::uint32_t row = ptx::shared_address(panels) + lane_row * 128;
     const std::uint32_t chunk = (static_cast<std::uint32_t>(lane >> 4) ^ (lane_row & 7)) << 4;
+    std::uint32_t come = 0;
 #pragma unroll
     for (int step = 0; step < C::kQSteps; ++step) {
       const std::uint32_t panel = static_cast<std::uint32_t>(step / 4) * C::kPanelQBytes;
       ptx::load_matrices(row + panel + (chunk ^ static_cast<std::uint32_t>(step % 4) << 5), q[step]);
 #pragma unroll
       for (std::uint32_t& pair : q[step]) pair = multiply_pairs<C>(pair, params.q_scale);
+      come ^= q[step][0];  // all four come at once
     }
+    return come & params.zero;
   }
 
   // The scores of the tile in `stage`. `of`: the item's number, which says where the rest of Q lies.

@@ -75,7 +75,10 @@ struct Consumer {
   __device__ __forceinline__ void release(std::uint64_t* barriers, const Ring<C::kStages>& at) {
     ptx::mbarrier_arrive_if(ptx::shared_address(barriers) + 8u * static_cast<std::uint32_t>(at.stage), leader);
   }
-  __device__ __forceinline__ void release_q() { ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_empty), leader); }
+  // `come`: 0, once Q has come from there, see mbarrier_arrive_if().
+  __device__ __forceinline__ void release_q(std::uint32_t come = 0) {
+    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_empty) + come, leader);
+  }
 
   // The warpgroups issue their products in turn, one turn a tile. A turn ends when the scores are done and the output
   // product is under way: were it to end with the issue, the tensor core would serve all of them alike, and all would
@@ -128,6 +131,7 @@ struct Consumer {
     if constexpr (C::kQInRegisters) {
       const int row = row_in_tile();
       const std::uint32_t base = ptx::shared_address(shared.q) + 4u * static_cast<std::uint32_t>(thread() & 3);
+      std::uint32_t come = 0;
 #pragma unroll
       for (int step = 0; step < kScoreSteps; ++step) {
 #pragma unroll
@@ -135,10 +139,11 @@ struct Consumer {
           const int at =
               (step / 4) * C::kPanelQBytes + tile::swizzled_offset(row + 8 * (i & 1), 2 * (step % 4) + (i >> 1));
           q[step][i] = ptx::load_shared(base + static_cast<std::uint32_t>(at));
+          come ^= q[step][i];
         }
       }
       __syncwarp();  // every lane has read its share
-      release_q();
+      release_q(come & params.zero);
     }
   }
 
