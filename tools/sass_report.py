@@ -4,6 +4,7 @@
     tools/sass_report.py out/variants/new.so              a cubin, an object, a shared library
     tools/sass_report.py .,bf16,2:4,64 --kernel narrow    one instance, TREE,TYPE,PATTERN,DIM[,flag...]
     tools/sass_report.py --diff out/variants/base.so out/variants/new.so
+    tools/sass_report.py --arrivals build/release/src/cuda/sm90/CMakeFiles/*/*.cu.o
 
 The main loop is, of the innermost loops with tensor core products, the one with the most of them. Loops are those of
 the control flow graph: what the compiler moved behind the kernel's end counts where it belongs. `shortest`: the way
@@ -12,13 +13,25 @@ whole code. Instructions are told apart by the unit that executes them (PIPES). 
 memory. --diff says which kernels are the same bit by bit and what changed in the others, and exits with 1 when any is
 not the same.
 
-Needs cuobjdump, of the CUDA toolkit or of the PyPI package nvidia-cuda-cuobjdump; an instance also needs nvcc.
+--arrivals finds the arrivals at barriers in shared memory that may overtake a load: on Hopper an arrival does not wait
+for the same warp's earlier loads from shared memory, and the compiler does not make it wait. Whoever the arrival wakes,
+the copy engine above all, may then overwrite what the load has yet to read. An arrival is safe when on every way to it
+from the load some instruction, or the arrival itself, waits for the load's result. Exits with 1 when any is not.
+Reported are loads for which each lane has an address of its own: so tiles are read, which is what arrivals hand over.
+Not reported are loads of one address for the whole warp, made of uniform registers and constants alone: so the
+description of a work item is read, which threads write with plain stores and which stays as it is beyond the item's
+arrivals. A load by lanes of memory that the arrival does not hand over is reported too: use its result before.
+
+Needs cuobjdump and nvdisasm, of the CUDA toolkit or of the PyPI packages nvidia-cuda-cuobjdump and
+nvidia-cuda-nvdisasm; an instance also needs nvcc.
 """
 
 import argparse
 import collections
+import concurrent.futures
 import dataclasses
 import heapq
+import os
 import re
 import shutil
 import subprocess
@@ -47,14 +60,18 @@ PIPES = {
 }
 PIPE_OF = {opcode: pipe for pipe, opcodes in PIPES.items() for opcode in opcodes.split()}
 SPILLS = ("LDL", "STL")
+SHARED_LOADS = ("LDS", "LDSM")
+NO_SCOREBOARD = 7
+SHOWN_LOADS = 4  # of an arrival
 
 INSTRUCTION = re.compile(
     r"^\s+/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:(?P<guard>@!?U?P[0-9T]+)\s+)?(?P<opcode>[A-Z][\w.]*)"
     r"\s*(?P<operands>[^;]*?)\s*;\s*(?:/\* (?P<code>0x[0-9a-f]+) \*/)?"
 )
 MORE_CODE = re.compile(r"^\s+/\* (0x[0-9a-f]+) \*/\s*$")
-FUNCTION = re.compile(r"^\s*Function : (\S+)")
+FUNCTION = re.compile(r"^\s*Function : (\S+)", re.MULTILINE)
 TARGET = re.compile(r"(0x[0-9a-f]+)\s*$")
+ARCHITECTURE = re.compile(r"^\s*code for sm_", re.MULTILINE)
 
 
 class ReportError(Exception):
@@ -81,7 +98,43 @@ class Instruction:
     def target(self):
         """The address it may go to."""
         match = TARGET.search(self.operands)
-        return int(match[1], 16) if match and self.base in ("BRA", "JMP", "WARPSYNC", "BSSY") else None
+        return int(match[1], 16) if match and self.base in ("BRA", "JMP", "CALL", "WARPSYNC", "BSSY") else None
+
+    @property
+    def control(self):
+        """The scheduler's 21 bits in the code's second word."""
+        if len(self.code) < 2:
+            raise ReportError(f"{self.address:#x} {self.opcode}: expected two words of code, found {len(self.code)}")
+        return int(self.code[1], 16) >> 41 & 0x1FFFFF
+
+    @property
+    def scoreboard(self):
+        """The one its result is counted on, or NO_SCOREBOARD."""
+        return self.control >> 5 & 7
+
+    @property
+    def waits(self):
+        """Bit s: it waits until nothing is counted on scoreboard s. So it does when its guard is false, too."""
+        mask = self.control >> 11 & 0x3F
+        if self.base == "DEPBAR" and (match := re.match(r"SB(\d), 0x0\b", self.operands)):
+            mask |= 1 << int(match[1])
+        return mask
+
+    @property
+    def arrives(self):
+        return self.opcode.startswith("SYNCS.ARRIVE") or self.base == "ARRIVES"
+
+    @property
+    def loads_shared(self):
+        return self.base in SHARED_LOADS and self.guard != "@!PT"  # the compiler fills up with loads that never run
+
+    @property
+    def by_lanes(self):
+        """Whether each lane has an address of its own."""
+        return self.base == "LDSM" or re.search(r"\[[^]]*\bR\d", self.operands) is not None
+
+    def __str__(self):
+        return " ".join(part for part in (f"{self.address:#x}", self.guard, self.opcode, self.operands) if part)
 
     @property
     def falls_through(self):
@@ -288,6 +341,105 @@ def shortest_way_round(header, edges, blocks):
     return []
 
 
+def returns_of(blocks, edges):
+    """The edges from the end of a called function to behind its calls."""
+    result = collections.defaultdict(set)
+    for block in blocks.values():
+        call = block[-1]
+        if call.base == "CALL" and call.target in blocks:
+            behind = edges[block[0].address] - {call.target}
+            for node in reachable(call.target, edges):
+                if blocks[node][-1].base == "RET":
+                    result[node] |= behind
+    return result
+
+
+def pass_block(block, pending, arrivals=None):
+    """What is on its way behind a block, of what was before it; notes what is so at each arrival.
+
+    pending: {load: scoreboards}, a wait on any of which shows that the load has returned. Loads return in order, so a
+    later load's scoreboard shows it too; the compiler relies on it and gives many loads no scoreboard of their own.
+    """
+    for instruction in block:
+        waits = instruction.waits
+        pending = {load: mask for load, mask in pending.items() if not mask & waits}
+        if arrivals is not None and instruction.arrives:
+            arrivals[instruction.address] = sorted(pending)
+        if instruction.loads_shared:
+            own = 1 << instruction.scoreboard if instruction.scoreboard != NO_SCOREBOARD else 0
+            if instruction.guard is None:  # one that does not run counts on no scoreboard
+                pending = {load: mask | own for load, mask in pending.items()}
+            pending[instruction.address] = own
+    return pending
+
+
+def overtaking_arrivals(instructions):
+    """[(arrival, loads)]: the loads by lanes that may be on their way at the arrival on some way to it."""
+    if not any(instruction.arrives for instruction in instructions):
+        return []
+    at = {instruction.address: instruction for instruction in instructions}
+    blocks, edges = blocks_of(instructions)
+    returns = returns_of(blocks, edges)
+    before = {instructions[0].address: {}}
+    waiting = [instructions[0].address]
+    while waiting:
+        node = waiting.pop()
+        behind = pass_block(blocks[node], before[node])
+        for following in edges[node] | returns[node]:
+            # Where ways meet, on its way is what is so on any of them, and a wait counts that counts on all of them.
+            known = before.get(following)
+            met = behind
+            if known is not None:
+                met = {load: behind.get(load, -1) & known.get(load, -1) for load in [*behind, *known]}
+            if met != known:
+                before[following] = met
+                waiting.append(following)
+    arrivals = {}
+    for node, pending in before.items():
+        pass_block(blocks[node], pending, arrivals)
+    found = ((at[arrival], [at[load] for load in loads if at[load].by_lanes]) for arrival, loads in arrivals.items())
+    return sorted(((arrival, loads) for arrival, loads in found if loads), key=lambda one: one[0].address)
+
+
+def arrivals_report(text, wanted=""):
+    """(lines, arrivals that may overtake a load, arrivals) of what cuobjdump -sass prints, kernel by kernel."""
+    lines, overtaking, arrivals = [], 0, 0
+    for part in ARCHITECTURE.split(text):  # a file may hold a kernel for several
+        if "ARRIVE" not in part:
+            continue
+        for name, instructions in sorted(parse_sass(part).items(), key=lambda item: short_name(item[0])):
+            if wanted not in short_name(name):
+                continue
+            found = overtaking_arrivals(instructions)
+            overtaking += len(found)
+            arrivals += sum(instruction.arrives for instruction in instructions)
+            if found:
+                lines.append(f"{short_name(name)}: {len(found)} arrivals may overtake loads from shared memory")
+            for arrival, loads in found:
+                lines.append(f"  {arrival} may overtake {len(loads)}:")
+                lines += [f"    {load}" for load in loads[:SHOWN_LOADS]]
+                if len(loads) > SHOWN_LOADS:
+                    lines.append(f"    and {len(loads) - SHOWN_LOADS} more")
+    return lines, overtaking, arrivals
+
+
+def report_arrivals(files, wanted):
+    """Prints the findings of all files; whether there are none."""
+    overtaking, arrivals = 0, 0
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:  # the next file is disassembled meanwhile
+        for file, text in zip(files, pool.map(lambda file: cuobjdump("-sass", file), files), strict=True):
+            if not FUNCTION.search(text):
+                raise ReportError(f"{file}: no machine code in it")
+            lines, *counts = arrivals_report(text, wanted)
+            overtaking, arrivals = overtaking + counts[0], arrivals + counts[1]
+            if lines:
+                print("\n".join([f"=== {file}", *lines]))
+    if not arrivals:
+        raise ReportError("no arrival in any kernel: nothing was checked")
+    print(f"{overtaking} of {arrivals} arrivals may overtake loads from shared memory")
+    return not overtaking
+
+
 def short_name(name):
     """What tells one kernel from another: the fused kernel's configuration, else the mangled name.
 
@@ -308,13 +460,18 @@ def short_name(name):
 
 
 def cuobjdump(*arguments):
-    program = shutil.which("cuobjdump")
+    # The PyPI packages put their programs where no PATH leads. cuobjdump calls nvdisasm, which lies beside it.
+    packages = [*sys.path, *map(str, (ROOT / ".venv" / "lib").glob("python3*/site-packages"))]
+    places = [str(place) for package in packages for place in sorted(Path(package).glob("nvidia/*/bin"))]
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *places])
+    program = shutil.which("cuobjdump", path=path)
     if not program:
         raise ReportError(
             "cuobjdump: expected in PATH, found none; it is part of the CUDA toolkit and of the PyPI package "
             "nvidia-cuda-cuobjdump"
         )
-    result = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PATH": path}
+    result = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, env=environment)
     if result.returncode:
         raise ReportError(f"cuobjdump {' '.join(arguments)}: {(result.stderr or result.stdout).strip()}")
     return result.stdout
@@ -439,11 +596,16 @@ def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE", help="cubin, object, shared library, or an instance")
     parser.add_argument("--diff", action="store_true", help="compare two")
+    parser.add_argument("--arrivals", action="store_true", help="find arrivals that may overtake loads")
     parser.add_argument("--kernel", default="", help="only kernels whose name contains this")
     arguments = parser.parse_args(argv)
     if arguments.diff and len(arguments.files) != 2:
         parser.error(f"--diff: expected two files, got {len(arguments.files)}")
+    if arguments.diff and arguments.arrivals:
+        parser.error("--diff and --arrivals: expected one of them")
     try:
+        if arguments.arrivals:
+            return 0 if report_arrivals(arguments.files, arguments.kernel) else 1
         loaded = [
             {name: kernel for name, kernel in load(file).items() if arguments.kernel in name}
             for file in arguments.files

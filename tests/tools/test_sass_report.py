@@ -1,4 +1,5 @@
-"""The report on machine code: what it reads, which loop it takes for the main one, and what a comparison says."""
+"""The report on machine code: what it reads, which loop it takes for the main one, what a comparison says, and which
+arrivals may overtake loads."""
 
 import importlib
 import shutil
@@ -168,11 +169,12 @@ def test_names(sass, mangled, name):
     assert sass.short_name(mangled) == name
 
 
-def test_a_missing_cuobjdump_is_told_with_the_package(sass, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("option", [[], ["--arrivals"]])
+def test_a_missing_cuobjdump_is_told_with_the_package(sass, option, monkeypatch, tmp_path, capsys):
     file = tmp_path / "a.cubin"
     file.write_bytes(b"")
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert sass.main([str(file)]) == 2
+    monkeypatch.setattr(shutil, "which", lambda name, path: None)
+    assert sass.main([*option, str(file)]) == 2
     assert "nvidia-cuda-cuobjdump" in capsys.readouterr().err
 
 
@@ -186,3 +188,114 @@ def test_a_comparison_takes_two(sass, capsys):
     with pytest.raises(SystemExit):
         sass.main(["--diff", "a"])
     assert "expected two files, got 1" in capsys.readouterr().err
+
+
+# Of arrivals that may overtake loads. The scheduler's words come before the instruction: "w0" counts its result on
+# scoreboard 0, "?0" waits for it.
+LOAD = "w0 LDSM.16.M88.4 R8, [R4]"
+USE = "?0 MOV R2, R8"
+ARRIVAL = "@!P0 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR4+0x8], RZ"
+
+
+def scheduled(lines, name="a"):
+    """The lines as cuobjdump prints them, with the scheduler's words in the code."""
+    text = [f"\t\tFunction : {name}"]
+    for number, line in enumerate(lines):
+        scoreboard, waits = 7, 0
+        while line[0] in "w?":
+            word, line = line.split(" ", 1)
+            if word[0] == "w":
+                scoreboard = int(word[1])
+            else:
+                waits |= 1 << int(word[1])
+        control = waits << 11 | 7 << 8 | scoreboard << 5
+        text.append(f"        /*{16 * number:04x}*/                   {line} ;   /* 0x0000000000007984 */")
+        text.append(f"{'':60}/* {control << 41:#018x} */")
+    return "\n".join(["\tcode for sm_90a", *text, "\t\t..........", ""])
+
+
+def overtaken(sass, lines):
+    """{address of the arrival: addresses of the loads}"""
+    found = sass.overtaking_arrivals(sass.parse_sass(scheduled(lines))["a"])
+    return {arrival.address: [load.address for load in loads] for arrival, loads in found}
+
+
+@pytest.mark.parametrize("load", [LOAD, "w0 LDS R8, [R4+0x400]", "w0 LDS.64 R8, [R4+UR6]", "@P1 LDS R8, [R4]"])
+@pytest.mark.parametrize("arrival", [ARRIVAL, "SYNCS.ARRIVE.TRANS64 RZ, [UR4], R3", "ARRIVES.LDGSTSBAR.64 [UR4]"])
+def test_an_arrival_overtakes_a_load_that_nothing_waited_for(sass, load, arrival):
+    assert overtaken(sass, [load, "MOV R2, R3", arrival, USE, "EXIT"]) == {0x20: [0]}
+
+
+@pytest.mark.parametrize("wait", [USE, "?0 @P1 MOV R2, R8", "DEPBAR.LE SB0, 0x0", f"?0 {ARRIVAL}"])
+def test_an_arrival_after_a_wait_overtakes_nothing(sass, wait):
+    assert overtaken(sass, [LOAD, wait, ARRIVAL, "EXIT"]) == {}
+
+
+def test_a_wait_for_another_scoreboard_is_none_for_the_load(sass):
+    assert overtaken(sass, [LOAD, "?1 MOV R2, R3", "DEPBAR.LE SB0, 0x1", ARRIVAL, "EXIT"]) == {0x30: [0]}
+
+
+def test_a_wait_on_one_of_two_ways_is_not_enough(sass):
+    lines = [LOAD, "@P1 BRA 0x30", USE, ARRIVAL, "EXIT"]
+    assert overtaken(sass, lines) == {0x30: [0]}
+    lines[1] = "?0 @P1 BRA 0x30"
+    assert overtaken(sass, lines) == {}
+
+
+def test_a_load_is_carried_round_a_loop(sass):
+    """The arrival comes first in the loop; the load behind it is on its way the next time round."""
+    lines = ["MOV R2, R3", ARRIVAL, LOAD, "@P1 BRA 0x10", USE, "EXIT"]
+    assert overtaken(sass, lines) == {0x10: [0x20]}
+    lines[3] = "?0 @P1 BRA 0x10"
+    assert overtaken(sass, lines) == {}
+
+
+def test_loads_return_in_order(sass):
+    """A load without a scoreboard has returned when a later one has, on every way."""
+    first = "LDS R8, [R4]"
+    second = "w1 LDS R9, [R4+0x4]"
+    assert overtaken(sass, [first, second, "?1 MOV R2, R9", ARRIVAL, "EXIT"]) == {}
+    assert overtaken(sass, [second, first, "?1 MOV R2, R9", ARRIVAL, "EXIT"]) == {0x30: [0x10]}
+    guarded = [first, "w1 @P1 LDS R9, [R4+0x4]", "?1 MOV R2, R9", ARRIVAL, "EXIT"]
+    assert overtaken(sass, guarded) == {0x30: [0]}
+    assert overtaken(sass, [first, "@P1 BRA 0x30", second, "?1 MOV R2, R9", ARRIVAL, "EXIT"]) == {0x40: [0]}
+
+
+@pytest.mark.parametrize("load", ["w0 LDS R8, [UR6+0x300dc]", "w0 LDS.64 R8, [UR6]", "@!PT LDS RZ, [RZ]"])
+def test_a_word_for_the_whole_warp_is_not_handed_over(sass, load):
+    assert overtaken(sass, [load, ARRIVAL, USE, "EXIT"]) == {}
+
+
+def test_a_called_function_takes_loads_along_and_brings_its_own(sass):
+    lines = [LOAD, "CALL.REL.NOINC 0x40", ARRIVAL, "EXIT", ARRIVAL, "w1 LDS R9, [R4]", "RET.REL.NODEC R2 0x0"]
+    assert overtaken(sass, lines) == {0x20: [0, 0x50], 0x40: [0]}
+
+
+def run_arrivals(sass, monkeypatch, *texts, option=()):
+    monkeypatch.setattr(sass, "cuobjdump", lambda *arguments: texts[int(arguments[-1])])
+    return sass.main(["--arrivals", *option, *map(str, range(len(texts)))])
+
+
+def test_arrivals_that_overtake_fail_the_run(sass, monkeypatch, capsys):
+    good = scheduled([LOAD, USE, ARRIVAL, "EXIT"], "good")
+    bad = scheduled([*[LOAD] * 6, ARRIVAL, "EXIT"], "bad")
+    assert run_arrivals(sass, monkeypatch, good) == 0
+    assert "0 of 1 arrivals may overtake" in capsys.readouterr().out
+    assert run_arrivals(sass, monkeypatch, good, bad) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "=== 1" and out[1].startswith("bad: 1 arrivals") and out[-1].startswith("1 of 2 arrivals")
+    assert "    0x0 LDSM.16.M88.4 R8, [R4]" in out and "    and 2 more" in out
+    assert run_arrivals(sass, monkeypatch, good, bad, option=["--kernel", "good"]) == 0
+
+
+def test_a_kernel_for_two_architectures_is_two_kernels(sass, monkeypatch):
+    text = scheduled([LOAD, "EXIT"]) + scheduled([ARRIVAL, "EXIT"])
+    assert run_arrivals(sass, monkeypatch, text) == 0
+
+
+@pytest.mark.parametrize(
+    "text, told", [("", "no machine code"), (scheduled([LOAD, USE, "EXIT"]), "nothing was checked")]
+)
+def test_what_holds_no_arrival_does_not_pass(sass, text, told, monkeypatch, capsys):
+    assert run_arrivals(sass, monkeypatch, text) == 2
+    assert told in capsys.readouterr().err
