@@ -156,6 +156,9 @@ struct Item {
   int k_row;    // row of K and V that holds the sequence's key 0
 };
 
+// At the barrier that says that an item's Q is there: one for Q, one for its description.
+inline constexpr int kQArrivals = 2;
+
 // A consumer may still write the results of an item whose two successors are already announced; one more is a power
 // of 2.
 inline constexpr int kItemSlots = 4;

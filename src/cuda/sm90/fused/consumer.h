@@ -396,7 +396,6 @@ struct Consumer {
     pass_turn();
     // While the tensor core works on the last output: all that does not need it.
     const RowSums sums = sum_up(weigher.state);
-    store_lse<C>(params, item(number), row_in_tile(), lane(), sums, weigher.state);
     const int trailing = skip_after;
     const bool chained =
         C::kChainsItems && trailing == 0 && next_item(number + 1) && skip_before == 0 && tile_end > tile_index;
@@ -419,12 +418,15 @@ struct Consumer {
         write_rows<false>(sums);
       }
       q_taken = in_place ? 1 : 0;
+      // After the results, whose way to the copy engine leads past a fence: it would wait for these stores.
+      store_lse<C>(params, item(number), row_in_tile(), lane(), sums, weigher.state);
       ptx::wgmma_wait<0>();
       release(shared.k_empty, next);
     } else {
       ptx::wgmma_wait<0>();
       release(shared.v_empty, ring);
       write_rows<C::kStagesOutput && !C::kOutInPlaceOfQ>(sums);
+      store_lse<C>(params, item(number), row_in_tile(), lane(), sums, weigher.state);
     }
     ptx::wgmma_wait<0>();  // asked for where the two ways meet (C7515)
     ++number;

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
       ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
     };
     for (int i = 0; i < C::kQBuffers; ++i) {
-      init(shared.q_full[i], 1);
+      init(shared.q_full[i], kQArrivals);
       init(shared.q_scaled[i], C::kScalingWarps);
       init(shared.q_empty[i], kConsumerWarps + readers);
     }

@@ -86,7 +86,10 @@ __device__ __forceinline__ void load_q(const FusedParams& params, Shared<C>& sha
     return;
   }
   begin_copy(ptx::shared_address(&shared.q_empty[buffer]), parity);
-  if (threadIdx.x == 0) announce<C>(params, work, shared.items[number % kItemSlots]);
+  if (threadIdx.x == 0) {
+    announce<C>(params, work, shared.items[number % kItemSlots]);
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[buffer]));
+  }
   const std::int64_t offset = work.batch * params.q.batch_stride + work.head * params.q.head_stride +
                               (work.q_row + work.row_begin) * params.q.row_stride;
   const int rows = work.rows - work.row_begin;

@@ -113,7 +113,7 @@ __device__ __forceinline__ void announce_end(Shared<C>& shared, int number) {
   const int buffer = number % C::kQBuffers;
   ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[buffer]), (number / C::kQBuffers & 1) ^ 1);
   shared.items[number % kItemSlots].valid = 0;
-  ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[buffer]));
+  for (int i = 0; i < kQArrivals; ++i) ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[buffer]));
 }
 
 // Panels of an item's Q, from panel `first` on.
@@ -134,14 +134,17 @@ __device__ __forceinline__ void await_description(Shared<C>& shared, int number)
   ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[number % C::kQBuffers]), (number / C::kQBuffers & 1) ^ 1);
 }
 
-// Then: Q of item number `number` of this block, but for what comes through the ring, and its description.
+// Then: Q of item number `number` of this block, but for what comes through the ring, and its description. Q first: it
+// takes longer.
 template <typename C>
 __device__ __forceinline__ void load_q_by_engine(const FusedParams& params, Shared<C>& shared, const Work& work,
                                                  int number) {
   const int buffer = number % C::kQBuffers;
+  const std::uint32_t full = ptx::shared_address(&shared.q_full[buffer]);
+  load_q_panels<C>(params, work, ptx::shared_address(shared.q[buffer]), full, C::kQPanelsByRing,
+                   C::kPanels - C::kQPanelsByRing);
   announce<C>(params, work, shared.items[number % kItemSlots]);
-  load_q_panels<C>(params, work, ptx::shared_address(shared.q[buffer]), ptx::shared_address(&shared.q_full[buffer]),
-                   C::kQPanelsByRing, C::kPanels - C::kQPanelsByRing);
+  ptx::mbarrier_arrive(full);
 }
 
 // An item's first entry of the ring, where part of its Q comes that way: in K's stage, beside nothing in V's. Every
