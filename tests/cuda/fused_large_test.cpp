@@ -1,6 +1,7 @@
 // The fused forward on large problems: a million keys, 65,536 heads, more than 2^31 elements, strides past 2^31.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -68,6 +69,53 @@ struct Heads {
   }
   std::int64_t elements() const { return count * n * d; }
 };
+
+// Short items on all multiprocessors: Q, keys and results take turns in shared memory as fast as they can. What is read
+// too early, or overwritten too early, shows in one of many runs.
+TEST_P(RobustBusy, TheSameBitsInEveryRun) {
+  for (const std::int64_t n : {256, 512}) {
+    const Heads kinds(row().dtype, 64, n, row().dim);
+    const std::int64_t head_elements = n * row().dim, heads = 16384 / n * (2048 / row().dim);
+    const core::DeviceBuffer q(gpu_memory(), static_cast<std::size_t>(heads * head_elements) * 2);
+    const core::DeviceBuffer k(gpu_memory(), q.bytes()), v(gpu_memory(), q.bytes()), out(gpu_memory(), q.bytes());
+    const core::DeviceBuffer lse(gpu_memory(), static_cast<std::size_t>(heads * n) * sizeof(float));
+    const auto repeat = [&](const core::DeviceBuffer& to, const std::vector<std::uint16_t>& from) {
+      for (std::int64_t h = 0; h < heads; h += kinds.count) {
+        gpu_memory().copy_in(static_cast<std::uint16_t*>(to.data()) + h * head_elements, from.data(),
+                             static_cast<std::size_t>(std::min(kinds.count, heads - h) * head_elements) * 2);
+      }
+    };
+    repeat(q, kinds.q);
+    repeat(k, kinds.k);
+    repeat(v, kinds.v);
+    const auto view = [&](const core::DeviceBuffer& buffer) {
+      return TensorView(buffer.data(), row().dtype, {1, heads, n, row().dim});
+    };
+    ForwardArgs args;
+    args.problem.device = kGpu;
+    args.problem.pattern = row().pattern;
+    args.problem.mask.causal = true;
+    args.problem.q = view(q);
+    args.problem.k = view(k);
+    args.problem.v = view(v);
+    args.out = view(out);
+    args.lse = TensorView(lse.data(), DType::f32, {1, heads, n});
+    args.run.kernel = GetParam();
+    const auto bits = [](const core::DeviceBuffer& buffer) {
+      std::vector<std::uint8_t> host(buffer.bytes());
+      gpu_memory().copy_out(host.data(), buffer.data(), host.size());
+      return host;
+    };
+    forward(args);
+    const std::vector<std::uint8_t> first_out = bits(out), first_lse = bits(lse);
+    int different = 0;
+    for (int run = 1; run <= 200; ++run) {
+      forward(args);
+      different += bits(lse) != first_lse || (run % 20 == 0 && bits(out) != first_out) ? 1 : 0;
+    }
+    EXPECT_EQ(different, 0) << "of 200 runs, n = " << n;
+  }
+}
 
 // Runs [batch, heads, n, d] with a batch stride on buffers that start `offset` elements into their allocations.
 void run_strided(const Row& row, void* const (&buffers)[4], std::int64_t batch, std::int64_t heads, std::int64_t n,

@@ -158,6 +158,7 @@ std::vector<std::string> row_names() {
 
 const auto kName = [](const ::testing::TestParamInfo<std::string>& row) { return row.param; };
 INSTANTIATE_TEST_SUITE_P(Table, RobustRow, ::testing::ValuesIn(row_names()), kName);
+INSTANTIATE_TEST_SUITE_P(Table, RobustBusy, ::testing::ValuesIn(row_names()), kName);
 INSTANTIATE_TEST_SUITE_P(Two, RobustLarge, ::testing::Values("sm90_fused_2_4_bf16_d64", "sm90_fused_1_2_fp16_d128"),
                          kName);
 

@@ -69,6 +69,7 @@ class Robust : public ::testing::TestWithParam<std::string> {
 };
 
 class RobustRow : public Robust {};    // every row
+class RobustBusy : public Robust {};   // every row, all of the GPU
 class RobustLarge : public Robust {};  // two rows
 
 }  // namespace dspattn
