@@ -1,4 +1,5 @@
-// The fused forward on large problems: a million keys, 65,536 heads, more than 2^31 elements, strides past 2^31.
+// The fused forward on large problems: a million keys, 65,536 heads, more than 2^31 elements, strides past 2^31, all
+// multiprocessors busy with short items.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -56,8 +56,6 @@ __device__ __forceinline__ void stream(const FusedParams& params, Shared<C>& sha
       number = (number + 1) & 3;
       continue;
     }
-    // All blocks begin at once, and what is asked for first comes first: Q and K, then V.
-    if (C::kQInRegisters && first == kValues && turn == 0) ptx::mbarrier_wait(address(shared.q_full), 0);
     const int kv_head = params.heads_per_kv_head.quotient(work.head);
     const int tiles = (work.blocks.end - work.blocks.begin) * C::kTilesPerBlock;
 #pragma unroll 1
