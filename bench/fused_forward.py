@@ -373,6 +373,7 @@ def main():
     if arguments.out:
         facts = {"command": "python3 bench/fused_forward.py " + " ".join(sys.argv[1:]), **timing.environment()}
         bench.write = lambda rows: write(arguments.out, facts, rows)
+    timing.warm_up()
     broken = []
     for part, _, narrowing in (entry.partition(":") for entry in arguments.parts):
         if part == "sustained" and arguments.no_sustained:

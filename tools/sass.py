@@ -224,7 +224,7 @@ def short_name(name):
     """
     config = r"Config\w*?ILNS_5DTypeE(\d)ELNS\w*?9SelectionE(\d)ELi(\d+)ELNS\w*?7VariantE(\d)E"
     if match := re.search(rf"fused_forward\w*?{config}", name):
-        words = (("f32", "fp16", "bf16"), ("2:4", "1:2"), None, ("wide", "narrow", "general"))
+        words = (("f32", "fp16", "bf16"), ("2:4", "1:2"), None, ("wide", "narrow", "full", "general"))
         parts = [
             of[int(value)] if of and int(value) < len(of) else value
             for value, of in zip(match.groups(), words, strict=True)

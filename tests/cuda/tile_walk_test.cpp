@@ -41,6 +41,38 @@ TEST(TileWalk, TakesEveryItemOnce) {
   expect_every_item_once(unequal_order(96, 8, 4, kBlocks, 128), kBlocks);
 }
 
+TEST(TileWalk, CountsTheItemsOfAThreadBlock) {
+  for (const int heads : {1, 7, 129, 256}) {
+    for (const int tiles : {1, 4, 5}) {
+      const int blocks = std::min(kBlocks / 2, heads * tiles);
+      const ItemOrder order = equal_order(heads, tiles, blocks);
+      for (int block = 0; block < blocks; ++block) {
+        int items = 0;
+        for (int turn = 0; turn < order.turns; ++turn) items += item_of_turn(order, turn, block).row_tile >= 0 ? 1 : 0;
+        EXPECT_EQ(items_of_block(order, block), items) << heads << " heads, " << tiles << " tiles, block " << block;
+        EXPECT_GE(items, 1);
+      }
+    }
+  }
+}
+
+TEST(TileWalk, NeedsNoMoreWorkersThanForAsManyRounds) {
+  for (const int items : {0, 1, 65, 66, 67, 132, 1000, 1024}) {
+    const int needed = workers_needed(items, kBlocks / 2);
+    EXPECT_LE(needed, kBlocks / 2);
+    if (items == 0) {
+      EXPECT_EQ(needed, 0);
+      continue;
+    }
+    const int rounds = divide_up(items, kBlocks / 2);
+    EXPECT_EQ(divide_up(items, needed), rounds) << items;
+    if (needed > 1) {
+      EXPECT_GT(divide_up(items, needed - 1), rounds) << items;
+    }
+  }
+  EXPECT_EQ(workers_needed(1024, 66), 64);
+}
+
 // Largest over mean number of key blocks a thread block has under a causal mask.
 double causal_imbalance(const ItemOrder& order, int rows, int tile_q) {
   std::vector<double> load(kBlocks);

@@ -424,6 +424,21 @@ TEST(EmulatedProducts, SparseByRows) {
   }
 }
 
+TEST(EmulatedProducts, SeeStoresBehindAFenceOfOneWhoHasSeenThem) {
+  const Outcome outcome = run(128, [] {
+    for (std::uint32_t i = threadIdx.x; i < 2048; i += 128) ptx::store_shared(kData + 4 * i, 0);
+    __syncthreads();
+    if (threadIdx.x == 5) ptx::fence_async_proxy_seen();
+    __syncthreads();
+    float d[32];
+    const std::uint32_t a[4] = {};
+    ptx::wgmma_dense_first<DType::f16>(d, a, ptx::descriptor(ptx::descriptor_low(kData, 16)));
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+  });
+  EXPECT_TRUE(outcome.ended) << outcome.message;
+}
+
 TEST(EmulatedProducts, SeeStoresBehindAFenceOnly) {
   for (const bool fences : {false, true}) {
     const Outcome outcome = run(128, [fences] {

@@ -111,6 +111,11 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// As many arrivals as `times` says.
+__device__ __forceinline__ void mbarrier_arrive_times(std::uint32_t barrier, int times) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(times) : "memory");
+}
+
 // Arrives when `condition` is not zero; a predicated instruction, no branch.
 //
 // An arrival does not wait for loads of shared memory that are on their way, though PTX calls it a release: while the
@@ -207,6 +212,10 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
 
 // Ordinary shared-memory writes of this thread become visible to the tensor cores and the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Those of other threads do, which this one has seen through a barrier: PTX asks for the fence somewhere on the way
+// from the write to the other proxy's read, in whichever thread. The writers need not wait for it then.
+__device__ __forceinline__ void fence_async_proxy_seen() { fence_async_proxy(); }
 
 // Waits until the kernels this one was allowed to overtake have ended, and their writes are visible.
 __device__ __forceinline__ void wait_for_kernels_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -106,6 +106,18 @@ DSPATTN_HOST_DEVICE constexpr ItemPlace item_of_turn(const ItemOrder& order, int
   return {first_head + rank - row_tile * heads.value, order.row_tiles.value - 1 - row_tile};
 }
 
+// How many items thread block `block` has where they are taken head by head: one a turn, but perhaps for the last.
+DSPATTN_HOST_DEVICE constexpr int items_of_block(const ItemOrder& order, int block) {
+  return item_of_turn(order, order.turns - 1, block).row_tile < 0 ? order.turns - 1 : order.turns;
+}
+
+// Of `workers` thread blocks, or pairs of them, as many as are needed to take `items` equal items in as few rounds:
+// more would idle in the last one, and take power and bandwidth from the others before (docs/fused_kernel.md).
+constexpr int workers_needed(std::int64_t items, int workers) {
+  const int rounds = divide_up(items, workers);
+  return rounds > 0 ? divide_up(items, rounds) : 0;
+}
+
 // Blocks of 128 keys, [begin, end).
 struct BlockRange {
   int begin = 0;

@@ -16,8 +16,10 @@ enum class Selection : std::uint8_t { two_of_four, one_of_two };
 // Each head dim is compiled in up to three variants, because registers are what the kernel is short of:
 //   wide     three consumer warpgroups, 192 query rows a block: best for long sequences at small head dims
 //   narrow   two, 128 rows: short sequences, larger head dims
+//   full     two, in pairs of thread blocks, where every row sees all keys and these are whole blocks: half of the
+//            narrow one's code, and less to do between two items (full.h)
 //   general  two, and everything the others leave out: mask tensors, tensors that are not 16-byte aligned
-enum class Variant : std::uint8_t { wide, narrow, general };
+enum class Variant : std::uint8_t { wide, narrow, full, general };
 
 // Consumer warpgroups of 64 query rows each share the K and V tiles that one producer warpgroup loads.
 template <DType kTypeOfInputs, Selection kSelectionRule, int kDim, Variant kVariant>
@@ -26,6 +28,7 @@ struct Config {
   static constexpr Selection kSelection = kSelectionRule;
   static constexpr int kHeadDim = kDim;
   static constexpr bool kGeneral = kVariant == Variant::general;
+  static constexpr bool kFull = kVariant == Variant::full;
   static constexpr int kConsumers = kVariant == Variant::wide ? 3 : 2;
   static constexpr int kTileQ = 64 * kConsumers;
 
@@ -42,18 +45,19 @@ struct Config {
 
   // The launch gives every thread 65536 / threads registers; the producer hands most of its share to the consumers.
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kVariant == Variant::narrow ? 40 : kGeneral ? 88 : 56;
+  static constexpr bool kNarrow = kVariant == Variant::narrow || kFull;
+  static constexpr int kProducerRegisters = kNarrow ? 40 : kGeneral ? 88 : 56;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 152 : kGeneral ? 208 : 232;
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "setmaxnreg would wait for ever for registers the launch did not allocate");
 
   // Q in registers saves reading it from shared memory with every key tile; only the narrow variant up to d = 128 has
   // room for it. Where it stays in shared memory, a second buffer lets the next item's Q arrive early.
-  static constexpr bool kQInRegisters = kVariant == Variant::narrow && kHeadDim <= 128;
+  static constexpr bool kQInRegisters = kNarrow && kHeadDim <= 128;
   static constexpr int kQBuffers = kHeadDim <= 64 ? 2 : 1;
   // At d = 256 half of it fits. Q's first panels come through the ring as an item's first entry, in a stage of K beside
   // an empty one of V, and the consumers take them to registers: the place they need no more is a third stage's.
-  static constexpr int kQPanelsByRing = kVariant == Variant::narrow && kHeadDim == 256 ? 2 : 0;
+  static constexpr int kQPanelsByRing = kNarrow && kHeadDim == 256 ? 2 : 0;
   static constexpr int kQEntries = kQPanelsByRing > 0 ? 1 : 0;
   // Steps of the score product, 16 columns each, and how many of them read Q from registers.
   static constexpr int kScoreSteps = (kHeadDim + 15) / 16;
@@ -73,13 +77,13 @@ struct Config {
   static constexpr bool kTakeTurns = kHeadDim < 256 || kGeneral;
 
   // Tiles of which a half is hidden, or only one half needs masking, have code of their own: where it pays most.
-  static constexpr bool kSplitsBlocks = kVariant == Variant::narrow && kHeadDim == 64;
+  static constexpr bool kSplitsBlocks = kNarrow && kHeadDim == 64;
 
   static constexpr int kQuarters = kTileK / 64;  // 64 keys share a metadata word
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
   // units of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured
   // (docs/fused_kernel.md): nothing with three warpgroups, 5 % with two.
-  static constexpr int kHeldUnits = kVariant != Variant::narrow || kTileK < 128              ? 1
+  static constexpr int kHeldUnits = !kNarrow || kTileK < 128                                 ? 1
                                     : kHeadDim <= 64 && kSelection == Selection::two_of_four ? 3
                                                                                              : 2;
 
@@ -99,6 +103,11 @@ struct Config {
   // Two thread blocks, on neighbouring multiprocessors, may work on one item of twice as many rows: each brings one of
   // K's and V's two panels for both. The L2 cache's bandwidth is what they save.
   static constexpr bool kPairs = kQInRegisters && kPanels == 2;
+  static_assert(!kFull || kPairs, "the full variant is one for pairs");
+
+  // At the barrier that says that an item's Q is there: one for Q, and one for its description, which only items that
+  // differ need.
+  static constexpr int kQArrivals = kFull ? 1 : 2;
 
   static constexpr int kPanelQBytes = kTileQ * 128;
   static constexpr int kPanelKBytes = kTileK * 128;
@@ -122,7 +131,7 @@ struct Config {
   static_assert(kStages >= 2, "the producer could not run ahead");
   // Where results have no place of their own, items of one or two tiles do with a stage less, and its V is that place:
   // such items come to their end so often that Q's place would be missed (docs/fused_kernel.md).
-  static constexpr bool kSparesStage = kOutInPlaceOfQ && kStages == 3 && kTileQ == kTileK;
+  static constexpr bool kSparesStage = !kFull && kOutInPlaceOfQ && kStages == 3 && kTileQ == kTileK;
 };
 
 // What one consumer warpgroup has to do for an item, in tiles counted from the sequence's first key.
@@ -156,9 +165,6 @@ struct Item {
   int k_row;    // row of K and V that holds the sequence's key 0
 };
 
-// At the barrier that says that an item's Q is there: one for Q, one for its description.
-inline constexpr int kQArrivals = 2;
-
 // A consumer may still write the results of an item whose two successors are already announced; one more is a power
 // of 2.
 inline constexpr int kItemSlots = 4;
@@ -172,6 +178,15 @@ struct MaskBlocks {
 };
 template <int kConsumers>
 struct MaskBlocks<0, kConsumers> {};
+
+// Full variant: results that the consumers hand to the producer's sender (full.h).
+template <typename C, bool kPresent = C::kFull>
+struct HandOver {
+  std::uint64_t full[C::kConsumers];  // a warpgroup's results are in the place of Q, and its sums here
+  float2 sums[C::kTileQ];             // of a row's weights, and minus their reference
+};
+template <typename C>
+struct HandOver<C, false> {};
 
 template <typename C>
 struct alignas(1024) Shared {
@@ -189,6 +204,7 @@ struct alignas(1024) Shared {
   std::uint64_t k_peer_empty[C::kStages], v_peer_empty[C::kStages];
   std::uint64_t tail_begun[C::kStages];   // a tile of a last block is the assistants' to complete
   Item<C::kConsumers> items[kItemSlots];  // one a q_full, in turn
+  [[no_unique_address]] HandOver<C> results;
 };
 
 template <typename C>

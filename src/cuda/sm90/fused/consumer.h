@@ -87,11 +87,15 @@ struct Consumer {
     }
   }
 
+  __device__ __forceinline__ void await_q(int of) const {
+    const std::uint64_t* ready = C::kQInRegisters ? shared.q_full : shared.q_scaled;
+    ptx::mbarrier_wait(ptx::shared_address(ready + of % C::kQBuffers), of / C::kQBuffers & 1);
+  }
+
   // Waits for the announcement of an item and for its Q, and takes note of this warpgroup's share; false after the
   // last.
   __device__ __forceinline__ bool next_item(int of) {
-    const std::uint64_t* ready = C::kQInRegisters ? shared.q_full : shared.q_scaled;
-    ptx::mbarrier_wait(ptx::shared_address(ready + of % C::kQBuffers), of / C::kQBuffers & 1);
+    await_q(of);
     // Read together: one latency.
     const int valid = item(of).valid;
     const Share share = item(of).shares[index];
@@ -250,7 +254,7 @@ struct Consumer {
       } else {
 #pragma unroll
         for (float& score : products.scores) score *= params.one;
-        weigher.weigh_again(packed_scores<Hidden::anything>(), products);
+        weigher.weigh_again(packed_scores < C::kFull ? Hidden::nothing : Hidden::anything > (), products);
       }
     }
     weigher.add_weights();
@@ -377,12 +381,12 @@ struct Consumer {
       }
       // A run of tiles that need no masking has a loop of its own, which nothing rare interrupts: 2 to 8 % faster than
       // one loop with a branch for either kind (docs/fused_kernel.md).
-      const int stop = min(tile_end, interior.end * C::kTilesPerBlock);
+      const int stop = uniform(min(tile_end, interior.end * C::kTilesPerBlock));
 #pragma unroll 1
       for (;;) {
         next_tile<Hidden::nothing>(accumulate);
         accumulate = 1;
-        if (tile_index + 1 >= stop || !weigher.weights_fit()) break;
+        if (!weigher.weights_fit(tile_index + 1 < stop)) break;
         weigher.add_weights();
         ++tile_index;
       }

@@ -103,11 +103,12 @@ bool needs_general(const FusedParams& p) {
 
 tile::ItemOrder order_of(const FusedParams& p, const Problem& problem, const core::Geometry& geometry, int tile_q,
                          int blocks) {
-  const bool equal =
-      !problem.packed && p.left == tile::kMaxRows && p.right == tile::kMaxRows && p.key_lengths == nullptr;
   const int sequence_heads = static_cast<int>(geometry.batch * geometry.heads);
   const int row_tiles = tile::divide_up(geometry.n_q, tile_q);
-  if (equal) return tile::equal_order(sequence_heads, row_tiles, blocks);
+  const bool full = p.left == tile::kMaxRows && p.right == tile::kMaxRows;
+  if (!problem.packed && p.key_lengths == nullptr && (full || row_tiles == 1)) {
+    return tile::equal_order(sequence_heads, row_tiles, blocks);
+  }
   // Short sequences at large head dims are short of memory bandwidth: measured 8 to 15 % faster with all row tiles of a
   // head at once, up to 15 % slower at d = 64.
   const bool short_rows = row_tiles <= 8 && std::max(geometry.d, geometry.d_v) > 64;
@@ -145,8 +146,8 @@ bool complete(FusedParams& p, const FusedRow& row, const ForwardArgs& args, cons
   p.copy_engine_k = make_k_map(p.k_map, p.k, extents_of(problem.k), row.type, p.keys, launcher.tile_k);
   p.copy_engine_v = make_v_map(p.v_map, p.v, extents_of(problem.v), row.type, p.keys, launcher.tile_k);
   const Extents out{args.out.extent(0), args.out.extent(1), args.out.extent(2), args.out.extent(3)};
-  p.copy_engine_out =
-      make_out_map(p.out_map, {p.out, p.out_batch_stride, p.out_head_stride, p.out_row_stride}, out, row.type);
+  p.copy_engine_out = make_out_map(p.out_map, {p.out, p.out_batch_stride, p.out_head_stride, p.out_row_stride}, out,
+                                   row.type, variant == Variant::full ? kSentRows : kStoredRows);
   p.order = order_of(p, problem, geometry, launcher.tile_q << p.pairs, blocks >> p.pairs);
   if (variant == Variant::general) choose_masks(p, geometry);
   p.short_items = geometry.n_k <= 2 * tile::kBlockKeys;
@@ -154,6 +155,7 @@ bool complete(FusedParams& p, const FusedRow& row, const ForwardArgs& args, cons
       variant == Variant::general || problem.packed || p.key_lengths != nullptr || geometry.n_k % tile::kBlockKeys != 0;
   p.last_k = last_row(problem.k);
   p.last_v = last_row(problem.v);
+  if (variant == Variant::full && p.copy_engine_out == 0) return false;
   return variant == Variant::general || !needs_general(p);
 }
 
@@ -162,11 +164,14 @@ bool works_in_pairs(const FusedParams& p, const Problem& problem, const core::Ge
                     int multiprocessors) {
   const bool whole = !problem.packed && p.key_lengths == nullptr && geometry.n_k % tile::kBlockKeys == 0;
   if (!whole || p.left != tile::kMaxRows || multiprocessors < 2) return false;
-  // A pair's blocks take equally long: one idles where the number of row tiles is odd, and for a tile of keys an item
-  // where the mask is causal. Measured (docs/fused_kernel.md): 1 to 4 % faster, as much lost at 32 row tiles.
+  // A pair's blocks take equally long: one idles where the number of row tiles is odd, and for a tile of keys now and
+  // then where the mask is causal. Measured (docs/fused_kernel.md): 1 to 4 % faster with 32 row tiles and more, 2 to 4
+  // % slower with 4 or 8. Two are a head in one item, whose time is that of its loads: 1:2 3 % faster, 2:4 between 1 %
+  // faster and 5 % slower.
   const int row_tiles = tile::divide_up(geometry.n_q, tile_q);
-  const bool many = std::min<std::int64_t>(row_tiles, geometry.n_k / tile::kBlockKeys) >= 64;
-  return many || (p.right == tile::kMaxRows && row_tiles % 2 == 0);
+  const bool many = std::min<std::int64_t>(row_tiles, geometry.n_k / tile::kBlockKeys) >= 32;
+  const bool whole_heads = row_tiles == 2 && problem.pattern == Pattern{1, 2};
+  return many || whole_heads || (p.right == tile::kMaxRows && row_tiles % 2 == 0);
 }
 
 // Sequences whose lengths only the device knows. The general variant walks through them as they come.
@@ -257,17 +262,24 @@ void fused_forward_launch(const FusedRow& row, const ForwardArgs& args) {
   const std::int64_t rows = args.problem.packed ? args.problem.q.extent(2) / geometry.batch : geometry.n_q;
   const bool wide = has_wide(row.dim) && rows >= wide_from_rows(full, row.pattern);
   const Variant preferred = wide ? Variant::wide : Variant::narrow;
-  for (const Variant variant : {preferred, Variant::general}) {
+  for (const Variant variant : {Variant::full, preferred, Variant::general}) {
     const Launcher launcher = variant == Variant::general ? row.general_launcher(variant) : row.launcher(variant);
     if (launcher.launch == nullptr) continue;
     const int multiprocessors = device_facts(args.problem.device.index).multiprocessors;
     const bool pairs =
         launcher.pairs && works_in_pairs(params, args.problem, geometry, launcher.tile_q, multiprocessors);
+    // One block of keys or two an item: the narrow variant has a place for their results.
+    if (variant == Variant::full && !(pairs && full && geometry.n_k > 2 * tile::kBlockKeys)) continue;
     params.pairs = pairs ? 1 : 0;
     const int item_rows = launcher.tile_q << params.pairs;
-    const std::int64_t items = geometry.batch * geometry.heads * tile::divide_up(geometry.n_q, item_rows);
+    const int row_tiles = tile::divide_up(geometry.n_q, item_rows);
+    const std::int64_t items = geometry.batch * geometry.heads * row_tiles;
     const int workers = multiprocessors >> params.pairs;  // blocks or pairs
-    const int blocks = static_cast<int>(std::min<std::int64_t>(items, workers)) << params.pairs;
+    // Where the last row tile is often shorter and cheaper, as one of 192 rows is, more thread blocks are faster.
+    params.alike = pairs && (full || row_tiles == 1) ? 1 : 0;
+    const int blocks = (params.alike != 0 ? tile::workers_needed(items, workers)
+                                          : static_cast<int>(std::min<std::int64_t>(items, workers)))
+                       << params.pairs;
     if (!complete(params, row, args, geometry, variant, launcher, blocks)) continue;
     if (variant != Variant::general && scheduled(args.problem)) {
       const ScheduleParams schedule = schedule_of(params, args, geometry, launcher.tile_q);

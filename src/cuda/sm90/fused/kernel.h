@@ -7,8 +7,11 @@
 // tiles. See docs/fused_kernel.md.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/sm90/fused/config.h"
 #include "cuda/sm90/fused/consumer.h"
+#include "cuda/sm90/fused/full.h"
 #include "cuda/sm90/fused/params.h"
 #include "cuda/sm90/fused/producer.h"
 
@@ -33,7 +36,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
       ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
     };
     for (int i = 0; i < C::kQBuffers; ++i) {
-      init(shared.q_full[i], kQArrivals);
+      init(shared.q_full[i], C::kQArrivals);
       init(shared.q_scaled[i], C::kScalingWarps);
       init(shared.q_empty[i], kConsumerWarps + readers);
     }
@@ -46,26 +49,33 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
       init(shared.v_peer_empty[i], 1);
       init(shared.tail_begun[i], 1);
     }
+    if constexpr (C::kFull) {
+      for (std::uint64_t& full : shared.results.full) init(full, 4);
+    }
     if constexpr (C::kGeneral) {
       for (std::uint64_t& full : shared.mask.full) init(full, params.mask_engine != 0 ? 1 : kMaskThreads);
       for (std::uint64_t& empty : shared.mask.empty) init(empty, 4);
     }
     ptx::mbarrier_init_fence();
   }
+  const bool early = C::kPairs && params.alike != 0;
+  if (early) ptx::start_next_kernel();  // which waits, as this one does, before it touches global memory
   if (params.schedule != nullptr) ptx::wait_for_kernels_before();
   __syncthreads();                      // the barriers are initialised for everyone
   if (pairs != 0) ptx::cluster_sync();  // of the other one, too
   if (warpgroup == 0) {
     ptx::shrink_registers<C::kProducerRegisters>();
+    if (early) ptx::wait_for_kernels_before();  // consumers touch global memory when a first Q has come
     produce<C>(params, shared);
   } else {
     ptx::grow_registers<C::kConsumerRegisters>();
-    Consumer<C> consumer(params, shared, warpgroup - 1);
+    using Consumes = std::conditional_t<C::kFull, FullConsumer<C>, Consumer<C>>;
+    Consumes consumer(params, shared, warpgroup - 1);
     consumer.run();
   }
   if (pairs != 0) {
     // The other one may still fill this one's stages or arrive at its barriers.
-    if (warpgroup == 0 && threadIdx.x >= 96) return;  // brings nothing
+    if (warpgroup == 0 && threadIdx.x >= 96) return;  // brings nothing that is shared
     ptx::cluster_sync();
   }
 }

@@ -12,6 +12,8 @@ inline constexpr int kHeadDims[] = {32, 64, 96, 128, 192, 256};
 
 // Beyond this head dim three warpgroups' accumulators do not fit; below it nobody measured.
 constexpr bool has_wide(int dim) { return dim == 64; }
+// Where thread blocks can work in pairs.
+constexpr bool has_full(int dim) { return dim == 96 || dim == 128; }
 // The general variant is compiled for every other head dim only; smaller ones are filled up with zeros.
 constexpr int general_dim(int dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
 

@@ -28,8 +28,9 @@ struct MaskTensor {
   std::int64_t key_stride = 0;  // times 128 within 32 bits
 };
 
-// Rows of the output that a warp stores at once.
+// Rows of the output that a warp stores at once, and the full variant's sender.
 inline constexpr int kStoredRows = 16;
+inline constexpr int kSentRows = 64;
 
 struct FusedParams {
   CUtensorMap q_map;  // (column, row, head, batch)
@@ -60,6 +61,7 @@ struct FusedParams {
   tile::ItemOrder order;                     // where there is no schedule
   tile::ScheduleHeader* schedule = nullptr;  // its entries lie behind it
   int pairs = 0;                             // 1: thread blocks work in pairs, see Config::kPairs
+  int alike = 0;                             // 1: pairs, and their items all cost the same
   int short_items = 0;                       // every item has one block of keys, or two
   int partial_blocks = 1;                    // 0: no sequence has a last block of fewer than 128 keys
   // The copy engine may read past a sequence's end, up to these elements of K and V: the first of the last row.

@@ -11,6 +11,7 @@
 #include "cuda/ptx/tma.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/fused/config.h"
+#include "cuda/sm90/fused/full.h"
 #include "cuda/sm90/fused/mask_load.h"
 #include "cuda/sm90/fused/params.h"
 #include "cuda/sm90/fused/ragged.h"
@@ -215,6 +216,12 @@ __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& sh
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // uniform, and known to be
   if constexpr (C::kGeneral) {
     walk_items<C>(params, shared);
+  } else if constexpr (C::kFull) {
+    if (warp < 3) {
+      stream<C>(params, shared, static_cast<Kind>(warp), static_cast<Kind>(warp));
+    } else {
+      send_results<C>(params, shared);
+    }
   } else if (params.partial_blocks != 0) {
     produce_ragged<C>(params, shared);
   } else if constexpr (C::kQInRegisters) {

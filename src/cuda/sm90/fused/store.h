@@ -46,23 +46,26 @@ __device__ __forceinline__ RowSums sum_up(const RowState& state) {
   return {over_quad(state.sum0), over_quad(state.sum1)};
 }
 
+// Of a row whose weights, relative to the reference `-minus`, add up to `sum`.
+template <typename C>
+__device__ __forceinline__ float log_sum_exp(const FusedParams& params, float sum, float minus) {
+  constexpr float kLn2 = 0.6931471805599453f;
+  // Of the reference, the part that is a score is taken at the precise scale.
+  const float precise = C::kHalfExponentials ? params.exp2_scale_ratio : 1.0f;
+  const float score = -minus - C::kHeadroom;
+  // An empty row has sum 0 and no reference: its logarithm is -inf.
+  return sum == 0 ? -INFINITY : (ptx::log2_fast(sum) + fmaf(score, precise, C::kHeadroom)) * kLn2;
+}
+
 // `row` is row g of the thread's warp within the item; row g + 8 is the other.
 template <typename C>
 __device__ __forceinline__ void store_lse(const FusedParams& params, const Item<C::kConsumers>& item, int row, int lane,
                                           const RowSums& sums, const RowState& state) {
   if (params.lse != nullptr && (lane & 3) == 0) {
     const int rows = item.rows - item.row_begin;
-    constexpr float kLn2 = 0.6931471805599453f;
     float* lse = params.lse + item.lse_offset + row * params.lse_row_stride;
-    // An empty row has sum 0 and no reference: its logarithm is -inf. Of the reference, the part that is a score is
-    // taken at the precise scale.
-    const float precise = C::kHalfExponentials ? params.exp2_scale_ratio : 1.0f;
-    const auto logarithm = [&](float sum, float minus) {
-      const float score = -minus - C::kHeadroom;
-      return sum == 0 ? -INFINITY : (ptx::log2_fast(sum) + fmaf(score, precise, C::kHeadroom)) * kLn2;
-    };
-    if (row < rows) *lse = logarithm(sums.sum0, state.minus0);
-    if (row + 8 < rows) lse[8 * params.lse_row_stride] = logarithm(sums.sum1, state.minus1);
+    if (row < rows) *lse = log_sum_exp<C>(params, sums.sum0, state.minus0);
+    if (row + 8 < rows) lse[8 * params.lse_row_stride] = log_sum_exp<C>(params, sums.sum1, state.minus1);
   }
 }
 
@@ -71,10 +74,11 @@ __device__ __forceinline__ std::uint32_t pack_out(float low, float high) {
   return C::kType == DType::bf16 ? ptx::pack_bf16x2(low, high) : ptx::pack_f16x2(low, high);
 }
 
-// A warp's 16 rows to shared memory, normalised. `tile` is the first of them in a swizzled tile.
+// A warp's 16 rows to shared memory, normalised. `tile` is the first of them in a swizzled tile. Returns where this
+// lane has stored last.
 template <typename C>
-__device__ __forceinline__ void stage_rows(std::uint32_t tile, int lane, float (&out)[C::kHeadDim / 2],
-                                           const RowSums& sums) {
+__device__ __forceinline__ std::uint32_t stage_rows(std::uint32_t tile, int lane, float (&out)[C::kHeadDim / 2],
+                                                    const RowSums& sums) {
   if (!__all_sync(~0u, sums.sum0 != 0 && sums.sum1 != 0)) {  // a row without a key is 0, whatever V holds
 #pragma unroll
     for (int i = 0; i < C::kHeadDim / 2; ++i) {
@@ -86,14 +90,17 @@ __device__ __forceinline__ void stage_rows(std::uint32_t tile, int lane, float (
   // Of a pair of 8-column blocks lane l addresses row l % 16 of block l / 16.
   const std::uint32_t row = tile + static_cast<std::uint32_t>(lane & 15) * 128;
   const std::uint32_t chunk = static_cast<std::uint32_t>((lane >> 4) ^ (lane & 7)) << 4;
+  std::uint32_t at = row;
 #pragma unroll
   for (int block = 0; block < C::kHeadDim / 8; block += 2) {
     const float* o = out + 4 * block;
     const std::uint32_t panel = static_cast<std::uint32_t>(block / 8) * C::kPanelQBytes;
-    ptx::store_matrices(row + panel + (chunk ^ static_cast<std::uint32_t>(block % 8) << 4),
-                        pack_out<C>(o[0] * inverse0, o[1] * inverse0), pack_out<C>(o[2] * inverse1, o[3] * inverse1),
-                        pack_out<C>(o[4] * inverse0, o[5] * inverse0), pack_out<C>(o[6] * inverse1, o[7] * inverse1));
+    at = row + panel + (chunk ^ static_cast<std::uint32_t>(block % 8) << 4);
+    ptx::store_matrices(at, pack_out<C>(o[0] * inverse0, o[1] * inverse0),
+                        pack_out<C>(o[2] * inverse1, o[3] * inverse1), pack_out<C>(o[4] * inverse0, o[5] * inverse0),
+                        pack_out<C>(o[6] * inverse1, o[7] * inverse1));
   }
+  return at;
 }
 
 // Where a warp's rows go, the same in every lane and known to be.

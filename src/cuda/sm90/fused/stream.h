@@ -38,7 +38,7 @@ enum Kind : int { kKeys, kValues, kQueries };
 // same code, because code must be fetched.
 template <typename C>
 __device__ __forceinline__ void stream(const FusedParams& params, Shared<C>& shared, Kind first, Kind last) {
-  const bool pairs = C::kPairs && params.pairs != 0;
+  const bool pairs = C::kFull || (C::kPairs && params.pairs != 0);
   const int stages = stages_of<C>(params);
   const Addresses<C> address(shared);
   auto rank = static_cast<std::uint32_t>(pair_rank(1));
@@ -58,6 +58,11 @@ __device__ __forceinline__ void stream(const FusedParams& params, Shared<C>& sha
     }
     const int kv_head = params.heads_per_kv_head.quotient(work.head);
     const int tiles = (work.blocks.end - work.blocks.begin) * C::kTilesPerBlock;
+    // All thread blocks begin at once, and what they ask for takes microseconds to come: V, which is needed last, is
+    // asked for when the consumers have taken the first Q. They come to no second one without this V.
+    if (C::kPairs && !C::kFull && turn == 0 && first == kValues && tiles > 0) {
+      ptx::mbarrier_wait(address(shared.q_empty), 0);
+    }
 #pragma unroll 1
     for (int i = -C::kQEntries; i < tiles; ++i) {
       const int row = work.k_row + (work.blocks.begin + i / C::kTilesPerBlock) * tile::kBlockKeys +
@@ -88,8 +93,10 @@ __device__ __forceinline__ void stream(const FusedParams& params, Shared<C>& sha
       ring.advance(stages);
     }
   }
-  if (first == kQueries && ptx::elect()) announce_end<C>(shared, number);
-  __syncwarp();
+  if constexpr (!C::kFull) {
+    if (first == kQueries && ptx::elect()) announce_end<C>(shared, number);
+    __syncwarp();
+  }
 }
 
 }  // namespace dspattn::cuda::sm90

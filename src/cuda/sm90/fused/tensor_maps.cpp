@@ -91,8 +91,8 @@ bool make_q_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DT
   return make_rows_map(map, tensor, extents, type, tile_q, 1);
 }
 
-bool make_out_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type) {
-  return make_rows_map(map, tensor, extents, type, kStoredRows, 1);
+bool make_out_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, int rows) {
+  return make_rows_map(map, tensor, extents, type, rows, 1);
 }
 
 bool make_k_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, const tile::KeyMap& keys,

@@ -25,8 +25,8 @@ bool make_rows_map(CUtensorMap& map, const Rows& tensor, const Extents& extents,
 // Q: tile_q rows as they lie.
 bool make_q_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, int tile_q);
 
-// The output: the rows of one warp, from shared memory.
-bool make_out_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type);
+// The output: `rows` rows at once, from shared memory.
+bool make_out_map(CUtensorMap& map, const Rows& tensor, const Extents& extents, DType type, int rows);
 
 // K and V permute the keys of a tile into groups (tile/key_map.h) on the way. Both are (column, element, row, head,
 // batch), where a step of `element` moves by some rows and a step of `row` by one: the two overlap, so a tile may start

@@ -127,9 +127,10 @@ struct Weigher {
     }
   }
 
-  // Whether the last tile's weights are small enough; not when a row had no reference, which made them NaN.
-  __device__ __forceinline__ bool weights_fit() const {
-    return __all_sync(~0u, tile0 < C::kWeightLimit && tile1 < C::kWeightLimit) != 0;
+  // Whether the last tile's weights are small enough; not when a row had no reference, which made them NaN. And whether
+  // `also` is true, which then costs no branch of its own.
+  __device__ __forceinline__ bool weights_fit(bool also = true) const {
+    return __all_sync(~0u, also && tile0 < C::kWeightLimit && tile1 < C::kWeightLimit) != 0;
   }
   __device__ __forceinline__ void add_weights() {
     state.sum0 += tile0;

@@ -65,7 +65,9 @@ __device__ __forceinline__ bool describe_item(const FusedParams& params, int tur
   work.row_begin = place.row_tile * (C::kTileQ << pairs);
   if (work.row_begin >= work.rows) return false;
   describe_keys<C>(params, n_k, work);
-  work.row_begin += pair_rank(pairs) * C::kTileQ;  // may be past the end: then this one only brings its share of keys
+  // A pair's blocks take the first half of the rows in turn: under a causal mask that is the cheaper one. A row may be
+  // past the end: then this block only brings its share of keys.
+  work.row_begin += ((pair_rank(pairs) ^ turn) & pairs) * C::kTileQ;
   return true;
 }
 
@@ -113,7 +115,7 @@ __device__ __forceinline__ void announce_end(Shared<C>& shared, int number) {
   const int buffer = number % C::kQBuffers;
   ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[buffer]), (number / C::kQBuffers & 1) ^ 1);
   shared.items[number % kItemSlots].valid = 0;
-  for (int i = 0; i < kQArrivals; ++i) ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[buffer]));
+  for (int i = 0; i < C::kQArrivals; ++i) ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[buffer]));
 }
 
 // Panels of an item's Q, from panel `first` on.
@@ -134,8 +136,8 @@ __device__ __forceinline__ void await_description(Shared<C>& shared, int number)
   ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[number % C::kQBuffers]), (number / C::kQBuffers & 1) ^ 1);
 }
 
-// Then: Q of item number `number` of this block, but for what comes through the ring, and its description. Q first: it
-// takes longer.
+// Then: Q of item number `number` of this block, but for what comes through the ring, and its description where items
+// differ. Q first: it takes longer.
 template <typename C>
 __device__ __forceinline__ void load_q_by_engine(const FusedParams& params, Shared<C>& shared, const Work& work,
                                                  int number) {
@@ -143,8 +145,10 @@ __device__ __forceinline__ void load_q_by_engine(const FusedParams& params, Shar
   const std::uint32_t full = ptx::shared_address(&shared.q_full[buffer]);
   load_q_panels<C>(params, work, ptx::shared_address(shared.q[buffer]), full, C::kQPanelsByRing,
                    C::kPanels - C::kQPanelsByRing);
-  announce<C>(params, work, shared.items[number % kItemSlots]);
-  ptx::mbarrier_arrive(full);
+  if constexpr (!C::kFull) {
+    announce<C>(params, work, shared.items[number % kItemSlots]);
+    ptx::mbarrier_arrive(full);
+  }
 }
 
 // An item's first entry of the ring, where part of its Q comes that way: in K's stage, beside nothing in V's. Every

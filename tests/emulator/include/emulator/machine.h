@@ -62,6 +62,10 @@ class Machine {
   // stored it. Stores through plain pointers are not followed.
   void stored(std::uint32_t address, std::uint32_t bytes, int thread);
   void fence() { ++fences_[static_cast<std::size_t>(running_)]; }
+  // Or of one that has seen these stores.
+  void fence_seen() {
+    for (std::uint32_t& fences : fences_) ++fences;
+  }
   std::uint8_t* shared_beside(std::uint32_t address, std::uint32_t bytes);  // read by the engine or a tensor core
   std::uint8_t* shared_written_beside(std::uint32_t address, std::uint32_t bytes);  // written by the engine
 

@@ -95,6 +95,9 @@ inline void copy_async_wait() { emulator::await_copies(); }
 inline void mbarrier_init(std::uint32_t barrier, int arrivals) { Machine::get().mbarrier_init(barrier, arrivals); }
 inline void mbarrier_init_fence() {}
 inline void mbarrier_arrive(std::uint32_t barrier) { Machine::get().mbarrier_arrive(barrier); }
+inline void mbarrier_arrive_times(std::uint32_t barrier, int times) {
+  for (int i = 0; i < times; ++i) mbarrier_arrive(barrier);
+}
 inline void mbarrier_arrive_if(std::uint32_t barrier, std::uint32_t condition) {
   if (condition != 0) mbarrier_arrive(barrier);
 }
@@ -116,6 +119,7 @@ inline void named_barrier_sync(int id, int threads) { Machine::get().barrier(id,
 inline void named_barrier_arrive(int id, int threads) { Machine::get().barrier(id, threads, false); }
 
 inline void fence_async_proxy() { Machine::get().fence(); }
+inline void fence_async_proxy_seen() { Machine::get().fence_seen(); }
 // Kernels run one after the other.
 inline void wait_for_kernels_before() {}
 inline void start_next_kernel() {}

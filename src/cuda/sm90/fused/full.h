@@ -1,0 +1,162 @@
+// The variant for full attention: every row sees all keys, and these are whole blocks. All items are alike, so nobody
+// describes them, nothing is masked, and a consumer has little to do between two of them: it leaves an item's results
+// in shared memory and the sums of its rows beside them, and a warp of the producer sends them.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/tma.h"
+#include "cuda/ptx/wgmma.h"
+#include "cuda/sm90/fused/config.h"
+#include "cuda/sm90/fused/consumer.h"
+#include "cuda/sm90/fused/params.h"
+#include "cuda/sm90/fused/store.h"
+#include "cuda/sm90/fused/work.h"
+
+namespace dspattn::cuda::sm90 {
+
+template <typename C>
+__device__ __forceinline__ int full_items(const FusedParams& params) {
+  return tile::items_of_block(params.order, static_cast<int>(blockIdx.x) >> 1);
+}
+
+template <typename C>
+struct FullConsumer : Consumer<C> {
+  using Base = Consumer<C>;
+  using Base::Base;
+  using Base::number, Base::params, Base::products, Base::ring, Base::shared, Base::stages, Base::tile_end,
+      Base::tile_index, Base::weigher;
+
+  // The scores of an item's first tile, which is in `stage`.
+  __device__ __forceinline__ void issue_first_scores(int stage, int of) {
+    ptx::wgmma_fence();
+    products.issue_scores(stage, of);
+    ptx::wgmma_commit();
+  }
+
+  // The item's results, for the sender. They take the place of Q: the next one, if there is one, is in registers.
+  __device__ __forceinline__ void hand_over(const RowSums& sums) {
+    const int lane = Base::lane();
+    const std::uint32_t tile = ptx::shared_address(shared.q[0]) + static_cast<std::uint32_t>(Base::warp_row()) * 128;
+    const std::uint32_t last = stage_rows<C>(tile, lane, products.out, sums);
+    if ((lane & 3) == 0) {
+      const int row = Base::row_in_tile();
+      shared.results.sums[row] = {sums.sum0, weigher.state.minus0};
+      shared.results.sums[row + 8] = {sums.sum1, weigher.state.minus1};
+    }
+    // As it may overtake loads (ptx/barrier.h), the arrival might overtake stores: it needs what is read back.
+    const std::uint32_t stored = ptx::load_shared(last) & params.zero;
+    __syncwarp();
+    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.results.full[Base::index]) + stored, Base::leader);
+  }
+
+  // All tiles of an item from its first scores on, and the next item's first scores, if there is one.
+  __device__ __forceinline__ void run_item(bool more) {
+    Base::look_ahead(ring);
+    weigher.first_tile(Base::template packed_scores<Hidden::nothing>(), products);
+    Base::await_tile();
+    int accumulate = 0;
+#pragma unroll 1
+    for (;;) {
+      Base::settle();
+      if (++tile_index >= tile_end) break;
+#pragma unroll 1
+      for (;;) {
+        Base::template next_tile<Hidden::nothing>(accumulate);
+        accumulate = 1;
+        if (!weigher.weights_fit(tile_index + 1 < tile_end)) break;
+        weigher.add_weights();
+        ++tile_index;
+      }
+    }
+    products.pin_weights();
+    Base::take_turn();
+    ptx::wgmma_fence();
+    products.issue_output(ring.stage, accumulate);
+    ptx::wgmma_commit();
+    Base::pass_turn();
+    // While the tensor core works on the last output: all that does not need it.
+    const RowSums sums = sum_up(weigher.state);
+    Ring<C::kStages> next = ring;
+    next.advance(stages);
+    if (more) {
+      tile_index = 0;
+      Base::await_q(number + 1);
+      Base::load_q(number + 1, true);
+      Base::wait_full(shared.k_full, next);
+      issue_first_scores(next.stage, number + 1);
+      ptx::wgmma_wait<1>();
+      Base::release(shared.v_empty, ring);
+      hand_over(sums);  // while the tensor core works on the scores
+      ptx::wgmma_wait<0>();
+      Base::release(shared.k_empty, next);
+    } else {
+      ptx::wgmma_wait<0>();
+      Base::release(shared.v_empty, ring);
+      hand_over(sums);
+    }
+    ptx::wgmma_wait<0>();  // asked for where the two ways meet (C7515)
+    ++number;
+    ring = next;
+  }
+
+  __device__ __forceinline__ void run() {
+    const int items = full_items<C>(params);
+    tile_end = uniform(params.n_k / C::kTileK);
+    if (Base::index == C::kConsumers - 1) ptx::named_barrier_arrive(kBarrierTurn, 256);
+    Base::await_q(0);
+    Base::load_q(0);
+    Base::wait_full(shared.k_full, ring);
+    issue_first_scores(ring.stage, 0);
+    ptx::wgmma_wait<0>();
+    Base::release(shared.k_empty, ring);
+#pragma unroll 1
+    while (number < items) run_item(number + 1 < items);
+    if (Base::index == 0) ptx::named_barrier_sync(kBarrierTurn, 256);  // the last turn passed on
+  }
+};
+
+// The producer's fourth warp: writes what the consumers hand over, and gives Q's place back in their name.
+template <typename C>
+__device__ __forceinline__ void send_results(const FusedParams& params, Shared<C>& shared) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int items = full_items<C>(params);
+#pragma unroll 1
+  for (int number = 0; number < items; ++number) {
+    Work work{};
+    describe_item<C>(params, number, work);
+#pragma unroll 1
+    for (int index = 0; index < C::kConsumers; ++index) {
+      const int first = work.row_begin + index * 64;
+      ptx::mbarrier_wait(ptx::shared_address(&shared.results.full[index]), number & 1);
+      if (ptx::elect()) {
+        ptx::fence_async_proxy_seen();
+#pragma unroll 1
+        for (int panel = 0; panel < C::kPanels; ++panel) {
+          const std::uint32_t tile =
+              ptx::shared_address(shared.q[0]) + static_cast<std::uint32_t>(panel * C::kPanelQBytes + index * 64 * 128);
+          ptx::tma_store_4d(&params.out_map, tile, panel * 64, first, work.head, work.batch);
+        }
+        ptx::tma_store_commit();
+      }
+      __syncwarp();
+      if (params.lse != nullptr) {
+        float* lse = params.lse + work.batch * params.lse_batch_stride + work.head * params.lse_head_stride +
+                     first * params.lse_row_stride;
+#pragma unroll
+        for (int row = lane; row < 64; row += 32) {
+          const float2 of = shared.results.sums[index * 64 + row];
+          if (first + row < work.rows) lse[row * params.lse_row_stride] = log_sum_exp<C>(params, of.x, of.y);
+        }
+      }
+      if (ptx::elect()) {
+        ptx::tma_store_wait_read();
+        ptx::mbarrier_arrive_times(ptx::shared_address(&shared.q_empty[0]), 4);  // for each of the warpgroup's warps
+      }
+      __syncwarp();
+    }
+  }
+}
+
+}  // namespace dspattn::cuda::sm90
