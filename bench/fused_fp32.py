@@ -125,6 +125,7 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = True
     rows, missed = [], False
     environment = timing.environment()
+    timing.warm_up()
     wanted = dict(item.split("=") for item in arguments.only)
     for cell in CELLS:
         seen = {**cell, "mask": "causal" if cell.get("causal") else "full"}

@@ -424,26 +424,15 @@ TEST(EmulatedProducts, SparseByRows) {
   }
 }
 
-TEST(EmulatedProducts, SeeStoresBehindAFenceOfOneWhoHasSeenThem) {
-  const Outcome outcome = run(128, [] {
-    for (std::uint32_t i = threadIdx.x; i < 2048; i += 128) ptx::store_shared(kData + 4 * i, 0);
-    __syncthreads();
-    if (threadIdx.x == 5) ptx::fence_async_proxy_seen();
-    __syncthreads();
-    float d[32];
-    const std::uint32_t a[4] = {};
-    ptx::wgmma_dense_first<DType::f16>(d, a, ptx::descriptor(ptx::descriptor_low(kData, 16)));
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-  });
-  EXPECT_TRUE(outcome.ended) << outcome.message;
-}
-
 TEST(EmulatedProducts, SeeStoresBehindAFenceOnly) {
-  for (const bool fences : {false, true}) {
-    const Outcome outcome = run(128, [fences] {
+  enum class Fence { of_most, of_all, of_one_who_has_seen_them };
+  for (const Fence fence : {Fence::of_most, Fence::of_all, Fence::of_one_who_has_seen_them}) {
+    const Outcome outcome = run(128, [fence] {
       for (std::uint32_t i = threadIdx.x; i < 2048; i += 128) ptx::store_shared(kData + 4 * i, 0);
-      if (fences || threadIdx.x != 77) ptx::fence_async_proxy();  // one that forgets it is enough
+      // One that forgets it is enough.
+      if (fence == Fence::of_all || (fence == Fence::of_most && threadIdx.x != 77)) ptx::fence_async_proxy();
+      __syncthreads();
+      if (fence == Fence::of_one_who_has_seen_them && threadIdx.x == 5) ptx::fence_async_proxy_seen();
       __syncthreads();
       float d[32];
       const std::uint32_t a[4] = {};
@@ -451,8 +440,8 @@ TEST(EmulatedProducts, SeeStoresBehindAFenceOnly) {
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
     });
-    EXPECT_EQ(outcome.ended, fences) << outcome.message;
-    if (!fences) expect_told(outcome, "thread 77 stored");
+    EXPECT_EQ(outcome.ended, fence != Fence::of_most) << outcome.message;
+    if (fence == Fence::of_most) expect_told(outcome, "thread 77 stored");
   }
 }
 

@@ -254,7 +254,8 @@ struct Consumer {
       } else {
 #pragma unroll
         for (float& score : products.scores) score *= params.one;
-        weigher.weigh_again(packed_scores < C::kFull ? Hidden::nothing : Hidden::anything > (), products);
+        constexpr Hidden kHidden = C::kFull ? Hidden::nothing : Hidden::anything;
+        weigher.weigh_again(packed_scores<kHidden>(), products);
       }
     }
     weigher.add_weights();

@@ -16,8 +16,8 @@
 
 namespace dspattn::cuda::sm90 {
 
-template <typename C>
-__device__ __forceinline__ int full_items(const FusedParams& params) {
+// How many items this block's pair has.
+__device__ __forceinline__ int items_of_pair(const FusedParams& params) {
   return tile::items_of_block(params.order, static_cast<int>(blockIdx.x) >> 1);
 }
 
@@ -102,7 +102,7 @@ struct FullConsumer : Consumer<C> {
   }
 
   __device__ __forceinline__ void run() {
-    const int items = full_items<C>(params);
+    const int items = items_of_pair(params);
     tile_end = uniform(params.n_k / C::kTileK);
     if (Base::index == C::kConsumers - 1) ptx::named_barrier_arrive(kBarrierTurn, 256);
     Base::await_q(0);
@@ -121,7 +121,7 @@ struct FullConsumer : Consumer<C> {
 template <typename C>
 __device__ __forceinline__ void send_results(const FusedParams& params, Shared<C>& shared) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int items = full_items<C>(params);
+  const int items = items_of_pair(params);
 #pragma unroll 1
   for (int number = 0; number < items; ++number) {
     Work work{};

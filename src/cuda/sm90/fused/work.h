@@ -65,8 +65,8 @@ __device__ __forceinline__ bool describe_item(const FusedParams& params, int tur
   work.row_begin = place.row_tile * (C::kTileQ << pairs);
   if (work.row_begin >= work.rows) return false;
   describe_keys<C>(params, n_k, work);
-  // A pair's blocks take the first half of the rows in turn: under a causal mask that is the cheaper one. A row may be
-  // past the end: then this block only brings its share of keys.
+  // A pair's blocks take the first half of the rows in turn: under a causal mask that is the cheaper one. Its rows may
+  // lie past the end: then this block only brings its share of keys.
   work.row_begin += ((pair_rank(pairs) ^ turn) & pairs) * C::kTileQ;
   return true;
 }

@@ -62,7 +62,7 @@ class Machine {
   // stored it. Stores through plain pointers are not followed.
   void stored(std::uint32_t address, std::uint32_t bytes, int thread);
   void fence() { ++fences_[static_cast<std::size_t>(running_)]; }
-  // Or of one that has seen these stores.
+  // Or behind one of a thread that has seen these stores: taken to have seen all there were.
   void fence_seen() {
     for (std::uint32_t& fences : fences_) ++fences;
   }
