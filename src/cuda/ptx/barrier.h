@@ -111,11 +111,6 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// As many arrivals as `times` says.
-__device__ __forceinline__ void mbarrier_arrive_times(std::uint32_t barrier, int times) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(times) : "memory");
-}
-
 // Arrives when `condition` is not zero; a predicated instruction, no branch.
 //
 // An arrival does not wait for loads of shared memory that are on their way, though PTX calls it a release: while the

@@ -1,4 +1,5 @@
-// Three warps that assist the thread that drives the copy engine, where sequences may end within a block of 128 keys.
+// The producer's warps that assist those that drive the copy engine: where sequences may end within a block of 128
+// keys, and where Q stays in shared memory.
 //
 // They complete the last block of such a sequence: the engine brings rows past the sequence's end, and a weight of 0
 // does not hide a NaN there, so these rows of V are overwritten with zeros (the scores of such keys are masked anyway).
@@ -19,53 +20,64 @@ namespace dspattn::cuda::sm90 {
 
 template <typename C>
 struct Assistant {
-  static constexpr int kThreads = 32 * kAssistants;
+  static constexpr int kThreads = 32 * C::kAssistants;
+  static constexpr int kFirst = 128 - kThreads;
 
   const FusedParams& params;
   Shared<C>& shared;
 
-  __device__ __forceinline__ static int thread() {
-    return ptx::opaque(static_cast<int>(threadIdx.x)) - kFirstAssistant;
-  }
+  static_assert(8 % C::kAssistants == 0 && C::kTileK % 32 == 0);
 
-  // Calls visit(row, chunk, offset in the tile) for the thread's 16-byte chunks of every panel.
-  template <typename Visit>
-  __device__ __forceinline__ static void for_chunks(Visit visit) {
-    const int chunk = thread() & 7;
+  __device__ __forceinline__ static int lane() { return ptx::opaque(static_cast<int>(threadIdx.x)) & 31; }
+  __device__ __forceinline__ static int warp() { return (ptx::opaque(static_cast<int>(threadIdx.x)) - kFirst) >> 5; }
+
+  // Calls visit(first, from) for every 32 rows of a tile, in all lanes: row first + lane comes from row `from` of the
+  // block, or is zero where that is negative.
+  template <typename SourceRow, typename Visit>
+  __device__ __forceinline__ static void for_rows(int begin, int step, SourceRow source_row, Visit visit) {
 #pragma unroll 1
-    for (int row = thread() >> 3; row < C::kTileK; row += kThreads / 8) visit(row, chunk);
+    for (int first = begin; first < C::kTileK; first += step) visit(first, source_row(first + lane()));
   }
   __device__ __forceinline__ static std::uint32_t place(const std::uint8_t* tile, int panel, int row, int chunk) {
     return ptx::shared_address(tile) +
            static_cast<std::uint32_t>(panel * C::kPanelKBytes + tile::swizzled_offset(row, chunk));
   }
 
-  // Fills a tile; row r comes from row source_row(r) of the block, or is zero when that is negative.
+  // Fills a tile. Eight lanes share a row.
   template <typename SourceRow>
   __device__ __forceinline__ void copy_rows(const std::uint8_t* tile, const Rows& source, std::int64_t offset,
                                             int columns, SourceRow source_row) {
     const auto* base = static_cast<const std::uint16_t*>(source.data) + offset;
-    for_chunks([&](int row, int chunk) {
-      const int from = source_row(row);
-      const std::uint16_t* source_data = base + (from >= 0 ? from : 0) * source.row_stride;
-#pragma unroll 1
-      for (int panel = 0; panel < C::kPanels; ++panel) {
-        const int column = panel * 64 + chunk * 8;
-        const bool inside = from >= 0 && column < columns;
-        ptx::copy_async_16(place(tile, panel, row, chunk), inside ? source_data + column : base, inside ? 16 : 0);
+    const int chunk = lane() & 7;
+    for_rows(0, 32, source_row, [&](int first, int own) {
+#pragma unroll
+      for (int i = 0; i < 8 / C::kAssistants; ++i) {
+        const int row = (i * C::kAssistants + warp()) * 4 + (lane() >> 3);
+        const int from = __shfl_sync(~0u, own, row);
+        const std::uint16_t* source_data = base + (from >= 0 ? from : 0) * source.row_stride;
+#pragma unroll
+        for (int panel = 0; panel < C::kPanels; ++panel) {
+          const int column = panel * 64 + chunk * 8;
+          const bool inside = from >= 0 && column < columns;
+          ptx::copy_async_16(place(tile, panel, first + row, chunk), inside ? source_data + column : base,
+                             inside ? 16 : 0);
+        }
       }
     });
     ptx::copy_async_wait();
   }
 
-  // Clears the rows for which source_row is negative.
+  // Clears the rows for which source_row is negative. A lane a row: the swizzle keeps their banks apart.
   template <typename SourceRow>
   __device__ __forceinline__ void clear_rows(const std::uint8_t* tile, SourceRow source_row) {
-    for_chunks([&](int row, int chunk) {
-      if (source_row(row) >= 0) return;
-#pragma unroll 1
+    for_rows(32 * warp(), kThreads, source_row, [&](int first, int from) {
+      if (from >= 0) return;
+#pragma unroll
       for (int panel = 0; panel < C::kPanels; ++panel) {
-        ptx::store_shared_16(place(tile, panel, row, chunk), 0, 0, 0, 0);
+#pragma unroll
+        for (int chunk = 0; chunk < 8; ++chunk) {
+          ptx::store_shared_16(place(tile, panel, first + lane(), chunk), 0, 0, 0, 0);
+        }
       }
     });
   }
@@ -74,7 +86,7 @@ struct Assistant {
   __device__ __forceinline__ void publish(const std::uint64_t& full) {
     ptx::fence_async_proxy();
     ptx::named_barrier_sync(kBarrierProducer, kThreads);
-    if (threadIdx.x == kFirstAssistant) ptx::mbarrier_arrive(ptx::shared_address(&full));
+    if (threadIdx.x == kFirst) ptx::mbarrier_arrive(ptx::shared_address(&full));
   }
 
   // Tile `part` of the item's last block.
@@ -111,7 +123,7 @@ struct Assistant {
       const int buffer = number % C::kQBuffers;
       ptx::mbarrier_wait(ptx::shared_address(&shared.q_full[buffer]), number / C::kQBuffers & 1);
       const Item<C::kConsumers>& item = shared.items[number % kItemSlots];
-      if constexpr (!C::kQInRegisters) scale_buffer<C>(params, shared, buffer, thread());
+      if constexpr (!C::kQInRegisters) scale_buffer<C>(params, shared, buffer, static_cast<int>(threadIdx.x) - 32);
       if (item.valid == 0) return;
       // Seen by every lane. The item's description stays as it is: another in its place waits for this arrival, or that
       // of scale_buffer, for an item after it.

@@ -31,6 +31,8 @@ struct Config {
   static constexpr bool kFull = kVariant == Variant::full;
   static constexpr int kConsumers = kVariant == Variant::wide ? 3 : 2;
   static constexpr int kTileQ = 64 * kConsumers;
+  // Common lengths are no multiple of 192: the last row tile of a head is shorter then (tile/walk.h).
+  static constexpr bool kShortLast = kTileQ % 128 != 0;
 
   // Keys per tile. 128 is a whole block of the interleaved grouping and gives each product enough work. Above d = 128
   // the output accumulator takes d/2 registers a thread and a K or V tile 256 d bytes, so a tile is half a block.
@@ -62,7 +64,11 @@ struct Config {
   // Steps of the score product, 16 columns each, and how many of them read Q from registers.
   static constexpr int kScoreSteps = (kHeadDim + 15) / 16;
   static constexpr int kQSteps = kQInRegisters ? kScoreSteps : 4 * kQPanelsByRing;
-  // What stays in shared memory the producer's three warps that do not drive the copy engine multiply by 2^-e there.
+  // The producer's four warps: those that bring K and V (separate ones need not wait until one another's places are
+  // free), one that brings Q, and assistants (assistant.h). What of Q stays in shared memory those after the first
+  // multiply by 2^-e there.
+  static constexpr int kTileWarps = kQInRegisters ? 2 : 1;
+  static constexpr int kAssistants = 3 - kTileWarps;
   static constexpr int kScalingWarps = 3;
   // The first scores of the next item can be issued before this one's results are written.
   static constexpr bool kChainsItems = kQInRegisters || kQBuffers == 2;
@@ -163,6 +169,7 @@ struct Item {
   Tail tail;
   int entries;  // of the ring: the tiles of all its blocks, and what of Q comes that way
   int k_row;    // row of K and V that holds the sequence's key 0
+  int k_begin;  // and the one that holds the first key of the first block
 };
 
 // A consumer may still write the results of an item whose two successors are already announced; one more is a power
@@ -203,6 +210,7 @@ struct alignas(1024) Shared {
   // Pairs: the other one's consumers are done with it.
   std::uint64_t k_peer_empty[C::kStages], v_peer_empty[C::kStages];
   std::uint64_t tail_begun[C::kStages];   // a tile of a last block is the assistants' to complete
+  std::uint64_t described[C::kQBuffers];  // the item is: where those that bring K and V need that (ragged.h)
   Item<C::kConsumers> items[kItemSlots];  // one a q_full, in turn
   [[no_unique_address]] HandOver<C> results;
 };
@@ -229,10 +237,9 @@ struct Ring {
   }
 };
 
-// Threads of the producer: those from here on are assistants (assistant.h), or bring mask tensors.
-inline constexpr unsigned kFirstAssistant = 32;
-inline constexpr int kAssistants = 3;
-inline constexpr int kMaskThreads = 32 * kAssistants;  // in the general variant those warps bring mask tensors
+// In the general variant the producer's last three warps bring mask tensors.
+inline constexpr int kMaskWarps = 3;
+inline constexpr int kMaskThreads = 32 * kMaskWarps;
 
 // Named barriers (0 is __syncthreads).
 inline constexpr int kBarrierProducer = 1;  // the producer's 128 threads, or its assistants

@@ -107,7 +107,8 @@ tile::ItemOrder order_of(const FusedParams& p, const Problem& problem, const cor
   const int row_tiles = tile::divide_up(geometry.n_q, tile_q);
   const bool full = p.left == tile::kMaxRows && p.right == tile::kMaxRows;
   if (!problem.packed && p.key_lengths == nullptr && (full || row_tiles == 1)) {
-    return tile::equal_order(sequence_heads, row_tiles, blocks);
+    const bool short_last = tile_q % 128 != 0 && geometry.n_q % tile_q != 0;  // as Config::kShortLast
+    return tile::equal_order(sequence_heads, row_tiles, blocks, short_last);
   }
   // Short sequences at large head dims are short of memory bandwidth: measured 8 to 15 % faster with all row tiles of a
   // head at once, up to 15 % slower at d = 64.

@@ -18,7 +18,7 @@ namespace dspattn::cuda::sm90 {
 
 // How many items this block's pair has.
 __device__ __forceinline__ int items_of_pair(const FusedParams& params) {
-  return tile::items_of_block(params.order, static_cast<int>(blockIdx.x) >> 1);
+  return tile::items_of_block<false>(params.order, static_cast<int>(blockIdx.x) >> 1);
 }
 
 template <typename C>
@@ -35,12 +35,14 @@ struct FullConsumer : Consumer<C> {
     ptx::wgmma_commit();
   }
 
-  // The item's results, for the sender. They take the place of Q: the next one, if there is one, is in registers.
+  // The item's results, for the sender. They take the place of Q: the next one, if there is one, is in registers, and
+  // it could come only when the results before these had been sent.
   __device__ __forceinline__ void hand_over(const RowSums& sums) {
     const int lane = Base::lane();
     const std::uint32_t tile = ptx::shared_address(shared.q[0]) + static_cast<std::uint32_t>(Base::warp_row()) * 128;
     const std::uint32_t last = stage_rows<C>(tile, lane, products.out, sums);
-    if ((lane & 3) == 0) {
+    const bool has_sums = (lane & 3) == 0;
+    if (has_sums) {
       const int row = Base::row_in_tile();
       shared.results.sums[row] = {sums.sum0, weigher.state.minus0};
       shared.results.sums[row + 8] = {sums.sum1, weigher.state.minus1};
@@ -48,7 +50,7 @@ struct FullConsumer : Consumer<C> {
     // As it may overtake loads (ptx/barrier.h), the arrival might overtake stores: it needs what is read back.
     const std::uint32_t stored = ptx::load_shared(last) & params.zero;
     __syncwarp();
-    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.results.full[Base::index]) + stored, Base::leader);
+    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.results.full[Base::index]) + stored, has_sums ? 1 : 0);
   }
 
   // All tiles of an item from its first scores on, and the next item's first scores, if there is one.
@@ -94,6 +96,8 @@ struct FullConsumer : Consumer<C> {
     } else {
       ptx::wgmma_wait<0>();
       Base::release(shared.v_empty, ring);
+      // No next Q has come: waits until the results of the item before have been sent.
+      if (number > 0) ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[0]), number & 1);
       hand_over(sums);
     }
     ptx::wgmma_wait<0>();  // asked for where the two ways meet (C7515)
@@ -150,12 +154,13 @@ __device__ __forceinline__ void send_results(const FusedParams& params, Shared<C
           if (first + row < work.rows) lse[row * params.lse_row_stride] = log_sum_exp<C>(params, of.x, of.y);
         }
       }
-      if (ptx::elect()) {
-        ptx::tma_store_wait_read();
-        ptx::mbarrier_arrive_times(ptx::shared_address(&shared.q_empty[0]), 4);  // for each of the warpgroup's warps
-      }
-      __syncwarp();
     }
+    if (ptx::elect()) ptx::tma_store_wait_read();
+    __syncwarp();
+    // As many arrivals as there are consumer warps: they gave the first Q's place back themselves. None after the last
+    // item, for which nobody would wait.
+    const bool arrives = lane < 4 * C::kConsumers && number + 1 < items;
+    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_empty[0]), arrives ? 1 : 0);
   }
 }
 

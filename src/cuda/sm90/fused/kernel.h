@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
   // waiting for a phase that is two phases gone, and a parity cannot tell those apart.
   constexpr int kConsumerWarps = 4 * C::kConsumers;
   const bool ragged = !C::kGeneral && params.partial_blocks != 0;
-  // So do the assistants, where nothing else keeps an item's description until they have read it.
-  const int readers = C::kQInRegisters && ragged ? kAssistants : 0;
+  // So do those of the producer that read an item's description, where nothing else keeps it until they have.
+  const int readers = ragged ? C::kTileWarps + (C::kQInRegisters ? C::kAssistants : 0) : 0;
   if (threadIdx.x == 0) {
     const auto init = [](std::uint64_t& barrier, int arrivals) {
       ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
       init(shared.q_full[i], C::kQArrivals);
       init(shared.q_scaled[i], C::kScalingWarps);
       init(shared.q_empty[i], kConsumerWarps + readers);
+      init(shared.described[i], 1);
     }
     for (int i = 0; i < C::kStages; ++i) {
       init(shared.k_full[i], 1);
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
       init(shared.tail_begun[i], 1);
     }
     if constexpr (C::kFull) {
-      for (std::uint64_t& full : shared.results.full) init(full, 4);
+      for (std::uint64_t& full : shared.results.full) init(full, 4 * 8);  // lanes that store sums of rows
     }
     if constexpr (C::kGeneral) {
       for (std::uint64_t& full : shared.mask.full) init(full, params.mask_engine != 0 ? 1 : kMaskThreads);

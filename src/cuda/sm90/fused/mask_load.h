@@ -70,9 +70,9 @@ __device__ __forceinline__ void copy_mask_words(std::uint32_t panel, const MaskS
   const int present = max(0, min(source.bytes - begin - 4 * lane, 4));
   const std::uint8_t* from = source.row(warp) + (present > 0 ? begin + 4 * lane : 0);
 #pragma unroll 2
-  for (int row = warp; row < tile::kMaskRows; row += kAssistants) {
+  for (int row = warp; row < tile::kMaskRows; row += kMaskWarps) {
     ptx::copy_async_4(panel + static_cast<std::uint32_t>(tile::mask_offset(row, 4 * lane, 1)), from, present);
-    if (source.first_row + row + kAssistants <= source.last_row) from += kAssistants * source.row_bytes;
+    if (source.first_row + row + kMaskWarps <= source.last_row) from += kMaskWarps * source.row_bytes;
   }
 }
 
@@ -81,18 +81,18 @@ __device__ __forceinline__ void copy_mask_shifted(std::uint32_t panel, const Mas
                                                   int lane) {
   constexpr int kBatch = 8;  // rows loaded before the first is stored
 #pragma unroll 1
-  for (int first = warp; first < tile::kMaskRows; first += kBatch * kAssistants) {
+  for (int first = warp; first < tile::kMaskRows; first += kBatch * kMaskWarps) {
     std::uint32_t words[kBatch][2];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const std::uint8_t* from = source.row(first + i * kAssistants) + begin + 4 * lane;
+      const std::uint8_t* from = source.row(first + i * kMaskWarps) + begin + 4 * lane;
       const auto* aligned = reinterpret_cast<const std::uint32_t*>(from - (reinterpret_cast<std::uintptr_t>(from) & 3));
       words[i][0] = aligned[0];
       words[i][1] = aligned[1];
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int row = first + i * kAssistants;
+      const int row = first + i * kMaskWarps;
       const auto from = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(source.row(row)));
       if (row < tile::kMaskRows) {
         ptx::store_shared(panel + static_cast<std::uint32_t>(tile::mask_offset(row, 4 * lane, 1)),
@@ -112,7 +112,7 @@ __device__ __forceinline__ void copy_mask_bytes(std::uint32_t panel, const MaskS
     offsets[i] = byte / source.element_bytes * source.key_bytes + byte % source.element_bytes;
   }
 #pragma unroll 1
-  for (int row = warp; row < tile::kMaskRows; row += kAssistants) {
+  for (int row = warp; row < tile::kMaskRows; row += kMaskWarps) {
     const std::uint8_t* from = source.row(row);
     std::uint32_t word = 0;
 #pragma unroll

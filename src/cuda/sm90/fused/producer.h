@@ -10,6 +10,7 @@
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/ptx/wgmma.h"
+#include "cuda/sm90/fused/assistant.h"
 #include "cuda/sm90/fused/config.h"
 #include "cuda/sm90/fused/full.h"
 #include "cuda/sm90/fused/mask_load.h"
@@ -99,15 +100,6 @@ __device__ __forceinline__ void load_q(const FusedParams& params, Shared<C>& sha
   publish_copy(ptx::shared_address(&shared.q_full[buffer]));
 }
 
-// Multiplies item number `number`'s Q by 2^-e where it lies in shared memory. By the warps that do not drive the copy
-// engine.
-template <typename C>
-__device__ __forceinline__ void scale_q(const FusedParams& params, Shared<C>& shared, int number) {
-  const int buffer = number % C::kQBuffers;
-  ptx::mbarrier_wait(ptx::shared_address(&shared.q_full[buffer]), number / C::kQBuffers & 1);
-  scale_buffer<C>(params, shared, buffer, static_cast<int>(threadIdx.x) - 32);
-}
-
 // One K or V tile.
 template <typename C, typename SourceRow>
 __device__ __forceinline__ void load_tile(const FusedParams& params, std::uint32_t tile, std::uint32_t full,
@@ -125,32 +117,6 @@ __device__ __forceinline__ void load_tile(const FusedParams& params, std::uint32
   copy_rows<C>(tile, source, offset, C::kTileK, C::kPanels, keys ? params.d : params.d_v,
                keys ? params.vector_k : params.vector_v, source_row);
   publish_copy(full);
-}
-
-// Where Q stays in shared memory, three warps bring and scale it; the first of them drives the copy engine.
-template <typename C>
-__device__ __forceinline__ void produce_queries(const FusedParams& params, Shared<C>& shared) {
-  if (threadIdx.x >= 64) {
-#pragma unroll 1
-    for (int number = 0;; number = (number + 1) & 3) {
-      scale_q<C>(params, shared, number);
-      if (shared.items[number % kItemSlots].valid == 0) return;
-    }
-  }
-  int number = 0;
-#pragma unroll 1
-  for (int turn = 0; turn < params.order.turns; ++turn) {
-    Work work;
-    if (!describe_item<C>(params, turn, work)) continue;
-    await_description<C>(shared, number);
-    if (ptx::elect()) load_q_by_engine<C>(params, shared, work, number);
-    __syncwarp();
-    scale_q<C>(params, shared, number);
-    number = (number + 1) & 3;
-  }
-  if (ptx::elect()) announce_end<C>(shared, number);
-  __syncwarp();
-  scale_q<C>(params, shared, number);
 }
 
 // The general variant's walk: all 128 threads go through the items, bring Q, K, V and masks, and copy where the copy
@@ -222,14 +188,22 @@ __device__ __forceinline__ void produce(const FusedParams& params, Shared<C>& sh
     } else {
       send_results<C>(params, shared);
     }
-  } else if (params.partial_blocks != 0) {
-    produce_ragged<C>(params, shared);
-  } else if constexpr (C::kQInRegisters) {
-    if (warp < 3) stream<C>(params, shared, static_cast<Kind>(warp), static_cast<Kind>(warp));
-  } else if (warp == 0) {
-    stream<C>(params, shared, kKeys, kValues);
   } else {
-    produce_queries<C>(params, shared);
+    // Who brings K and V brings one of them, or both.
+    const auto first = static_cast<Kind>(warp);
+    const Kind last = C::kTileWarps == 1 ? kValues : first;
+    const bool ragged = params.partial_blocks != 0;
+    if (C::kQInRegisters && !ragged) {
+      if (warp < 3) stream<C>(params, shared, first, first);  // Q by the same code, because it must be fetched
+    } else if (warp == C::kTileWarps) {
+      bring_queries<C>(params, shared);
+    } else if (warp > C::kTileWarps) {
+      Assistant<C>{params, shared}.run();
+    } else if (ragged) {
+      bring_tiles<C>(params, shared, first, last);
+    } else if constexpr (!C::kQInRegisters) {
+      stream<C>(params, shared, first, last);
+    }
   }
 }
 

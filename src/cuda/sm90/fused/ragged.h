@@ -1,16 +1,16 @@
 // The producer of the fused kernel where sequences may end within a block of 128 keys: packed batches, key lengths,
 // lengths that are no multiple of 128.
 //
-// One warp drives the copy engine and takes the items, from a schedule (tile/schedule.h) where there is one; three
-// others assist it (assistant.h).
+// One warp takes the items, from a schedule (tile/schedule.h) where there is one, brings their Q and describes them to
+// the others: those that bring K and V, and assistants (assistant.h).
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/ptx/barrier.h"
-#include "cuda/sm90/fused/assistant.h"
 #include "cuda/sm90/fused/config.h"
 #include "cuda/sm90/fused/params.h"
+#include "cuda/sm90/fused/store.h"
 #include "cuda/sm90/fused/stream.h"
 #include "cuda/sm90/fused/work.h"
 
@@ -48,35 +48,89 @@ __device__ __forceinline__ Tail tail_of(const FusedParams& params, const Work& w
   return past(params.k, params.last_k) || past(params.v, params.last_v) ? Tail::by_threads : Tail::by_engine;
 }
 
-// Drives the copy engine through the thread block's items. One warp does, and one of its lanes asks (see stream.h).
+// The thread block's items, one after the other.
 template <typename C>
-__device__ __forceinline__ void drive(const FusedParams& params, Shared<C>& shared) {
-  Ring<C::kStages> ring;
-  const int stages = stages_of<C>(params);
-  const Addresses<C> address(shared);
-  int number = 0;  // of the block's items so far, modulo 4
-  const bool scheduled = params.schedule != nullptr;
-  int turn = scheduled ? static_cast<int>(blockIdx.x) : 0;  // of the walk, or item of the schedule
-  const auto turns = [&] { return scheduled ? params.schedule->entries * params.heads.value : params.order.turns; };
-#pragma unroll 1
-  while (turn < turns()) {
-    Work work;
-    if (scheduled) {
+struct Items {
+  const FusedParams& params;
+  int turn;  // of the walk, or item of the schedule
+
+  __device__ __forceinline__ explicit Items(const FusedParams& p)
+      : params(p), turn(p.schedule != nullptr ? static_cast<int>(blockIdx.x) : 0) {}
+
+  // For a whole warp. False after the last.
+  __device__ __forceinline__ bool next(Work& work) {
+    if (params.schedule != nullptr) {
+      turn = __shfl_sync(~0u, turn, 0);  // as the lane knows it that asked
+      if (turn >= params.schedule->entries * params.heads.value) return false;
       describe_scheduled<C>(params, turn, work);
-    } else if (!describe_item<C>(params, turn, work)) {
-      ++turn;
-      continue;
+      // The next item is asked for now: the answer takes a while.
+      if (threadIdx.x % 32 == 0) turn = static_cast<int>(gridDim.x) + atomicAdd(&params.schedule->taken, 1);
+    } else {
+      do {
+        if (turn >= params.order.turns) return false;
+      } while (!describe_item<C>(params, turn++, work));
     }
     work.tail = tail_of(params, work);
-    ++turn;
-    // The next item is asked for now: the answer takes a while.
-    if (scheduled && threadIdx.x == 0) turn = static_cast<int>(gridDim.x) + atomicAdd(&params.schedule->taken, 1);
-    const int kv_head = params.heads_per_kv_head.quotient(work.head);
-    // The next entry of the ring: tiles that begin at `row`, or what comes of Q.
-    const auto bring = [&](bool queries, int row, Tail tail) {
+    return true;
+  }
+};
+
+// Brings the items' Q and tells the others about them.
+template <typename C>
+__device__ __forceinline__ void bring_queries(const FusedParams& params, Shared<C>& shared) {
+  Items<C> items(params);
+  int number = 0;  // of the block's items so far, modulo 4
+  const auto described = [&] { return ptx::shared_address(&shared.described[number % C::kQBuffers]); };
+  Work work;
+#pragma unroll 1
+  while (items.next(work)) {
+    await_description<C>(shared, number);
+    if (ptx::elect()) {
+      load_q_by_engine<C>(params, shared, work, number);
+      ptx::mbarrier_arrive(described());
+    }
+    __syncwarp();
+    if constexpr (!C::kQInRegisters) scale_q<C>(params, shared, number);
+    number = (number + 1) & 3;
+  }
+  if (ptx::elect()) {
+    announce_end<C>(shared, number);
+    ptx::mbarrier_arrive(described());
+  }
+  __syncwarp();
+  if constexpr (!C::kQInRegisters) scale_q<C>(params, shared, number);
+}
+
+// Brings the items' keys, values, or both (see stream.h). Of a last block that is not whole, the assistants complete or
+// bring what this leaves.
+template <typename C>
+__device__ __forceinline__ void bring_tiles(const FusedParams& params, Shared<C>& shared, Kind first, Kind last) {
+  const int stages = stages_of<C>(params);
+  const Addresses<C> address(shared);
+  Ring<C::kStages> ring;
+#pragma unroll 1
+  for (int number = 0;; number = (number + 1) & 3) {
+    const int buffer = number % C::kQBuffers;
+    ptx::mbarrier_wait(address(shared.described[buffer]), number / C::kQBuffers & 1);
+    const Item<C::kConsumers>& item = shared.items[number % kItemSlots];
+    const bool valid = uniform(item.valid) != 0;
+    const int tiles = uniform(item.entries) - C::kQEntries;
+    const int begin = uniform(item.k_begin);
+    const int batch = uniform(item.batch);
+    const int head = uniform(item.head);
+    const int q_row = C::kQEntries > 0 ? uniform(item.out_row) : 0;  // the output's rows are those of Q
+    const auto item_tail = static_cast<Tail>(uniform(static_cast<int>(item.tail)));
+    if (!valid) return;
+    if (ptx::elect()) ptx::mbarrier_arrive(address(shared.q_empty[buffer]));  // every lane has read it
+    __syncwarp();
+    const int kv_head = params.heads_per_kv_head.quotient(head);
+#pragma unroll 1
+    for (int i = -C::kQEntries; i < tiles; ++i) {
+      const Tail tail = i >= 0 && i >= tiles - C::kTilesPerBlock ? item_tail : Tail::none;
+      const int row = begin + i / C::kTilesPerBlock * tile::kBlockKeys + i % C::kTilesPerBlock * params.keys.part_step;
       const auto stage = static_cast<std::uint32_t>(ring.stage);
 #pragma unroll 1
-      for (int kind = kKeys; kind <= kValues; ++kind) {
+      for (int kind = first; kind <= last; ++kind) {
         const bool keys = kind == kKeys;
         const std::uint32_t place = (keys ? address(shared.k) : address(shared.v)) + stage * C::kTileKBytes;
         const std::uint32_t full = (keys                 ? address(shared.k_full)
@@ -85,44 +139,18 @@ __device__ __forceinline__ void drive(const FusedParams& params, Shared<C>& shar
                                    8 * stage;
         ptx::mbarrier_wait((keys ? address(shared.k_empty) : address(shared.v_empty)) + 8 * stage, ring.parity ^ 1);
         if (ptx::elect()) {
-          if (queries) {
-            load_q_entry<C>(params, work, place, full, keys);
+          if (C::kQEntries > 0 && i < 0) {
+            load_q_entry<C>(params, q_row, head, batch, place, full, keys);
           } else if (tail != Tail::by_threads) {
-            load_tile_by_engine<C>(params, place, full, keys, row, kv_head, work.batch);
+            load_tile_by_engine<C>(params, place, full, keys, row, kv_head, batch);
           } else if (!keys) {
-            ptx::mbarrier_arrive(full);
+            ptx::mbarrier_arrive(full);  // the consumers have left the stage's V, and its K before that
           }
         }
         __syncwarp();
       }
       ring.advance(stages);
-    };
-    if constexpr (C::kQEntries > 0) bring(true, 0, Tail::none);
-    await_description<C>(shared, number);
-    if (ptx::elect()) load_q_by_engine<C>(params, shared, work, number);
-    __syncwarp();
-    number = (number + 1) & 3;
-    int row = work.k_row + work.blocks.begin * tile::kBlockKeys;  // of the block's first key
-    int part = 0;
-#pragma unroll 1
-    for (int left = (work.blocks.end - work.blocks.begin) * C::kTilesPerBlock; left > 0; --left) {
-      bring(false, row + part * params.keys.part_step, left <= C::kTilesPerBlock ? work.tail : Tail::none);
-      if (++part == C::kTilesPerBlock) {
-        part = 0;
-        row += tile::kBlockKeys;
-      }
     }
-    turn = __shfl_sync(~0u, turn, 0);  // as the lane knows it that asked
-  }
-  if (ptx::elect()) announce_end<C>(shared, number);
-}
-
-template <typename C>
-__device__ __forceinline__ void produce_ragged(const FusedParams& params, Shared<C>& shared) {
-  if (threadIdx.x < 32) {
-    drive<C>(params, shared);
-  } else {
-    Assistant<C>{params, shared}.run();
   }
 }
 

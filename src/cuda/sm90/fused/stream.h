@@ -81,7 +81,7 @@ __device__ __forceinline__ void stream(const FusedParams& params, Shared<C>& sha
         }
         if (ptx::elect()) {
           if (C::kQEntries > 0 && i < 0) {
-            load_q_entry<C>(params, work, place, full, keys);
+            load_q_entry<C>(params, work.q_row + work.row_begin, work.head, work.batch, place, full, keys);
           } else if (pairs) {
             load_half_for_both<C>(params, place, full, keys, row, kv_head, work.batch, static_cast<int>(rank));
           } else {

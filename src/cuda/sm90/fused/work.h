@@ -57,7 +57,8 @@ __device__ __forceinline__ int pair_rank(int pairs) { return static_cast<int>(bl
 template <typename C>
 __device__ __forceinline__ bool describe_item(const FusedParams& params, int turn, Work& work) {
   const int pairs = C::kPairs ? params.pairs : 0;
-  const tile::ItemPlace place = tile::item_of_turn(params.order, turn, static_cast<int>(blockIdx.x) >> pairs);
+  const tile::ItemPlace place =
+      tile::item_of_turn<C::kShortLast>(params.order, turn, static_cast<int>(blockIdx.x) >> pairs);
   if (place.row_tile < 0) return false;
   const int sequence = params.heads.quotient(place.sequence_head);
   const int n_k = describe_sequence(params, sequence, work);
@@ -107,6 +108,7 @@ __device__ __forceinline__ void announce(const FusedParams& params, const Work& 
   item.tail = work.tail;
   item.entries = C::kQEntries + (work.blocks.end - work.blocks.begin) * C::kTilesPerBlock;
   item.k_row = work.k_row;
+  item.k_begin = work.k_row + work.blocks.begin * tile::kBlockKeys;
 }
 
 // After the last item: consumers read valid == 0.
@@ -118,15 +120,15 @@ __device__ __forceinline__ void announce_end(Shared<C>& shared, int number) {
   for (int i = 0; i < C::kQArrivals; ++i) ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full[buffer]));
 }
 
-// Panels of an item's Q, from panel `first` on.
+// Panels of the Q of rows from `row` on, from panel `first` on.
 template <typename C>
-__device__ __forceinline__ void load_q_panels(const FusedParams& params, const Work& work, std::uint32_t place,
-                                              std::uint32_t full, int first, int panels) {
+__device__ __forceinline__ void load_q_panels(const FusedParams& params, int row, int head, int batch,
+                                              std::uint32_t place, std::uint32_t full, int first, int panels) {
   ptx::mbarrier_arrive_expect(full, panels * C::kPanelQBytes);
 #pragma unroll 1
   for (int panel = 0; panel < panels; ++panel) {
     ptx::tma_load_4d(place + static_cast<std::uint32_t>(panel * C::kPanelQBytes), &params.q_map, full,
-                     (first + panel) * 64, work.q_row + work.row_begin, work.head, work.batch);
+                     (first + panel) * 64, row, head, batch);
   }
 }
 
@@ -143,8 +145,8 @@ __device__ __forceinline__ void load_q_by_engine(const FusedParams& params, Shar
                                                  int number) {
   const int buffer = number % C::kQBuffers;
   const std::uint32_t full = ptx::shared_address(&shared.q_full[buffer]);
-  load_q_panels<C>(params, work, ptx::shared_address(shared.q[buffer]), full, C::kQPanelsByRing,
-                   C::kPanels - C::kQPanelsByRing);
+  load_q_panels<C>(params, work.q_row + work.row_begin, work.head, work.batch, ptx::shared_address(shared.q[buffer]),
+                   full, C::kQPanelsByRing, C::kPanels - C::kQPanelsByRing);
   if constexpr (!C::kFull) {
     announce<C>(params, work, shared.items[number % kItemSlots]);
     ptx::mbarrier_arrive(full);
@@ -154,10 +156,10 @@ __device__ __forceinline__ void load_q_by_engine(const FusedParams& params, Shar
 // An item's first entry of the ring, where part of its Q comes that way: in K's stage, beside nothing in V's. Every
 // item has it, also one without keys.
 template <typename C>
-__device__ __forceinline__ void load_q_entry(const FusedParams& params, const Work& work, std::uint32_t place,
-                                             std::uint32_t full, bool keys) {
+__device__ __forceinline__ void load_q_entry(const FusedParams& params, int row, int head, int batch,
+                                             std::uint32_t place, std::uint32_t full, bool keys) {
   if (keys) {
-    load_q_panels<C>(params, work, place, full, 0, C::kQPanelsByRing);
+    load_q_panels<C>(params, row, head, batch, place, full, 0, C::kQPanelsByRing);
   } else {
     ptx::mbarrier_arrive(full);
   }
@@ -176,6 +178,14 @@ __device__ __forceinline__ void scale_buffer(const FusedParams& params, Shared<C
   ptx::fence_async_proxy();  // the tensor core reads it
   __syncwarp();
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.q_scaled[buffer]));
+}
+
+// Multiplies item number `number`'s Q by 2^-e where it lies in shared memory. By the warps after the first.
+template <typename C>
+__device__ __forceinline__ void scale_q(const FusedParams& params, Shared<C>& shared, int number) {
+  const int buffer = number % C::kQBuffers;
+  ptx::mbarrier_wait(ptx::shared_address(&shared.q_full[buffer]), number / C::kQBuffers & 1);
+  scale_buffer<C>(params, shared, buffer, static_cast<int>(threadIdx.x) - 32);
 }
 
 // One of the panels of a K or V tile, by the request `load(place, map, column, row)`. K comes in two halves of its

@@ -19,6 +19,7 @@ struct Config {
   // Every operand is twice as wide as in the 16-bit kernel: at d = 256 shared memory holds 64 query rows.
   static constexpr int kConsumers = kVariant == Variant::wide ? 3 : kHeadDim <= 192 ? 2 : 1;
   static constexpr int kTileQ = 64 * kConsumers;
+  static constexpr bool kShortLast = kTileQ % 128 != 0;  // as in the 16-bit kernel
 
   // Keys per tile: half a block of the interleaved grouping. A 64 x 64 tile takes the tensor core as long as a 64 x 128
   // one of 16-bit types. Larger head dims take quarters: two stages of K and V must fit beside Q, and the general

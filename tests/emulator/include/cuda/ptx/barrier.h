@@ -95,9 +95,6 @@ inline void copy_async_wait() { emulator::await_copies(); }
 inline void mbarrier_init(std::uint32_t barrier, int arrivals) { Machine::get().mbarrier_init(barrier, arrivals); }
 inline void mbarrier_init_fence() {}
 inline void mbarrier_arrive(std::uint32_t barrier) { Machine::get().mbarrier_arrive(barrier); }
-inline void mbarrier_arrive_times(std::uint32_t barrier, int times) {
-  for (int i = 0; i < times; ++i) mbarrier_arrive(barrier);
-}
 inline void mbarrier_arrive_if(std::uint32_t barrier, std::uint32_t condition) {
   if (condition != 0) mbarrier_arrive(barrier);
 }
