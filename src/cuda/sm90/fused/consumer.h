@@ -171,10 +171,10 @@ struct Consumer {
     return block >= interior.begin && block < interior.end;
   }
 
-  // Calls run.operator()<h>() for what of tile `tile_index` is hidden.
+  // Calls run.operator()<h>() for what of tile `tile_index` is hidden. `masks`: for anything, also where nothing is.
   template <typename Run>
-  __device__ __forceinline__ void with_hidden(Run run) {
-    switch (hidden()) {
+  __device__ __forceinline__ void with_hidden(Run run, bool masks = false) {
+    switch (masks ? Hidden::anything : hidden()) {
       case Hidden::nothing:
         run.template operator()<Hidden::nothing>();
         return;
@@ -360,7 +360,8 @@ struct Consumer {
       mask_scores();
       weigher.first_tile(masked, products);
     } else {
-      with_hidden([&]<Hidden kHidden> { weigher.first_tile(packed_scores<kHidden>(), products); });
+      with_hidden([&]<Hidden kHidden> { weigher.first_tile(packed_scores<kHidden>(), products); },
+                  C::kPairs && params.mask_first != 0);
     }
     free_q(number);
     await_tile();

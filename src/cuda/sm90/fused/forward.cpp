@@ -152,6 +152,8 @@ bool complete(FusedParams& p, const FusedRow& row, const ForwardArgs& args, cons
   p.order = order_of(p, problem, geometry, launcher.tile_q << p.pairs, blocks >> p.pairs);
   if (variant == Variant::general) choose_masks(p, geometry);
   p.short_items = geometry.n_k <= 2 * tile::kBlockKeys;
+  // Under a causal mask they then run through little code, which must be fetched (docs/fused_kernel.md).
+  p.mask_first = p.short_items != 0 && (p.left != tile::kMaxRows || p.right != tile::kMaxRows);
   p.partial_blocks =
       variant == Variant::general || problem.packed || p.key_lengths != nullptr || geometry.n_k % tile::kBlockKeys != 0;
   p.last_k = last_row(problem.k);
@@ -167,11 +169,10 @@ bool works_in_pairs(const FusedParams& p, const Problem& problem, const core::Ge
   if (!whole || p.left != tile::kMaxRows || multiprocessors < 2) return false;
   // A pair's blocks take equally long: one idles where the number of row tiles is odd, and for a tile of keys now and
   // then where the mask is causal. Measured (docs/fused_kernel.md): 1 to 4 % faster with 32 row tiles and more, 2 to 4
-  // % slower with 4 or 8. Two are a head in one item, whose time is that of its loads: 1:2 3 % faster, 2:4 between 1 %
-  // faster and 5 % slower.
+  // % slower with 4 or 8. Two are a head in one item, whose time is that of its loads: 2 to 3 % faster.
   const int row_tiles = tile::divide_up(geometry.n_q, tile_q);
   const bool many = std::min<std::int64_t>(row_tiles, geometry.n_k / tile::kBlockKeys) >= 32;
-  const bool whole_heads = row_tiles == 2 && problem.pattern == Pattern{1, 2};
+  const bool whole_heads = row_tiles == 2;
   return many || whole_heads || (p.right == tile::kMaxRows && row_tiles % 2 == 0);
 }
 
