@@ -4,7 +4,7 @@
     DSPATTN_BENCH_LIBRARY=... python3 bench/fused_forward.py --out bench/results/forward_h200.json --check
     python3 bench/fused_forward.py --library old=a.so --library new=b.so --parts table --only n=4096 --peers cudnn
 
-bench/timing.py says how. tflops is dense-equivalent: 4 batch heads n_q n_k d, halved when causal. Parts:
+bench/timing.py says how; in table and d256 ours and cuDNN take bursts in turn, there and back. tflops is dense-equivalent: 4 batch heads n_q n_k d, halved when causal. Parts:
     table      every length, full and causal, 2:4 and 1:2, d 64 and 128, bursts, beside cuDNN
     grouping   consecutive groups beside interleaved        fp16     beside bf16
     d256       head dim 256                                 gqa      32 heads sharing 8 key heads beside 32
@@ -34,6 +34,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 TOKENS, HIDDEN = 16384, 2048
+ROUNDS = 2  # of the bursts that ours and a peer take in turn
 PARTS = ("table", "d256", "grouping", "fp16", "gqa", "varlen", "memory", "sustained", "mask", "peers")
 PEERS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -147,21 +148,49 @@ class Bench:
 
     def time(self, calls, flop, mode="burst"):
         """{mode: figures} of some calls that do the same on copies of their inputs."""
-        graphed = timing.Graphed(calls)
-        figures = timing.burst(graphed, self.idle) if mode == "burst" else timing.sustained(graphed)
-        figures["tflops"] = round(flop / figures["median_us"] / 1e6, 1)
-        return {mode: figures}
+        return self.time_in_turn({"": timing.Graphed(calls)}, flop, mode, rounds=1)[""]
 
-    def time_peers(self, cell, peers, mode="burst", **options):
-        results, skipped = {}, {}
+    def time_in_turn(self, graphs, flop, mode="burst", rounds=ROUNDS):
+        """{name: {mode: figures}} of graphs that do as much. Bursts go to and fro: who comes first also comes last, so
+        that a card that slows down is nobody's advantage; the median is over all rounds."""
+        if mode == "burst":
+            times = {name: [] for name in graphs}
+            for i in range(rounds):
+                for name in list(graphs) if i % 2 == 0 else reversed(graphs):
+                    times[name] += timing.burst_times(graphs[name], self.idle)
+            results = {name: timing.summary(all_times) for name, all_times in times.items()}
+        else:
+            results = {name: timing.sustained(graphed) for name, graphed in graphs.items()}
+        for figures in results.values():
+            figures["tflops"] = round(flop / figures["median_us"] / 1e6, 1)
+        return {name: {mode: figures} for name, figures in results.items()}
+
+    def graph_peers(self, cell, peers, **options):
+        """({name: graph}, {name: why not})."""
+        graphs, skipped = {}, {}
         for name in peers:
             try:
                 backend = PEERS[name]
                 with sdpa_kernel(backend if backend is not None else SDPBackend.MATH):
-                    results[name] = self.time(cell.peer(name, **options), cell.flop, mode)
+                    graphs[name] = timing.Graphed(cell.peer(name, **options))
             except RuntimeError as error:
-                results[name], skipped[name] = None, str(error).splitlines()[0][:120]
-        return results, skipped
+                skipped[name] = str(error).splitlines()[0][:120]
+        return graphs, skipped
+
+    def time_peers(self, cell, peers, **options):
+        graphs, skipped = self.graph_peers(cell, peers, **options)
+        return self.time_in_turn(graphs, cell.flop, rounds=1) | dict.fromkeys(skipped), skipped
+
+    def time_beside(self, part, cell, peers, mode="burst"):
+        """Ours, every pattern and library, beside peers in turn; adds the rows."""
+        graphs, skipped = self.graph_peers(cell, [peer for peer in self.chosen_peers if peer in peers])
+        names = list(graphs)
+        ours = [(pattern, label) for pattern in self.patterns() for label in self.libraries]
+        graphs |= {key: timing.Graphed(cell.ours(self.libraries[key[1]], key[0])) for key in ours}
+        results = self.time_in_turn(graphs, cell.flop, mode)
+        beside = {name: results[name] for name in names} | dict.fromkeys(skipped)
+        for pattern, label in ours:
+            self.add(part, cell, pattern, label, results[pattern, label], beside, skipped)
 
     def add(self, part, cell, pattern, label, modes, beside, skipped=None, by="median_us", grouping="interleaved"):
         """A row a mode. Ratios are of times, or of tflops where the two did not do the same work."""
@@ -195,12 +224,7 @@ class Bench:
 
     def table(self, mode="burst", lengths=forward_bars.LENGTHS):
         for n, d, mask in self.cells(lengths):
-            cell = Cell(n, d, mask=mask)
-            beside, skipped = self.time_peers(cell, [peer for peer in self.chosen_peers if peer == "cudnn"], mode)
-            for pattern in self.patterns():
-                for label, path in self.libraries.items():
-                    modes = self.time(cell.ours(path, pattern), cell.flop, mode)
-                    self.add("table", cell, pattern, label, modes, beside, skipped)
+            self.time_beside("table", Cell(n, d, mask=mask), ["cudnn"], mode)
 
     def sustained(self):
         self.table("sustained", [n for n in forward_bars.LENGTHS if n >= 1024])
@@ -252,12 +276,7 @@ class Bench:
     def d256(self):
         for mask in forward_bars.MASKS:
             if self.wanted(n=4096, d=256, mask=mask):
-                cell = Cell(4096, 256, mask=mask)
-                beside, skipped = self.time_peers(cell, [peer for peer in self.chosen_peers if peer == "cudnn"])
-                for pattern in self.patterns():
-                    for label, path in self.libraries.items():
-                        modes = self.time(cell.ours(path, pattern), cell.flop)
-                        self.add("d256", cell, pattern, label, modes, beside, skipped)
+                self.time_beside("d256", Cell(4096, 256, mask=mask), ["cudnn"])
 
     def gqa(self):
         for d in (64, 128):

@@ -1,6 +1,8 @@
 """The fused forward's committed results: the docs say what they say, and the bars tell right from wrong."""
 
+import argparse
 import importlib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 def bench_on_path(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
     yield
-    for name in ("forward_bars", "forward_tables"):
+    for name in ("forward_bars", "forward_tables", "fused_forward", "native", "timing"):
         sys.modules.pop(name, None)
 
 
@@ -57,3 +59,19 @@ def test_another_result_gives_another_table():
     result["rows"][0]["tflops"] += 100
     assert tables.tables(result) != before
     assert tables.page_table.replaced("no markers", tables.BEGIN, tables.END, before) is None
+
+
+def test_a_card_that_slows_down_is_nobodys_advantage(monkeypatch, capsys):
+    forward = importlib.import_module("fused_forward")
+    clock = itertools.count(100)  # every burst takes longer than the one before
+    monkeypatch.setattr(forward.timing, "Graphed", lambda calls: calls)
+    monkeypatch.setattr(forward.timing, "burst_times", lambda graphed, idle: [next(clock)] * 30)
+    monkeypatch.setattr(forward, "tensors", lambda shapes, dtype: [[None, None, None]])
+    monkeypatch.setattr(forward.native, "prepare", lambda *qkv, **options: (None, None, None))
+    arguments = argparse.Namespace(library=[], idle=0.0, peers=["cudnn"], only=["n=4096", "d=64"], seconds=60)
+    bench = forward.Bench(arguments)
+    bench.table()
+    assert [(row["mask"], row["pattern"], row["ratio"]) for row in bench.rows] == [
+        (mask, pattern, {"cudnn": 1.0}) for mask in ("full", "causal") for pattern in ("2:4", "1:2")
+    ]
+    assert capsys.readouterr().out.count("cudnn") == 4
