@@ -4,7 +4,8 @@
     DSPATTN_BENCH_LIBRARY=... python3 bench/fused_forward.py --out bench/results/forward_h200.json --check
     python3 bench/fused_forward.py --library old=a.so --library new=b.so --parts table --only n=4096 --peers cudnn
 
-bench/timing.py says how; in table and d256 ours and cuDNN take bursts in turn, there and back. tflops is dense-equivalent: 4 batch heads n_q n_k d, halved when causal. Parts:
+bench/timing.py says how; in table and d256 ours and cuDNN take bursts in turn, there and back. tflops is
+dense-equivalent: 4 batch heads n_q n_k d, halved when causal. Parts:
     table      every length, full and causal, 2:4 and 1:2, d 64 and 128, bursts, beside cuDNN
     grouping   consecutive groups beside interleaved        fp16     beside bf16
     d256       head dim 256                                 gqa      32 heads sharing 8 key heads beside 32
