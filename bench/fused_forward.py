@@ -147,9 +147,9 @@ class Bench:
     def patterns(self):
         return [pattern for pattern in PATTERNS if pattern in self.only.get("pattern", ",".join(PATTERNS)).split(",")]
 
-    def time(self, calls, flop, mode="burst"):
-        """{mode: figures} of some calls that do the same on copies of their inputs."""
-        return self.time_in_turn({"": timing.Graphed(calls)}, flop, mode, rounds=1)[""]
+    def time(self, calls, flop):
+        """{mode: figures} of some calls that do the same on copies of their inputs: bursts."""
+        return self.time_in_turn({"": timing.Graphed(calls)}, flop, rounds=1)[""]
 
     def time_in_turn(self, graphs, flop, mode="burst", rounds=ROUNDS):
         """{name: {mode: figures}} of graphs that do as much. Bursts go to and fro: who comes first also comes last, so
@@ -182,9 +182,9 @@ class Bench:
         graphs, skipped = self.graph_peers(cell, peers, **options)
         return self.time_in_turn(graphs, cell.flop, rounds=1) | dict.fromkeys(skipped), skipped
 
-    def time_beside(self, part, cell, peers, mode="burst"):
-        """Ours, every pattern and library, beside peers in turn; adds the rows."""
-        graphs, skipped = self.graph_peers(cell, [peer for peer in self.chosen_peers if peer in peers])
+    def time_beside_cudnn(self, part, cell, mode="burst"):
+        """Ours, every pattern and library, and cuDNN in turn; adds the rows."""
+        graphs, skipped = self.graph_peers(cell, [peer for peer in self.chosen_peers if peer == "cudnn"])
         names = list(graphs)
         ours = [(pattern, label) for pattern in self.patterns() for label in self.libraries]
         graphs |= {key: timing.Graphed(cell.ours(self.libraries[key[1]], key[0])) for key in ours}
@@ -225,7 +225,7 @@ class Bench:
 
     def table(self, mode="burst", lengths=forward_bars.LENGTHS):
         for n, d, mask in self.cells(lengths):
-            self.time_beside("table", Cell(n, d, mask=mask), ["cudnn"], mode)
+            self.time_beside_cudnn("table", Cell(n, d, mask=mask), mode)
 
     def sustained(self):
         self.table("sustained", [n for n in forward_bars.LENGTHS if n >= 1024])
@@ -277,7 +277,7 @@ class Bench:
     def d256(self):
         for mask in forward_bars.MASKS:
             if self.wanted(n=4096, d=256, mask=mask):
-                self.time_beside("d256", Cell(4096, 256, mask=mask), ["cudnn"])
+                self.time_beside_cudnn("d256", Cell(4096, 256, mask=mask))
 
     def gqa(self):
         for d in (64, 128):
