@@ -110,6 +110,28 @@ TEST_P(RobustRow, MoreItemsThanPairs) {
   expect_right(row().problem(cuda::device_facts(0).multiprocessors / 2 + 1, 130, 384));
 }
 
+// Sequences that end within blocks of keys, long enough for pairs of thread blocks: row tiles of one head, of two heads
+// with keys in common and of two without, and sequences without keys, through which nobody waits for the other's loads.
+TEST_P(RobustRow, LengthsInPairs) {
+  Case packed = row().problem(2, 640, 150);
+  packed.packed = true;
+  packed.batch = 2;
+  packed.cu_q = {0, 640, 1030};
+  packed.cu_k = {0, 150, 150};
+  expect_right(packed);
+  packed.heads = 4;
+  expect_right(packed);
+
+  Case lengths = row().problem(2, 520, 140);
+  lengths.batch = 2;
+  lengths.key_lengths = {0, 129};
+  expect_right(lengths);
+  expect_right(row().problem(2, 500, 200));
+  Case causal = row().problem(3, 250, 250);
+  causal.causal = true;
+  expect_right(causal);
+}
+
 // Mask tensors whose rows the copy engine can read, which lengths drawn at random seldom allow, and rows it cannot, in
 // every shape. 272 keys end within a block, 70 rows within a warpgroup's.
 TEST_P(RobustRow, MaskTensors) {

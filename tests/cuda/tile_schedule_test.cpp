@@ -34,6 +34,26 @@ TEST(TileSchedule, TakesEveryItemOfASequenceOnce) {
   }
 }
 
+TEST(TileSchedule, PairsTakeEveryRowTileOnce) {
+  for (const int heads : {2, 6, 16}) {
+    for (const int row_tiles : {1, 2, 3, 7, 30}) {
+      std::set<std::pair<int, int>> seen;
+      for (int rank = 0; rank < heads * row_tiles / 2; ++rank) {
+        const ItemPlace first = pair_item_of_sequence(rank, row_tiles, heads, 0);
+        const ItemPlace second = pair_item_of_sequence(rank, row_tiles, heads, 1);
+        for (const ItemPlace& place : {first, second}) {
+          ASSERT_TRUE(place.row_tile >= 0 && place.row_tile < row_tiles);
+          ASSERT_TRUE(place.sequence_head >= 0 && place.sequence_head < heads);
+          EXPECT_TRUE(seen.insert({place.sequence_head, place.row_tile}).second);
+        }
+        // The same head's keys, but for the last row tiles of an odd number.
+        EXPECT_EQ(first.sequence_head != second.sequence_head, row_tiles % 2 == 1 && first.row_tile == row_tiles - 1);
+      }
+      EXPECT_EQ(seen.size(), static_cast<std::size_t>(heads * row_tiles));
+    }
+  }
+}
+
 TEST(TileSchedule, HeadsThatShareKeysStayInOneSection) {
   for (const int row_tiles : {1, 5, 32, 200}) {
     const int section = section_heads_of(row_tiles, 64, 8, kBlocks);

@@ -244,6 +244,27 @@ TEST(EmulatedClusters, AMulticastLandsInBothBlocks) {
   }
 }
 
+// A word for the other block, before or after that has said that it expects one.
+TEST(EmulatedClusters, AWordArrivesInTheOtherBlock) {
+  std::uint32_t word = 0;
+  const auto body = [&] {
+    init_barrier_of_pair(1);
+    if (blockIdx.x == 0 && threadIdx.x == 0) ptx::store_async_at(here(kData), 1234, here(kBarrier), 1);
+    if (blockIdx.x == 1) {
+      if (threadIdx.x == 0) ptx::mbarrier_arrive_expect(here(kBarrier), 4);
+      ptx::mbarrier_wait(here(kBarrier), 0);
+      if (threadIdx.x == 0) word = ptx::load_shared(here(kData));
+    }
+    ptx::cluster_sync();
+  };
+  for (int i = 0; i < 20; ++i) {
+    word = 0;
+    const Outcome outcome = run_pair(128, body);
+    ASSERT_TRUE(outcome.ended) << outcome.message;
+    EXPECT_EQ(word, 1234u);
+  }
+}
+
 TEST(EmulatedClusters, ABlockThatHasEndedIsNotArrivedAt) {
   const auto body = [](bool waits) {
     init_barrier_of_pair(1);

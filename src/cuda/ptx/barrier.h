@@ -132,6 +132,16 @@ __device__ __forceinline__ void mbarrier_arrive_at(std::uint32_t barrier, std::u
       "r"(rank)
       : "memory");
 }
+// Stores a word at `address` in block `rank` of the cluster, which arrives as 4 bytes at the barrier that lies there
+// where `barrier` does. Does not wait.
+__device__ __forceinline__ void store_async_at(std::uint32_t address, std::uint32_t value, std::uint32_t barrier,
+                                               std::uint32_t rank) {
+  asm volatile(
+      "{.reg .b32 to, there; mapa.shared::cluster.u32 to, %0, %3; mapa.shared::cluster.u32 there, %2, %3;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [to], %1, [there];}" ::"r"(address),
+      "r"(value), "r"(barrier), "r"(rank)
+      : "memory");
+}
 // All threads of the cluster that have not ended; those of a warp together.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");

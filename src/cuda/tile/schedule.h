@@ -66,4 +66,15 @@ DSPATTN_HOST_DEVICE constexpr ItemPlace item_of_sequence(int sequence, int rank,
   return {sequence * heads + first + in_section % count, row_tiles - 1 - in_section / count};
 }
 
+// The same for pairs of thread blocks, of which a sequence has half as many items: two row tiles of a head, or, where
+// their number is odd, the last ones of two heads. `second`: for the pair's second block. There are as many heads as
+// two divides.
+DSPATTN_HOST_DEVICE constexpr ItemPlace pair_item_of_sequence(int rank, int row_tiles, int heads, int second) {
+  const int of_head = row_tiles / 2;
+  const int last = rank - heads * of_head;
+  if (last >= 0) return {2 * last + second, row_tiles - 1};
+  const int head = rank / of_head;
+  return {head, 2 * (rank - head * of_head) + second};
+}
+
 }  // namespace dspattn::cuda::tile

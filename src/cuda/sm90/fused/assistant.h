@@ -134,7 +134,8 @@ struct Assistant {
       if (item.tail != Tail::none) {
 #pragma unroll 1
         for (int part = 0; part < C::kTilesPerBlock; ++part) {
-          const int at = (stage + item.entries - C::kTilesPerBlock + part) % stages;
+          const int before = descends<C>(params) ? C::kQEntries : item.entries - C::kTilesPerBlock;
+          const int at = (stage + before + part) % stages;
           ptx::mbarrier_wait(ptx::shared_address(&shared.tail_begun[at]), static_cast<int>(parities >> at & 1));
           parities ^= 1u << at;
           complete(item, part, at);

@@ -82,6 +82,9 @@ struct Config {
   // Warpgroups issue their products in turn: measured faster but at d = 256, see docs/fused_kernel.md.
   static constexpr bool kTakeTurns = kHeadDim < 256 || kGeneral;
 
+  // An item's blocks of keys may come from the last down to the first. Beyond d = 128 registers are too few.
+  static constexpr bool kMayDescend = kHeadDim <= 128;
+
   // Tiles of which a half is hidden, or only one half needs masking, have code of their own: where it pays most.
   static constexpr bool kSplitsBlocks = kNarrow && kHeadDim == 64;
 
@@ -140,7 +143,7 @@ struct Config {
   static constexpr bool kSparesStage = !kFull && kOutInPlaceOfQ && kStages == 3 && kTileQ == kTileK;
 };
 
-// What one consumer warpgroup has to do for an item, in tiles counted from the sequence's first key.
+// What one consumer warpgroup has to do for an item, in tiles and blocks counted as they come.
 struct Share {
   int begin, end;                    // tiles that any of its rows sees
   int interior_begin, interior_end;  // blocks that need no masking
@@ -149,7 +152,7 @@ struct Share {
 
 // Who brings an item's last block, when it has fewer than 128 keys (none: it has not): the copy engine, with rows past
 // the sequence's end besides, or threads.
-enum class Tail : std::int32_t { none, by_engine, by_threads };
+enum class Tail : std::int16_t { none, by_engine, by_threads };
 
 // What the producer tells the consumers about an item, and the warps that assist it.
 template <int kConsumers>
@@ -167,9 +170,10 @@ struct Item {
   std::int64_t lse_offset;
   Share shares[kConsumers];
   Tail tail;
-  int entries;  // of the ring: the tiles of all its blocks, and what of Q comes that way
-  int k_row;    // row of K and V that holds the sequence's key 0
-  int k_begin;  // and the one that holds the first key of the first block
+  std::int16_t common;  // pairs: K and V are the same for both blocks
+  int entries;          // of the ring: the tiles of all its blocks, and what of Q comes that way
+  int k_row;            // row of K and V that holds the sequence's key 0
+  int first_block;      // the one that comes first
 };
 
 // A consumer may still write the results of an item whose two successors are already announced; one more is a power
@@ -195,6 +199,15 @@ struct HandOver {
 template <typename C>
 struct HandOver<C, false> {};
 
+// Pairs with a schedule: what the first block tells the second to take.
+template <typename C, bool kPresent = C::kPairs && !C::kFull>
+struct Turn {
+  std::uint64_t told, heard;
+  int item;
+};
+template <typename C>
+struct Turn<C, false> {};
+
 template <typename C>
 struct alignas(1024) Shared {
   std::uint8_t q[C::kQBuffers][C::kTileQBytes];
@@ -213,6 +226,7 @@ struct alignas(1024) Shared {
   std::uint64_t described[C::kQBuffers];  // the item is: where those that bring K and V need that (ragged.h)
   Item<C::kConsumers> items[kItemSlots];  // one a q_full, in turn
   [[no_unique_address]] HandOver<C> results;
+  [[no_unique_address]] Turn<C> turn;
 };
 
 template <typename C>

@@ -17,6 +17,7 @@
 #include "cuda/sm90/fused/softmax.h"
 #include "cuda/sm90/fused/store.h"
 #include "cuda/sm90/fused/weigh.h"
+#include "cuda/sm90/fused/work.h"
 
 namespace dspattn::cuda::sm90 {
 
@@ -30,7 +31,7 @@ struct Consumer {
 
   Ring<C::kStages> ring;             // of the tile whose V comes next
   int number = 0;                    // of the item in work, among this block's
-  int tile_index = 0, tile_end = 0;  // own tiles of the item, counted from the sequence's first key
+  int tile_index = 0, tile_end = 0;  // own tiles of the item, counted as they come
   tile::BlockRange interior;
   int skip_before = 0, skip_after = 0;  // entries of the ring that only other warpgroups need
 
@@ -165,16 +166,21 @@ struct Consumer {
     }
   }
 
+  // Of the block that tile `tile_index` is in.
+  __device__ __forceinline__ int first_key() const {
+    return item(number).first_block * tile::kBlockKeys + tile_index / C::kTilesPerBlock * block_step<C>(params);
+  }
+
   // Whether every row sees all keys of tile `tile_index`.
   __device__ __forceinline__ bool is_interior() const {
     const int block = tile_index / C::kTilesPerBlock;
     return block >= interior.begin && block < interior.end;
   }
 
-  // Calls run.operator()<h>() for what of tile `tile_index` is hidden. `masks`: for anything, also where nothing is.
+  // Calls run.operator()<h>() for what of tile `tile_index` is hidden.
   template <typename Run>
-  __device__ __forceinline__ void with_hidden(Run run, bool masks = false) {
-    switch (masks ? Hidden::anything : hidden()) {
+  __device__ __forceinline__ void with_hidden(Run run) {
+    switch (hidden()) {
       case Hidden::nothing:
         run.template operator()<Hidden::nothing>();
         return;
@@ -223,7 +229,7 @@ struct Consumer {
     if (is_interior()) return Hidden::nothing;
     if (!C::kSplitsBlocks || params.keys.pair_step == 1) return Hidden::anything;  // consecutive groups
     const auto& of = item(number);
-    const int key = tile_index / C::kTilesPerBlock * tile::kBlockKeys;
+    const int key = uniform(first_key());
     const int position = uniform(of.row_begin + of.diagonal) + index * 64 - key;  // of the first row
     const int last = uniform(of.key_length) - key - 1;
     return tile::hidden_of_border(position, 64, last, params.left, params.right);
@@ -235,7 +241,7 @@ struct Consumer {
       return {products.scores};
     } else {
       const auto& of = item(number);
-      const int key = tile_index / C::kTilesPerBlock * tile::kBlockKeys;
+      const int key = first_key();
       const int row = of.row_begin + row_in_tile();
       return {products.scores,    params, tile_index % C::kTilesPerBlock, thread() & 3, row + of.diagonal - key,
               of.key_length - key};
@@ -360,8 +366,7 @@ struct Consumer {
       mask_scores();
       weigher.first_tile(masked, products);
     } else {
-      with_hidden([&]<Hidden kHidden> { weigher.first_tile(packed_scores<kHidden>(), products); },
-                  C::kPairs && params.mask_first != 0);
+      with_hidden([&]<Hidden kHidden> { weigher.first_tile(packed_scores<kHidden>(), products); });
     }
     free_q(number);
     await_tile();

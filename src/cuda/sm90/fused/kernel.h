@@ -50,6 +50,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
       init(shared.v_peer_empty[i], 1);
       init(shared.tail_begun[i], 1);
     }
+    if constexpr (C::kPairs && !C::kFull) {
+      init(shared.turn.told, 1);
+      init(shared.turn.heard, 1);
+    }
     if constexpr (C::kFull) {
       for (std::uint64_t& full : shared.results.full) init(full, 4 * 8);  // lanes that store sums of rows
     }

@@ -63,7 +63,7 @@ struct FusedParams {
   int pairs = 0;                             // 1: thread blocks work in pairs, see Config::kPairs
   int alike = 0;                             // 1: pairs, and their items all cost the same
   int short_items = 0;                       // every item has one block of keys, or two
-  int mask_first = 0;                        // those: their first block goes through the code for masked ones
+  int descending = 0;                        // 1: an item's blocks of keys come from its last down to its first
   int partial_blocks = 1;                    // 0: no sequence has a last block of fewer than 128 keys
   // The copy engine may read past a sequence's end, up to these elements of K and V: the first of the last row.
   std::int64_t last_k = 0, last_v = 0;

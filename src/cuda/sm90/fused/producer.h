@@ -142,11 +142,12 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
     walk = (walk & ~3) | ((walk + 1) & 3);
     const int kv_head = params.heads_per_kv_head.quotient(work.head);
     const int batch = work.batch;
-    int row = work.k_row + work.blocks.begin * tile::kBlockKeys;                        // of the block's first key
-    int present = work.band.key_length - work.blocks.begin * tile::kBlockKeys;          // keys from there on
-    const int present_end = work.band.key_length - work.blocks.end * tile::kBlockKeys;  // and after the last block
+    const int step = block_step<C>(params);
+    int key = first_block<C>(params, work) * tile::kBlockKeys;  // the block's first
 #pragma unroll 1
-    for (int part = 0; present > present_end;) {
+    for (int i = 0, part = 0; i < (work.blocks.end - work.blocks.begin) * C::kTilesPerBlock; ++i) {
+      const int row = work.k_row + key;
+      const int present = work.band.key_length - key;  // from there on
       const bool whole = present >= tile::kBlockKeys;
       const std::uint32_t at = 8u * static_cast<std::uint32_t>(ring.stage);
       const bool engine_k = whole && params.copy_engine_k != 0;
@@ -162,14 +163,13 @@ __device__ __forceinline__ void walk_items(const FusedParams& params, Shared<C>&
                    false, row, part * params.keys.part_step, kv_head, batch,
                    [&](int r) { return visible(tile::slot_of_v_row(r)); });
       if (params.mask_bytes != 0 && threadIdx.x >= 32) {
-        load_mask_blocks<C>(params, shared, work, row - work.k_row, present, tiles++);
+        load_mask_blocks<C>(params, shared, work, key, present, tiles++);
       }
       __syncwarp();  // the driving thread's warp stays together: its other lanes must not run ahead of it
       ring.advance();
       if (++part == C::kTilesPerBlock) {
         part = 0;
-        row += tile::kBlockKeys;
-        present -= tile::kBlockKeys;
+        key += step;
       }
     }
   }

@@ -58,6 +58,8 @@ __device__ __forceinline__ void stream(const FusedParams& params, Shared<C>& sha
     }
     const int kv_head = params.heads_per_kv_head.quotient(work.head);
     const int tiles = (work.blocks.end - work.blocks.begin) * C::kTilesPerBlock;
+    const int begin = work.k_row + first_block<C>(params, work) * tile::kBlockKeys;
+    const int step = block_step<C>(params);
     // All thread blocks begin at once, and what they ask for takes microseconds to come: V, which is needed last, is
     // asked for when the consumers have taken the first Q. They come to no second one without this V.
     if (C::kPairs && !C::kFull && turn == 0 && first == kValues && tiles > 0) {
@@ -65,8 +67,7 @@ __device__ __forceinline__ void stream(const FusedParams& params, Shared<C>& sha
     }
 #pragma unroll 1
     for (int i = -C::kQEntries; i < tiles; ++i) {
-      const int row = work.k_row + (work.blocks.begin + i / C::kTilesPerBlock) * tile::kBlockKeys +
-                      i % C::kTilesPerBlock * params.keys.part_step;
+      const int row = begin + i / C::kTilesPerBlock * step + i % C::kTilesPerBlock * params.keys.part_step;
       const auto stage = static_cast<std::uint32_t>(ring.stage);
 #pragma unroll 1
       for (int kind = first; kind <= last; ++kind) {

@@ -19,6 +19,7 @@ struct Work {
   tile::RowBand band;
   tile::BlockRange blocks;  // blocks of keys that any row of the item sees
   Tail tail = Tail::none;
+  int common = 1;  // pairs: both blocks' keys are the same
 };
 
 // Where the sequence lies; returns its number of keys.
@@ -72,6 +73,20 @@ __device__ __forceinline__ bool describe_item(const FusedParams& params, int tur
   return true;
 }
 
+// The block of keys that comes first, and the step from one to the next, in keys.
+template <typename C>
+__device__ __forceinline__ bool descends(const FusedParams& params) {
+  return C::kMayDescend && params.descending != 0;
+}
+template <typename C>
+__device__ __forceinline__ int first_block(const FusedParams& params, const Work& work) {
+  return descends<C>(params) ? work.blocks.end - 1 : work.blocks.begin;
+}
+template <typename C>
+__device__ __forceinline__ int block_step(const FusedParams& params) {
+  return descends<C>(params) ? -tile::kBlockKeys : tile::kBlockKeys;
+}
+
 // Writes the consumers' description; one thread does it for all.
 template <typename C>
 __device__ __forceinline__ void announce(const FusedParams& params, const Work& work, Item<C::kConsumers>& item) {
@@ -96,19 +111,27 @@ __device__ __forceinline__ void announce(const FusedParams& params, const Work& 
     const tile::BlockRange own = tile::visible_blocks(work.band, first, last);
     const tile::BlockRange interior = tile::interior_blocks(work.band, first, last);
     const bool any = own.end > own.begin;
+    const bool down = descends<C>(params);
+    const auto as_they_come = [&](const tile::BlockRange& range) {
+      return down ? tile::BlockRange{work.blocks.end - range.end, work.blocks.end - range.begin}
+                  : tile::BlockRange{range.begin - work.blocks.begin, range.end - work.blocks.begin};
+    };
+    const tile::BlockRange come = as_they_come(own);
+    const tile::BlockRange unmasked = as_they_come(interior);
+    const int blocks = work.blocks.end - work.blocks.begin;
     Share& share = item.shares[i];
-    share.begin = own.begin * C::kTilesPerBlock;
-    share.end = own.end * C::kTilesPerBlock;
-    share.interior_begin = interior.begin;
-    share.interior_end = interior.end;
-    share.skip_before = ((any ? own.begin : work.blocks.end) - work.blocks.begin) * C::kTilesPerBlock;
-    if (!any) share.skip_before += C::kQEntries;
-    share.skip_after = any ? (work.blocks.end - own.end) * C::kTilesPerBlock : 0;
+    share.begin = any ? come.begin * C::kTilesPerBlock : 0;
+    share.end = any ? come.end * C::kTilesPerBlock : 0;
+    share.interior_begin = unmasked.begin;
+    share.interior_end = unmasked.end;
+    share.skip_before = any ? share.begin : blocks * C::kTilesPerBlock + C::kQEntries;
+    share.skip_after = any ? (blocks - come.end) * C::kTilesPerBlock : 0;
   }
   item.tail = work.tail;
   item.entries = C::kQEntries + (work.blocks.end - work.blocks.begin) * C::kTilesPerBlock;
   item.k_row = work.k_row;
-  item.k_begin = work.k_row + work.blocks.begin * tile::kBlockKeys;
+  item.first_block = first_block<C>(params, work);
+  if constexpr (C::kPairs) item.common = static_cast<std::int16_t>(work.common);
 }
 
 // After the last item: consumers read valid == 0.

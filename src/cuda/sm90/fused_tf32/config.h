@@ -27,6 +27,7 @@ struct Config {
   static constexpr int kTileK = kHeadDim <= 96 || (kHeadDim <= 128 && !kGeneral) ? 64 : 32;
   static constexpr int kQEntries = 0;    // none of Q comes through the ring
   static constexpr bool kPairs = false;  // no thread blocks that share their loads
+  static constexpr bool kMayDescend = false;
   static constexpr int kTilesPerBlock = tile::kBlockKeys / kTileK;
 
   // Head dims are stored in panels of 32 columns, V transposed in panels of 32 keys: 128 bytes, one swizzle row.

@@ -35,7 +35,7 @@ struct Consumer {
 
   Ring<C::kStages> ring;             // of the tile whose V comes next
   int number = 0;                    // of the item in work, among this block's
-  int tile_index = 0, tile_end = 0;  // own tiles of the item, counted from the sequence's first key
+  int tile_index = 0, tile_end = 0;  // own tiles of the item, counted as they come
   tile::BlockRange interior;
   int skip_before = 0;  // tiles that only other warpgroups need
 
@@ -195,11 +195,12 @@ struct Consumer {
   // Masks the scores of tile `tile_index`: mask tensors, and the band unless every row sees all of the tile's keys. No
   // product is in flight.
   __device__ __forceinline__ void mask_scores() {
-    const int block = tile_index / C::kTilesPerBlock;
-    const bool inside = block >= interior.begin && block < interior.end;
+    const int come = tile_index / C::kTilesPerBlock;  // blocks before
+    const bool inside = come >= interior.begin && come < interior.end;
     const bool tensors = C::kGeneral && (params.bias.data != nullptr || params.allowed.data != nullptr);
     if (inside && !tensors) return;
     const auto& of = item(number);
+    const int block = of.first_block + come;
     const int part = tile_index % C::kTilesPerBlock;
     const int t = thread() & 3;
     const int row = of.row_begin + row_in_tile();
