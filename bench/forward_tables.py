@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/fused_kernel.md, and README's summary of them, from bench/results/forward_h200.json,
-between their markers.
+"""Writes the tables of docs/fused_kernel.md, and README's summary of them, from bench/results/forward_h200.json and
+packed_limits_h200.json, between their markers.
 
 python3 bench/forward_tables.py            # rewrite
 python3 bench/forward_tables.py --check    # exit 1 when the tables are not what the results say
@@ -16,6 +16,9 @@ RESULTS = page_table.ROOT / "bench" / "results" / "forward_h200.json"
 PAGE = page_table.ROOT / "docs" / "fused_kernel.md"
 BEGIN = "<!-- forward tables, written by bench/forward_tables.py -->"
 END = "<!-- end of forward tables -->"
+LIMITS = page_table.ROOT / "bench" / "results" / "packed_limits_h200.json"
+LIMITS_BEGIN = "<!-- packed limits, written by bench/forward_tables.py -->"
+LIMITS_END = "<!-- end of packed limits -->"
 README = page_table.ROOT / "README.md"
 README_BEGIN = "<!-- fused forward, written by bench/forward_tables.py -->"
 README_END = "<!-- end of fused forward -->"
@@ -120,9 +123,27 @@ def summary(result):
     return textwrap.fill(text, 120)
 
 
+def limits_table(result):
+    units = {"tensor": "tensor", "issue": "issue", "alu": "ALU", "xu": "exponentials", "shared_memory": "shared memory",
+             "l2": "L2"}  # fmt: skip
+    stalls = {"barrier": "turn", "long_scoreboard": "long scoreboard", "no_instruction": "no instruction"}
+    titles = ["batch, d, pattern", "time, µs", "instructions, 10⁶", *units.values(), *stalls.values()]
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for row in result["rows"]:
+        cells = [f"{row['batch']}, {row['d']}, {row['pattern']}", f"{row['ns'] / 1e3:.0f}"]
+        cells += [f"{row['instructions'] / 1e6:.1f}", *(f"{row[unit]:.0f}" for unit in units)]
+        cells += [f"{row['stalled_' + stall]:.2f}" for stall in stalls]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main(arguments):
-    pages = ((PAGE, BEGIN, END, tables), (README, README_BEGIN, README_END, summary))
-    return max(page_table.run(arguments, __file__, page, RESULTS, *rest) for page, *rest in pages)
+    pages = (
+        (PAGE, RESULTS, BEGIN, END, tables),
+        (PAGE, LIMITS, LIMITS_BEGIN, LIMITS_END, limits_table),
+        (README, RESULTS, README_BEGIN, README_END, summary),
+    )
+    return max(page_table.run(arguments, __file__, *entry) for entry in pages)
 
 
 if __name__ == "__main__":

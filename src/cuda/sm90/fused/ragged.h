@@ -3,6 +3,8 @@
 //
 // One warp takes the items, from a schedule (tile/schedule.h) where there is one, brings their Q and describes them to
 // the others: those that bring K and V, and assistants (assistant.h).
+//
+// Pairs of thread blocks share K and V as in stream.h. Of a last block of keys each completes its own copy.
 #pragma once
 
 #include <cstdint>
