@@ -42,7 +42,7 @@ if wanted tests; then
 fi
 
 if wanted sanitizers; then
-  # Reduced sets: short problems of two rows of the fused kernel, of the tf32 rows, and of the pipeline.
+  # Reduced sets: short problems of two rows of the fused kernel, pairs of thread blocks, the tf32 rows, the pipeline.
   declare -A reduced=(
     [cuda_fused_gpu_tests]='*RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128:*FromAGraph*:*InPairs/*1_2_bf16_d128'
     [cuda_fused_tf32_gpu_tests]='*RandomProblems/*'

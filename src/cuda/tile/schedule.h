@@ -67,8 +67,7 @@ DSPATTN_HOST_DEVICE constexpr ItemPlace item_of_sequence(int sequence, int rank,
 }
 
 // The same for pairs of thread blocks, of which a sequence has half as many items: two row tiles of a head, or, where
-// their number is odd, the last ones of two heads. `second`: for the pair's second block. There are as many heads as
-// two divides.
+// their number is odd, the last ones of two heads. `second`: for the pair's second block. The number of heads is even.
 DSPATTN_HOST_DEVICE constexpr ItemPlace pair_item_of_sequence(int rank, int row_tiles, int heads, int second) {
   const int of_head = row_tiles / 2;
   const int last = rank - heads * of_head;

@@ -23,6 +23,10 @@ inline constexpr std::uint32_t kSharedBytes = 227 * 1024;
 // Blocks of a cluster see each other's shared memory; the upper bits of an address tell whose it is.
 inline constexpr int kMaxBlocks = 2;
 inline constexpr int kWindowBits = 24;
+// The same place in block `rank` of the cluster.
+constexpr std::uint32_t in_block(std::uint32_t address, std::uint32_t rank) {
+  return (address & ((1u << kWindowBits) - 1)) | rank << kWindowBits;
+}
 
 // What the emulated device presents itself as: 9.0, or what DSPATTN_EMULATOR_CAPABILITY says (8.0).
 struct Capability {

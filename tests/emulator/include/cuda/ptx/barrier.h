@@ -98,13 +98,12 @@ inline void mbarrier_arrive(std::uint32_t barrier) { Machine::get().mbarrier_arr
 inline void mbarrier_arrive_if(std::uint32_t barrier, std::uint32_t condition) {
   if (condition != 0) mbarrier_arrive(barrier);
 }
-inline std::uint32_t in_block(std::uint32_t address, std::uint32_t rank) {
-  return (address & ((1u << emulator::kWindowBits) - 1)) | rank << emulator::kWindowBits;
+inline void mbarrier_arrive_at(std::uint32_t barrier, std::uint32_t rank) {
+  mbarrier_arrive(emulator::in_block(barrier, rank));
 }
-inline void mbarrier_arrive_at(std::uint32_t barrier, std::uint32_t rank) { mbarrier_arrive(in_block(barrier, rank)); }
 // Happens at some later time.
 inline void store_async_at(std::uint32_t address, std::uint32_t value, std::uint32_t barrier, std::uint32_t rank) {
-  Machine::get().later([to = in_block(address, rank), value, there = in_block(barrier, rank)] {
+  Machine::get().later([to = emulator::in_block(address, rank), value, there = emulator::in_block(barrier, rank)] {
     std::memcpy(Machine::get().shared_written_beside(to, 4), &value, 4);
     Machine::get().mbarrier_delivered(there, 4);
   });

@@ -21,10 +21,8 @@ inline void tma_load_5d_multicast(std::uint32_t destination, const void* map, st
                                   int c2, int c3, int c4, std::uint16_t blocks) {
   for (std::uint32_t block = 0; blocks >> block != 0; ++block) {
     if ((blocks >> block & 1) == 0) continue;
-    const auto there = [&](std::uint32_t address) {
-      return (address & ((1u << emulator::kWindowBits) - 1)) | block << emulator::kWindowBits;
-    };
-    emulator::load_box(there(destination), map, there(barrier), {c0, c1, c2, c3, c4}, 5);
+    emulator::load_box(emulator::in_block(destination, block), map, emulator::in_block(barrier, block),
+                       {c0, c1, c2, c3, c4}, 5);
   }
 }
 inline void tma_store_4d(const void* map, std::uint32_t source, int c0, int c1, int c2, int c3) {
