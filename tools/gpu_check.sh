@@ -13,7 +13,10 @@ python=${PYTHON:-python3}
 parts=" ${DSPATTN_GPU_PARTS:-build tests sanitizers bench} "
 # Tests skip themselves elsewhere, which is not passing.
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1)
-[[ $capability = 9.* ]] || { echo "gpu_check: needs a Hopper GPU (compute capability 9.0), got \"${capability:-none}\"" >&2; exit 2; }
+[[ $capability = 9.* ]] || {
+  echo "gpu_check: needs a Hopper GPU (compute capability 9.0), got \"${capability:-none}\"" >&2
+  exit 2
+}
 mkdir -p "$out"
 summary=()
 failed=0
@@ -29,31 +32,88 @@ run() { # name, command...: its output goes to <name>.txt, and the end of it to 
   summary+=("$(printf '%-40s %-7s %4d s' "$name" $verdict $((SECONDS - started)))")
 }
 
-configure_and_build() { cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release && cmake --build "$build"; }
+# The operators for Python are built where there is a torch to build them against; no emulator where there is the real
+# thing.
+configure_and_build() {
+  local torch=OFF
+  if "$python" -c 'import torch' 2> /dev/null; then torch=ON; fi
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DDSPATTN_TORCH=$torch \
+    -DDSPATTN_EMULATOR=OFF -DPython_EXECUTABLE="$(command -v "$python")" && cmake --build "$build"
+}
+
+# A test program in parts side by side: most of a test's time is its oracle's, on the CPU. What fills the GPU's memory
+# ("Large") runs alone afterwards.
+in_parts() {
+  local program=$1 parts i status=0 pids=()
+  parts=$(( ($(nproc) + 1) / 2 ))
+  for ((i = 0; i < parts; i++)); do
+    GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$i "$program" --gtest_filter='-*Large*' > "$out/part$i.txt" 2>&1 &
+    pids+=($!)
+  done
+  for i in "${!pids[@]}"; do
+    wait "${pids[i]}" || { status=1; grep -E 'FAILED|Failure|rror' "$out/part$i.txt"; }
+    grep -hE '^\[  (PASSED|SKIPPED)' "$out/part$i.txt"
+    rm "$out/part$i.txt"
+  done
+  "$program" --gtest_filter='*Large*' || status=1
+  return $status
+}
+
+# All four tools side by side on some tests of a program. No test at all is not passing.
+sanitized() {
+  local program=$1 filter=$2 tool status=0
+  local -A pids=()
+  for tool in memcheck racecheck synccheck initcheck; do
+    DSPATTN_FUSED_CASES=8 timeout 300 compute-sanitizer --tool $tool --error-exitcode 9 "$program" \
+      --gtest_filter="$filter" > "$out/$tool.txt" 2>&1 &
+    pids[$tool]=$!
+  done
+  for tool in "${!pids[@]}"; do
+    { wait "${pids[$tool]}" && grep -qE '^\[  PASSED  \] [1-9]' "$out/$tool.txt"; } ||
+      { status=1; grep -E '=====|FAILED' "$out/$tool.txt" | head -n 40; }
+    echo "$tool: $(grep -E '^\[  PASSED' "$out/$tool.txt") $(tail -n 1 "$out/$tool.txt")"
+    rm "$out/$tool.txt"
+  done
+  return $status
+}
+
+command_line() {
+  "$build/apps/dspattn" kernels --device cuda --dtype bf16 --n 4096 --d 128 &&
+    "$build/apps/dspattn" verify --device cuda --pass forward --count 500 --seed 1 &&
+    "$build/apps/dspattn" bench --device cuda --dtype bf16 --n 1024,4096 --d 128 --heads 16 --pattern 2:4,1:2
+}
 
 if wanted build; then run build configure_and_build; fi
 
 if wanted tests; then
+  export DSPATTN_FUSED_CASES=${DSPATTN_FUSED_CASES:-300}
   # Those that need no GPU run as well.
   for program in "$build"/tests/cuda/cuda_*_tests; do
-    run "$(basename "$program")" env DSPATTN_FUSED_CASES="${DSPATTN_FUSED_CASES:-300}" "$program"
+    run "$(basename "$program")" in_parts "$program"
   done
+  run command_line command_line
   run pipeline_torch env DSPATTN_BUILD="$build" "$python" -m pytest -q tests/cuda
+  if [ -e "$build/python/dspattn_torch.so" ]; then
+    run operators env PYTHONPATH=python DSPATTN_TORCH_LIBRARY="$build/python/dspattn_torch.so" \
+      "$python" -m pytest -q -rs tests/python/test_cuda.py
+  fi
 fi
 
 if wanted sanitizers; then
-  # Reduced sets: short problems of two rows of the fused kernel, pairs of thread blocks, the tf32 rows, the pipeline.
+  # Reduced sets: random problems of two rows of the fused kernel, a graph, whole blocks by three warpgroups and by pairs
+  # of thread blocks, pairs for unequal lengths, the tf32 rows, the pipeline.
   declare -A reduced=(
-    [cuda_fused_gpu_tests]='*RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128:*FromAGraph*:*InPairs/*1_2_bf16_d128'
-    [cuda_fused_tf32_gpu_tests]='*RandomProblems/*'
-    [cuda_pipeline_tests]='*EveryKernelOnSmallProblems:*ANanScore*:*EmptyProblems*'
+    [random]='cuda_fused_gpu_tests *RandomProblems/*2_4_bf16_d64:*FromAGraph*'
+    [random_fp16]='cuda_fused_gpu_tests *RandomProblems/*1_2_fp16_d128'
+    [whole_blocks]='cuda_fused_gpu_tests *WholeBlocks*/*1_2_bf16_d64:*WholeBlocks*/*2_4_bf16_d128'
+    [lengths_in_pairs]='cuda_fused_gpu_tests *InPairs/*1_2_bf16_d128'
+    [tf32]='cuda_fused_tf32_gpu_tests *RandomProblems/*'
+    [pipeline]='cuda_pipeline_tests *EveryKernelOnSmallProblems:*ANanScore*:*EmptyProblems*'
   )
-  for program in "${!reduced[@]}"; do
+  for set in "${!reduced[@]}"; do
+    read -r program filter <<< "${reduced[$set]}"
     [ -x "$build/tests/cuda/$program" ] || continue
-    for tool in memcheck racecheck synccheck initcheck; do
-      run "$tool-$program" env DSPATTN_FUSED_CASES=8 timeout 300 compute-sanitizer --tool $tool --error-exitcode 9 \
-        "$build/tests/cuda/$program" --gtest_filter="${reduced[$program]}"
-    done
+    run "sanitizers-$set" sanitized "$build/tests/cuda/$program" "$filter"
   done
 fi
 
