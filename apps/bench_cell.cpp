@@ -46,19 +46,28 @@ struct Tensors {
   DeviceTensor q, k, v, out, lse, d_out, d_q, d_k, d_v;
 };
 
+Problem problem_of(const CellShape& shape, const Tensors& tensors, Pattern pattern) {
+  Problem problem;
+  problem.device = shape.device;
+  problem.q = tensors.q.view();
+  problem.k = tensors.k.view();
+  problem.v = tensors.v.view();
+  problem.pattern = pattern;
+  problem.grouping = shape.grouping;
+  problem.mask.causal = shape.causal;
+  return problem;
+}
+
+bool is_served(const Problem& problem, Pass pass) {
+  return std::ranges::any_of(consider(problem, pass), [](const Verdict& verdict) { return verdict.reasons.empty(); });
+}
+
 // One of the calls that are timed in turn.
 class Call {
  public:
   Call(const CellShape& shape, const Tensors& tensors, Pattern pattern, const std::string& kernel, int threads)
       : shape_(shape), tensors_(tensors) {
-    Problem problem;
-    problem.device = shape.device;
-    problem.q = tensors.q.view();
-    problem.k = tensors.k.view();
-    problem.v = tensors.v.view();
-    problem.pattern = pattern;
-    problem.grouping = shape.grouping;
-    problem.mask.causal = shape.causal;
+    const Problem problem = problem_of(shape, tensors, pattern);
     timing_.kernel = choose(problem, shape.pass, kernel).name;
     forward_.problem = problem;
     forward_.out = tensors.out.view();
@@ -159,7 +168,10 @@ CellResult time_cell(const CellShape& shape, const CellOptions& options) {
   const Tensors tensors(shape);
   Call ours(shape, tensors, shape.pattern, options.kernel, options.threads);
   std::optional<Call> dense;
-  if (!shape.pattern.is_dense()) dense.emplace(shape, tensors, Pattern::dense(), "", options.threads);
+  const Problem full = problem_of(shape, tensors, Pattern::dense());
+  if (!shape.pattern.is_dense() && is_served(full, Pass::forward) && is_served(full, shape.pass)) {
+    dense.emplace(shape, tensors, Pattern::dense(), "", options.threads);
+  }
 
   ours.warm_up();
   if (dense) dense->warm_up();

@@ -1,5 +1,5 @@
 // One cell of a benchmark: a problem with random data on a device, and the time of a call, alternating with the same
-// problem computed densely.
+// problem computed densely where the device has a kernel for that.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct Timing {
 
 struct CellResult {
   Timing ours;
-  std::optional<Timing> dense;  // the same problem with pattern dense, where the pattern is another
+  std::optional<Timing> dense;  // the same problem with pattern dense, where the pattern is another and a kernel serves
 };
 
 struct CellOptions {

@@ -21,7 +21,7 @@ namespace {
 struct Options {
   std::vector<std::int64_t> n{256, 1024};
   std::vector<std::int64_t> d{64};
-  std::vector<std::string> patterns{"dense", "2:4", "1:2"};
+  std::vector<std::string> patterns;  // empty: 2:4 and 1:2, and dense on the CPU, where the library has that
   std::vector<std::string> groupings{"interleaved"};
   std::vector<std::string> dtypes{"fp32"};
   std::vector<std::string> masks{"full"};
@@ -63,6 +63,11 @@ std::vector<CellShape> all_cells(const Options& options) {
        {std::pair{"batch", cell.batch}, {"heads", cell.heads}, {"kv-heads", cell.kv_heads}}) {
     require_positive(option, value);
   }
+  std::vector<std::string> patterns = options.patterns;
+  if (patterns.empty()) {
+    patterns = {"2:4", "1:2"};
+    if (cell.device.type == DeviceType::cpu) patterns.insert(patterns.begin(), "dense");
+  }
   for (const std::string& pass : options.passes) {
     cell.pass = parse_pass(pass);
     for (const std::string& dtype : options.dtypes) {
@@ -74,7 +79,7 @@ std::vector<CellShape> all_cells(const Options& options) {
           for (const std::int64_t n : options.n) {
             require_positive("n", cell.n_k = n);
             require_positive("n-q", cell.n_q = options.n_q.value_or(n));
-            for (const std::string& pattern : options.patterns) {
+            for (const std::string& pattern : patterns) {
               cell.pattern = parse_pattern(pattern);
               for (const std::string& grouping : options.groupings) {
                 cell.grouping = parse_grouping(grouping);
@@ -131,6 +136,9 @@ nlohmann::ordered_json row_json(const CellShape& cell, const CellResult& result)
     row["peers"]["dense"] = {
         {"kernel", result.dense->kernel}, {"median_us", result.dense->median_us}, {"tflops", result.dense->tflops}};
     row["ratio"]["dense"] = result.dense->median_us / result.ours.median_us;
+  } else if (!cell.pattern.is_dense()) {
+    row["peers"]["dense"] = nullptr;
+    row["skipped"]["dense"] = "no kernel of this build computes it there";
   }
   return row;
 }
@@ -157,16 +165,23 @@ void bench(const Options& options, const std::string& command) {
   }
   const std::vector<CellShape> cells = all_cells(options);
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  bool alone = false;
   print_heading();
   Progress progress("bench", std::ssize(cells));
   for (const CellShape& cell : cells) {
     const CellResult result = time_cell(cell, options.cell);
     progress.clear();
     print_row(cell, result);
+    alone |= !result.dense && !cell.pattern.is_dense();
     rows.push_back(row_json(cell, result));
     progress.show(std::ssize(rows));
   }
   progress.clear();
+  if (alone) {
+    std::cout << "Rows without \"vs dense\": no kernel of this build computes dense attention there (dspattn kernels "
+                 "--pattern dense --device "
+              << options.device << " says why). bench/fused_forward.py times PyTorch's dense kernels beside these.\n";
+  }
   if (!options.json.empty()) write_json(options.json, command, parse_device(options.device), std::move(rows));
 }
 
@@ -181,7 +196,7 @@ void register_bench(Parser& parser, Outcome& outcome) {
   };
   list("--n", options->n, "keys (and queries) per sequence", "LIST");
   list("--d", options->d, "head dimensions", "LIST");
-  list("--pattern", options->patterns, "patterns, as N:M or dense", "LIST");
+  list("--pattern", options->patterns, "patterns, as N:M or dense (default: 2:4,1:2, on the CPU dense too)", "LIST");
   list("--grouping", options->groupings, "interleaved, consecutive", "LIST");
   list("--dtype", options->dtypes, "fp32, fp16, bf16", "LIST");
   list("--mask", options->masks, "full, causal", "LIST");
@@ -201,10 +216,12 @@ void register_bench(Parser& parser, Outcome& outcome) {
   command.add_option("--json", options->json, "also write the rows to this file").type_name("FILE");
   command.footer(R"(
 Lists have commas between their items; every combination is timed. Each pattern alternates with the library's own dense
-attention on the same data; "vs dense" above 1 means the pattern is faster. TFLOP/s counts the dense work.
+attention on the same data, where the device has it; "vs dense" above 1 means the pattern is faster. TFLOP/s counts the
+dense work.
 Examples:
   dspattn bench --n 512,1024,2048 --pattern 2:4,1:2
-  dspattn bench --dtype fp32,bf16 --mask full,causal --pass forward,backward --json times.json)");
+  dspattn bench --dtype fp32,bf16 --mask full,causal --pass forward,backward --json times.json
+  dspattn bench --device cuda --dtype bf16 --n 4096,16384 --d 128 --heads 16)");
   command.callback([options, &outcome] { bench(*options, outcome.command_line); });
 }
 

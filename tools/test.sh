@@ -32,7 +32,8 @@ step_tidy() { tools/tidy.sh; }
 # Their presets leave out the test that measures memory: a sanitizer's own memory is many times the library's.
 step_asan() {
   cmake --preset asan && cmake --build --preset asan && ctest --preset asan --parallel "$(nproc)" &&
-    DSPATTN_CLI=$PWD/build/asan/apps/dspattn $python -m pytest -q tests/cli -k "not verify_on_a_fixed_seed"
+    DSPATTN_CLI=$PWD/build/asan/apps/dspattn $python -m pytest -q tests/cli \
+        -k "not verify_on_a_fixed_seed and not on_a_gpu"
 }
 
 # The test programs that start threads.

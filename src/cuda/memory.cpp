@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 
+#include "cuda/device.h"
 #include "dspattn/error.h"
 
 namespace dspattn::cuda {
@@ -43,6 +44,10 @@ class GpuMemory final : public core::DeviceMemory {
 }  // namespace
 
 core::DeviceMemory& memory(int device_index) {
+  if (const DeviceFacts& facts = device_facts(device_index); !facts.present) {
+    throw Error("device: expected a CUDA device of this machine, got cuda:" + std::to_string(device_index) + ": " +
+                facts.absence);
+  }
   static std::mutex mutex;
   static std::map<int, std::unique_ptr<GpuMemory>> memories;
   const std::lock_guard lock(mutex);

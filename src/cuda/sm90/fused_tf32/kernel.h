@@ -22,14 +22,16 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward_tf32(const __gri
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);  // uniform, and known to be
   constexpr int kConsumerWarps = 4 * C::kConsumers;
   constexpr int kProducerWarps = 4;
+  // Of Q and K: one thread arrives for the copy engine, or every thread that copies.
+  const auto arrivals = [](int engine) { return C::kGeneral && engine == 0 ? 32 * kProducerWarps : 1; };
   if (threadIdx.x == 0) {
     const auto init = [](std::uint64_t& barrier, int arrivals) {
       ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
     };
-    init(shared.q_full, 1);
+    init(shared.q_full, arrivals(params.copy_engine_q));
     init(shared.q_empty, kConsumerWarps);
     for (int i = 0; i < C::kStages; ++i) {
-      init(shared.k_full[i], 1);
+      init(shared.k_full[i], arrivals(params.copy_engine_k));
       init(shared.v_full[i], kProducerWarps);
       init(shared.k_empty[i], kConsumerWarps);
       init(shared.v_empty[i], kConsumerWarps);

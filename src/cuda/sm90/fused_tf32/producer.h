@@ -132,15 +132,16 @@ struct Producer {
       if (in_item) return Next::tile;
     }
     if (after_empty && fetched > 0) return Next::later;
-    if (thread() == 0) {  // the end: consumers read valid == 0
+    if (thread() == 0 || !engine_q()) {  // the end: consumers read valid == 0
       ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty), (number & 1) ^ 1);
-      shared.items[number % kItemSlots].valid = 0;
+      if (thread() == 0) shared.items[number % kItemSlots].valid = 0;
       ptx::mbarrier_arrive(ptx::shared_address(&shared.q_full));
     }
     return Next::end;
   }
 
   // Copies rows to a swizzled tile, rounded to tf32; row r comes from source_row(r), or is zero when that is negative.
+  // Every thread then arrives at the tile's "full" barrier for what it wrote.
   template <typename SourceRow>
   __device__ __forceinline__ void copy_rows(const std::uint8_t* tile, const Rows& source, std::int64_t offset, int rows,
                                             SourceRow source_row) {
@@ -159,7 +160,6 @@ struct Producer {
       }
     }
     ptx::fence_async_proxy();
-    ptx::named_barrier_sync(kBarrierProducer, 128);  // all of the tile is written
   }
 
   // Q of an item, and its description.
@@ -183,11 +183,9 @@ struct Producer {
     const std::int64_t offset = work.batch * params.q.batch_stride + work.head * params.q.head_stride +
                                 (work.q_row + work.row_begin) * params.q.row_stride;
     const int rows = work.rows - work.row_begin;
+    if (thread() == 0) announce<C>(params, work, item);
     copy_rows(shared.q, params.q, offset, C::kTileQ, [&](int r) { return r < rows ? r : -1; });
-    if (thread() == 0) {
-      announce<C>(params, work, item);
-      ptx::mbarrier_arrive(full);
-    }
+    ptx::mbarrier_arrive(full);
   }
 
   // A tile of K or V by the copy engine: the first keys of its pairs, then the second. Rows past the tensor's end are
@@ -221,7 +219,7 @@ struct Producer {
       const int key = params.keys.key(part, slot.group, slot.element);
       return key < present ? key : -1;
     });
-    if (thread() == 0) ptx::mbarrier_arrive(full);
+    ptx::mbarrier_arrive(full);
   }
 
   __device__ __forceinline__ void load_raw(const Ring<C::kRawStages>& at) {

@@ -1,0 +1,82 @@
+"""The program on a GPU, an emulated one: the program with its kernels compiled for the emulated multiprocessor.
+
+DSPATTN_EMULATED_CLI names it, by default that of the release build.
+"""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+DEFAULT = Path(__file__).resolve().parents[2] / "build" / "release" / "tests" / "emulator" / "emulated_dspattn"
+
+
+@pytest.fixture(scope="session")
+def program():
+    path = Path(os.environ.get("DSPATTN_EMULATED_CLI", DEFAULT))
+    if not path.is_file():
+        pytest.fail(f"{path} is not built; run make build, or name the program in DSPATTN_EMULATED_CLI")
+    return path
+
+
+def test_kernels_names_the_fused_one_on_a_gpu(dspattn):
+    result = dspattn("kernels", "--device", "cuda", "--dtype", "bf16", "--n", 4096, "--d", 128)
+    assert result.returncode == 0, result.stderr
+    assert "sm90_fused_2_4_bf16_d128: would serve" in result.stdout
+
+
+def test_verify_on_a_gpu(dspattn):
+    result = dspattn(
+        "verify", "--device", "cuda", "--pass", "forward", "--dtype", "fp16", "--pattern", "2:4", "--head-dim", 32,
+        "--max-n", 70, "--max-work", 200000, "--count", 6, "--seed", 3,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"sm90_fused_2_4_fp16_d32: [1-9]", result.stdout)
+
+
+def test_bench_on_a_gpu_needs_no_dense_kernel(dspattn, tmp_path):
+    result = dspattn(
+        "bench", "--device", "cuda", "--dtype", "bf16", "--n", 64, "--d", 32, "--heads", 2, "--seconds", 0.001,
+        "--json", "times.json",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    table = result.stdout.splitlines()
+    assert [line.split()[-1] for line in table[1:3]] == ["sm90_fused_2_4_bf16_d32", "sm90_fused_1_2_bf16_d32"]
+    assert all(line.split()[-2] == "-" for line in table[1:3])
+    assert "no kernel of this build computes dense attention there" in table[3] and len(table) == 4
+    rows = json.loads((tmp_path / "times.json").read_text())["rows"]
+    assert [row["pattern"] for row in rows] == ["2:4", "1:2"]
+    for row in rows:
+        assert row["median_us"] > 0 and row["peers"] == {"dense": None} and row["skipped"]["dense"]
+
+
+def test_bench_says_why_when_dense_is_asked_for_on_a_gpu(dspattn):
+    result = dspattn("bench", "--device", "cuda", "--pattern", "dense", "--n", 64)
+    assert result.returncode == 2
+    assert "kernel sm90_fused_1_2_fp32_d64 cannot serve: pattern: takes 1:2, got dense" in result.stderr
+
+
+def test_run_on_a_gpu(dspattn, tmp_path):
+    numpy = pytest.importorskip("numpy")
+    random = numpy.random.default_rng(0)
+    for name in "qkv":
+        numpy.save(tmp_path / f"{name}.npy", random.integers(-2, 3, (1, 2, 40, 32)).astype(numpy.float32))
+    outputs = []
+    for device in ("cpu", "cuda"):
+        result = dspattn(
+            "run", "q.npy", "k.npy", "v.npy", "--pattern", "1:2", "--device", device, "--out", f"{device}.npy"
+        )
+        assert result.returncode == 0, result.stderr
+        outputs.append(numpy.load(tmp_path / f"{device}.npy"))
+    assert numpy.abs(outputs[0] - outputs[1]).max() < 5e-3
+
+
+@pytest.mark.parametrize("device,expected", [("cuda:7", "cuda:7"), ("gpu", '"gpu"')])
+def test_a_device_that_is_not_there_on_a_gpu_machine(program, device, expected):
+    result = subprocess.run(
+        [program, "bench", "--device", device, "--n", "64"], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 2 and expected in result.stderr
