@@ -11,9 +11,20 @@ std::string scalar_type_name(std::int32_t code) {
     std::int32_t code;
     const char* name;
   } known[] = {
-      {aoti_torch_dtype_float64(), "float64"},       {aoti_torch_dtype_int64(), "int64"},
-      {aoti_torch_dtype_int16(), "int16"},           {aoti_torch_dtype_int8(), "int8"},
-      {aoti_torch_dtype_uint8(), "uint8"},           {aoti_torch_dtype_complex64(), "complex64"},
+      {aoti_torch_dtype_float64(), "float64"},
+      {aoti_torch_dtype_float8_e4m3fn(), "float8_e4m3fn"},
+      {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
+      {aoti_torch_dtype_float8_e4m3fnuz(), "float8_e4m3fnuz"},
+      {aoti_torch_dtype_float8_e5m2fnuz(), "float8_e5m2fnuz"},
+      {aoti_torch_dtype_int64(), "int64"},
+      {aoti_torch_dtype_int16(), "int16"},
+      {aoti_torch_dtype_int8(), "int8"},
+      {aoti_torch_dtype_uint64(), "uint64"},
+      {aoti_torch_dtype_uint32(), "uint32"},
+      {aoti_torch_dtype_uint16(), "uint16"},
+      {aoti_torch_dtype_uint8(), "uint8"},
+      {aoti_torch_dtype_complex32(), "complex32"},
+      {aoti_torch_dtype_complex64(), "complex64"},
       {aoti_torch_dtype_complex128(), "complex128"},
   };
   for (const auto& entry : known) {

@@ -30,6 +30,10 @@ CASES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         lambda: dspattn.attention(Q.double(), K.double(), V.double()),
         ("query.dtype: expected float32, float16 or bfloat16, got float64",),
     ),
+    "float8": (
+        lambda: dspattn.attention(*(t.to(torch.float8_e4m3fn) for t in (Q, K, V))),
+        ("query.dtype: expected float32, float16 or bfloat16, got float8_e4m3fn",),
+    ),
     "mixed types": (lambda: dspattn.attention(Q, K.half(), V), ("key.dtype", "query's type fp32", "fp16")),
     "head dim": (lambda: dspattn.attention(*[torch.randn(1, 1, 2, 257)] * 3), ("query", "256", "257")),
     "d of key": (lambda: dspattn.attention(Q, K[..., :8], V), ("key", "16", "8")),

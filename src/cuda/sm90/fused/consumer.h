@@ -145,9 +145,11 @@ struct Consumer {
     ptx::mbarrier_wait(place.full, place.full_parity);
     return place;
   }
+  // Where threads write the next block every lane arrives for itself. One could for its warp, but racecheck does not
+  // follow that.
   __device__ __forceinline__ void release_mask(const MaskPlace<C>& place) {
     __syncwarp();  // every lane has read its share
-    ptx::mbarrier_arrive_if(place.empty, leader);
+    ptx::mbarrier_arrive_if(place.empty, params.mask_engine != 0 ? leader : 1u);
   }
 
   __device__ __forceinline__ std::uint32_t take_q(const std::uint8_t* panels) {

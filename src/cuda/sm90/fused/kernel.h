@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
     }
     if constexpr (C::kGeneral) {
       for (std::uint64_t& full : shared.mask.full) init(full, params.mask_engine != 0 ? 1 : kMaskThreads);
-      for (std::uint64_t& empty : shared.mask.empty) init(empty, 4);
+      for (std::uint64_t& empty : shared.mask.empty) init(empty, params.mask_engine != 0 ? 4 : 128);
     }
     ptx::mbarrier_init_fence();
   }
