@@ -1,20 +1,14 @@
 """Runs the program as a user would. DSPATTN_CLI names it; `make test` sets that."""
 
-import os
 import subprocess
-from pathlib import Path
 
 import pytest
-
-DEFAULT = Path(__file__).resolve().parents[2] / "build" / "release" / "apps" / "dspattn"
+from programs import built
 
 
 @pytest.fixture(scope="session")
 def program():
-    path = Path(os.environ.get("DSPATTN_CLI", DEFAULT))
-    if not path.is_file():
-        pytest.fail(f"{path} is not built; run make build, or name the program in DSPATTN_CLI")
-    return path
+    return built("apps/dspattn", "DSPATTN_CLI")
 
 
 @pytest.fixture

@@ -4,22 +4,16 @@ DSPATTN_EMULATED_CLI names it, by default that of the release build.
 """
 
 import json
-import os
 import re
-import subprocess
-from pathlib import Path
 
+import numpy
 import pytest
-
-DEFAULT = Path(__file__).resolve().parents[2] / "build" / "release" / "tests" / "emulator" / "emulated_dspattn"
+from programs import built
 
 
 @pytest.fixture(scope="session")
 def program():
-    path = Path(os.environ.get("DSPATTN_EMULATED_CLI", DEFAULT))
-    if not path.is_file():
-        pytest.fail(f"{path} is not built; run make build, or name the program in DSPATTN_EMULATED_CLI")
-    return path
+    return built("tests/emulator/emulated_dspattn", "DSPATTN_EMULATED_CLI")
 
 
 def test_kernels_names_the_fused_one_on_a_gpu(dspattn):
@@ -60,7 +54,6 @@ def test_bench_says_why_when_dense_is_asked_for_on_a_gpu(dspattn):
 
 
 def test_run_on_a_gpu(dspattn, tmp_path):
-    numpy = pytest.importorskip("numpy")
     random = numpy.random.default_rng(0)
     for name in "qkv":
         numpy.save(tmp_path / f"{name}.npy", random.integers(-2, 3, (1, 2, 40, 32)).astype(numpy.float32))
@@ -75,8 +68,6 @@ def test_run_on_a_gpu(dspattn, tmp_path):
 
 
 @pytest.mark.parametrize("device,expected", [("cuda:7", "cuda:7"), ("gpu", '"gpu"')])
-def test_a_device_that_is_not_there_on_a_gpu_machine(program, device, expected):
-    result = subprocess.run(
-        [program, "bench", "--device", device, "--n", "64"], capture_output=True, text=True, timeout=60
-    )
+def test_a_device_that_is_not_there_on_a_gpu_machine(dspattn, device, expected):
+    result = dspattn("bench", "--device", device, "--n", 64)
     assert result.returncode == 2 and expected in result.stderr
