@@ -2,7 +2,7 @@
 # Everything that needs a Hopper GPU: build, tests of every GPU kernel, compute-sanitizer, benchmarks with their bars.
 #   tools/gpu_check.sh [output folder] [build folder]
 # All parts run, whatever fails; the last lines say what did. Needs nvcc, ninja, compute-sanitizer and, for what runs in
-# Python, one with pytest and a CUDA build of torch ($PYTHON, default python3). About ten minutes on 16 cores.
+# Python, one with pytest and a CUDA build of torch ($PYTHON, default python3). About a quarter of an hour on 16 cores.
 #   DSPATTN_FUSED_CASES   random problems per row of the fused kernels (default here 300)
 #   DSPATTN_GPU_PARTS     some of: build tests sanitizers bench (default all)
 set -uo pipefail
@@ -101,12 +101,13 @@ fi
 
 if wanted sanitizers; then
   # Reduced sets: random problems of two rows of the fused kernel, a graph, whole blocks by three warpgroups and by
-  # pairs of thread blocks, mask tensors, pairs for unequal lengths, the tf32 rows, the pipeline.
+  # pairs of thread blocks, mask tensors, many packed sequences, pairs for unequal lengths, the tf32 rows, the pipeline.
   declare -A reduced=(
     [random]='cuda_fused_gpu_tests *RandomProblems/*2_4_bf16_d64:*FromAGraph*'
     [random_fp16]='cuda_fused_gpu_tests *RandomProblems/*1_2_fp16_d128'
     [whole_blocks]='cuda_fused_gpu_tests *WholeBlocks*/*1_2_bf16_d64:*WholeBlocks*/*2_4_bf16_d128'
     [masks]='cuda_fused_gpu_tests *MaskTensors*/*2_4_bf16_d128:*RandomProblems/*1_2_fp16_d192'
+    [many_items]='cuda_fused_gpu_tests *ManySequences*/*2_4_bf16_d128:*ManySequences*/*1_2_bf16_d64'
     [lengths_in_pairs]='cuda_fused_gpu_tests *InPairs/*1_2_bf16_d128'
     [tf32]='cuda_fused_tf32_gpu_tests *RandomProblems/*'
     [pipeline]='cuda_pipeline_tests *EveryKernelOnSmallProblems:*ANanScore*:*EmptyProblems*'

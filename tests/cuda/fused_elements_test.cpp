@@ -185,21 +185,23 @@ TEST_P(RobustRow, NoSequenceSeesItsNeighbours) {
   problem.ends = ends;
   problem.run();
   const std::vector<double> clean = problem.result();
-  for (std::size_t spoilt_sequence = 0; spoilt_sequence + 1 < ends.size(); ++spoilt_sequence) {
-    Chosen spoilt(row(), 431, 431);
-    spoilt.ends = ends;
-    for (std::int64_t key = ends[spoilt_sequence]; key < ends[spoilt_sequence + 1]; ++key) {
-      for (std::int64_t c = 0; c < row().dim; ++c) {
-        spoilt.k.set(kNaN, 0, 0, key, c);
-        spoilt.v.set(kInfinity, 0, 0, key, c);
+  for (const double key_value : {kNaN, kInfinity}) {
+    for (std::size_t spoilt_sequence = 0; spoilt_sequence + 1 < ends.size(); ++spoilt_sequence) {
+      Chosen spoilt(row(), 431, 431);
+      spoilt.ends = ends;
+      for (std::int64_t key = ends[spoilt_sequence]; key < ends[spoilt_sequence + 1]; ++key) {
+        for (std::int64_t c = 0; c < row().dim; ++c) {
+          spoilt.k.set(key_value, 0, 0, key, c);
+          spoilt.v.set(kInfinity, 0, 0, key, c);
+        }
       }
-    }
-    spoilt.run();
-    const std::vector<double> found = spoilt.result();
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      const auto query = static_cast<std::int64_t>(i) / row().dim;
-      const bool own = query >= ends[spoilt_sequence] && query < ends[spoilt_sequence + 1];
-      ASSERT_TRUE(own ? std::isnan(found[i]) : found[i] == clean[i]) << "query " << query;
+      spoilt.run();
+      const std::vector<double> found = spoilt.result();
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        const auto query = static_cast<std::int64_t>(i) / row().dim;
+        const bool own = query >= ends[spoilt_sequence] && query < ends[spoilt_sequence + 1];
+        ASSERT_TRUE(own ? !std::isfinite(found[i]) : found[i] == clean[i]) << "query " << query;
+      }
     }
   }
 }
