@@ -44,20 +44,20 @@ step_tsan() {
 
 step_fuzz() { cmake --preset fuzz && cmake --build --preset fuzz --target fuzzers && tools/fuzz.sh build/fuzz; }
 
+# Of all steps, those that keep one core busy run beside the others, in this order; what they print comes between two of
+# those.
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=("${all_steps[@]}")
+beside=()
+[ ${#steps[@]} -gt 0 ] || { steps=("${all_steps[@]}"); beside=(lint cli python); }
 for step in "${steps[@]}"; do
   declare -F "step_$step" >/dev/null ||
     { echo "test: expected steps among ${all_steps[*]}, got \"$step\"" >&2; exit 2; }
 done
 
-# Steps that keep one core busy run beside the others, in this order; what they print comes between two of those.
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 trap 'trap - TERM; kill 0' INT TERM  # what runs beside, too
 started=$SECONDS
-
-chosen() { [[ " ${steps[*]} " = *" $1 "* ]]; }
 
 run_step() {
   local begun=$SECONDS verdict=FAILED
@@ -67,9 +67,8 @@ run_step() {
 
 run_beside() {
   local step
-  for step in lint cli python; do
-    chosen $step || continue
-    if [ $step != lint ] && chosen build; then
+  for step in "${beside[@]}"; do
+    if [ $step != lint ]; then
       until [ -e "$results/build" ]; do sleep 1; done
     fi
     run_step $step > "$results/$step.txt" 2>&1
@@ -89,7 +88,7 @@ print_finished() {
 
 run_beside &
 for step in "${steps[@]}"; do
-  case $step in lint | cli | python) continue ;; esac
+  [[ " ${beside[*]} " != *" $step "* ]] || continue
   printf '\n=== %s\n' "$step"
   run_step "$step"
   print_finished

@@ -138,11 +138,12 @@ TEST_P(RobustRow, LengthsInPairs) {
 // fewer than a ring has stages, and of more.
 TEST_P(RobustRow, ManySequencesThatEndWithinABlock) {
   const int multiprocessors = cuda::device_facts(0).multiprocessors;
-  const auto check = [&](std::int32_t rows, const std::vector<std::int32_t>& lengths) {
+  const auto expect_packed_right = [&](std::int32_t rows, const std::vector<std::int32_t>& lengths) {
     Case packed = row().problem(2, rows, *std::max_element(lengths.begin(), lengths.end()));
     packed.packed = true;
     packed.cu_q = packed.cu_k = {0};
-    for (std::int64_t items = 0; items < 2 * multiprocessors || packed.batch < 4; items += 2 * ((rows + 127) / 128)) {
+    for (std::int64_t items = 0; items < 2 * multiprocessors || packed.batch < 4;
+         items += packed.heads * ((rows + 127) / 128)) {
       packed.batch = static_cast<std::int64_t>(packed.cu_q.size());
       const std::int32_t length = lengths[packed.cu_q.size() % lengths.size()];
       packed.cu_q.push_back(packed.cu_q.back() + rows);
@@ -150,8 +151,8 @@ TEST_P(RobustRow, ManySequencesThatEndWithinABlock) {
     }
     expect_right(packed, false);
   };
-  check(3, {70, 1, 129, 300, 127, 520, 257});
-  check(513, {130, 70});
+  expect_packed_right(3, {70, 1, 129, 300, 127, 520, 257});
+  expect_packed_right(513, {130, 70});
 }
 
 // Mask tensors whose rows the copy engine can read, which lengths drawn at random seldom allow, and rows it cannot, in
