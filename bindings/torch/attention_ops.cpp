@@ -1,12 +1,13 @@
 // dspattn::attention and dspattn::attention_backward for CPU and CUDA tensors, on PyTorch's stable ABI.
 //
-// The schemas are the library's Problem spelled out; meta implementations, autograd and autocast are registered from
-// Python (python/dspattn/_ops.py).
+// The schemas are the library's Problem spelled out; python/dspattn/_schema.py has the same list for Python, where meta
+// implementations, autograd and autocast are registered.
 #include <torch/csrc/stable/library.h>
 
 #include <string>
 
 #include "dspattn/attention.h"
+#include "pattern.h"
 #include "place.h"
 #include "stack.h"
 #include "views.h"
@@ -14,39 +15,27 @@
 namespace dspattn::torch_binding {
 namespace {
 
-// The arguments that describe a problem, in the order of kProblemSchema.
+// The arguments that describe a problem. The list in each() is the only one: the operators' schema is made of it, and
+// the arguments are read off PyTorch's stack in its order.
 struct ProblemArguments {
   Tensor q, k, v;
   MaybeTensor allowed, bias, key_lengths, cu_q, cu_k;
-  std::int64_t max_q, max_k, keep, group;
-  bool interleaved, causal, top_left;
+  std::int64_t max_q = 0, max_k = 0, keep = 0, group = 0;
+  bool interleaved = false, causal = false, top_left = false;
   std::optional<std::int64_t> window_left, window_right;
   std::optional<double> scale;
-  bool full_fp32;
+  bool full_fp32 = false;
   std::string kernel;
 
-  // Members are initialised in the order of their declaration, which is that of the schema.
-  explicit ProblemArguments(Stack& in)
-      : q(in.tensor()),
-        k(in.tensor()),
-        v(in.tensor()),
-        allowed(in.maybe_tensor()),
-        bias(in.maybe_tensor()),
-        key_lengths(in.maybe_tensor()),
-        cu_q(in.maybe_tensor()),
-        cu_k(in.maybe_tensor()),
-        max_q(in.integer()),
-        max_k(in.integer()),
-        keep(in.integer()),
-        group(in.integer()),
-        interleaved(in.boolean()),
-        causal(in.boolean()),
-        top_left(in.boolean()),
-        window_left(in.maybe_integer()),
-        window_right(in.maybe_integer()),
-        scale(in.maybe_real()),
-        full_fp32(in.boolean()),
-        kernel(in.text()) {}
+  explicit ProblemArguments(Stack& in) {
+    each([&](const char*, auto member) { in.read(this->*member); });
+  }
+
+  static std::string schema() {
+    std::string text;
+    each([&](const char* argument, auto) { text += (text.empty() ? "" : ", ") + std::string(argument); });
+    return text;
+  }
 
   Problem problem() const {
     Problem p;
@@ -55,8 +44,8 @@ struct ProblemArguments {
     p.q = const_view(q, "q");
     p.k = const_view(k, "k");
     p.v = const_view(v, "v");
-    p.pattern = {static_cast<int>(keep), static_cast<int>(group)};
-    p.grouping = interleaved ? Grouping::interleaved : Grouping::consecutive;
+    p.pattern = pattern_of(keep, group);
+    p.grouping = grouping_of(interleaved);
     p.mask.causal = causal;
     p.mask.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;
     p.mask.window_left = window_left;
@@ -72,6 +61,32 @@ struct ProblemArguments {
   }
 
  private:
+  // Calls visit(argument in PyTorch's schema language, member) for every argument, in the operators' order.
+  template <typename Visit>
+  static void each(Visit visit) {
+    using A = ProblemArguments;
+    visit("Tensor q", &A::q);
+    visit("Tensor k", &A::k);
+    visit("Tensor v", &A::v);
+    visit("Tensor? allowed", &A::allowed);
+    visit("Tensor? bias", &A::bias);
+    visit("Tensor? key_lengths", &A::key_lengths);
+    visit("Tensor? cu_q", &A::cu_q);
+    visit("Tensor? cu_k", &A::cu_k);
+    visit("SymInt max_q", &A::max_q);
+    visit("SymInt max_k", &A::max_k);
+    visit("int keep", &A::keep);
+    visit("int group", &A::group);
+    visit("bool interleaved", &A::interleaved);
+    visit("bool causal", &A::causal);
+    visit("bool top_left", &A::top_left);
+    visit("SymInt? window_left", &A::window_left);
+    visit("SymInt? window_right", &A::window_right);
+    visit("float? scale", &A::scale);
+    visit("bool full_fp32", &A::full_fp32);
+    visit("str kernel", &A::kernel);
+  }
+
   void require_same_device(Device device) const {
     require_device(k, "k", device);
     require_device(v, "v", device);
@@ -149,17 +164,12 @@ void run_backward(Stack& stack) {
   stack.give(d_q, d_k, d_v);
 }
 
-// What ProblemArguments reads, in its order.
-const std::string kProblemSchema =
-    "Tensor q, Tensor k, Tensor v, Tensor? allowed, Tensor? bias, Tensor? key_lengths, Tensor? cu_q, Tensor? cu_k, "
-    "SymInt max_q, SymInt max_k, int keep, int group, bool interleaved, bool causal, bool top_left, "
-    "SymInt? window_left, SymInt? window_right, float? scale, bool full_fp32, str kernel";
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY(dspattn, library) {
-  library.def(("attention(" + kProblemSchema + ") -> (Tensor out, Tensor lse)").c_str());
-  library.def(("attention_backward(Tensor d_out, Tensor out, Tensor lse, " + kProblemSchema +
+  const std::string problem = ProblemArguments::schema();
+  library.def(("attention(" + problem + ") -> (Tensor out, Tensor lse)").c_str());
+  library.def(("attention_backward(Tensor d_out, Tensor out, Tensor lse, " + problem +
                ") -> (Tensor d_q, Tensor d_k, Tensor d_v)")
                   .c_str());
 }

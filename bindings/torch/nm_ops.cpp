@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "dspattn/nm_matrix.h"
+#include "pattern.h"
 #include "place.h"
 #include "stack.h"
 #include "views.h"
@@ -28,7 +30,14 @@ void require_type(const Tensor& tensor, std::int32_t code, std::string_view argu
     throw Error(std::string(argument) + ": expected " + expected + ", got another type");
 }
 
-Grouping grouping_of(bool interleaved) { return interleaved ? Grouping::interleaved : Grouping::consecutive; }
+// An extent that is given as a number, before anything is allocated for it.
+void require_extent(std::int64_t extent, std::string_view argument) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();  // so that no product below overflows
+  if (extent < 0 || extent > kMost) {
+    throw Error(std::string(argument) + ": expected between 0 and " + std::to_string(kMost) + ", got " +
+                std::to_string(extent));
+  }
+}
 
 // 2-byte and 4-byte elements have different metadata; which 2-byte type it is does not matter.
 DType type_of_width(bool wide) { return wide ? DType::f32 : DType::f16; }
@@ -36,8 +45,10 @@ DType type_of_width(bool wide) { return wide ? DType::f32 : DType::f16; }
 // nm_prune(scores, keep, group, interleaved) -> indices: for each kept score the element of its group.
 void run_prune(Stack& stack) {
   const Tensor scores = stack.tensor();
-  const Pattern pattern{static_cast<int>(stack.integer()), static_cast<int>(stack.integer())};
+  const std::int64_t keep = stack.integer();
+  const std::int64_t group = stack.integer();
   const Grouping grouping = grouping_of(stack.boolean());
+  const Pattern pattern = pattern_of(keep, group);
   require_stack_of_matrices(scores, "scores");
   const std::int64_t count = scores.size(0), rows = scores.size(1), cols = scores.size(2);
   const std::int64_t slots = group_count(cols, pattern.group, grouping) * pattern.keep;
@@ -57,9 +68,12 @@ void run_prune(Stack& stack) {
 void run_encode(Stack& stack) {
   const Tensor indices = stack.tensor();
   const std::int64_t cols = stack.integer();
-  const Pattern pattern{static_cast<int>(stack.integer()), static_cast<int>(stack.integer())};
+  const std::int64_t keep = stack.integer();
+  const std::int64_t group = stack.integer();
   const Grouping grouping = grouping_of(stack.boolean());
   const DType dtype = type_of_width(stack.boolean());
+  const Pattern pattern = pattern_of(keep, group);
+  require_extent(cols, "columns");
   require_stack_of_matrices(indices, "indices");
   require_type(indices, aoti_torch_dtype_uint8(), "indices", "uint8");
   const std::int64_t count = indices.size(0), rows = indices.size(1), slots = indices.size(2);
@@ -84,9 +98,13 @@ void run_decode(Stack& stack) {
   const Tensor metadata = stack.tensor();
   const std::int64_t rows = stack.integer();
   const std::int64_t cols = stack.integer();
-  const Pattern pattern{static_cast<int>(stack.integer()), static_cast<int>(stack.integer())};
+  const std::int64_t keep = stack.integer();
+  const std::int64_t group = stack.integer();
   const Grouping grouping = grouping_of(stack.boolean());
   const DType dtype = type_of_width(stack.boolean());
+  const Pattern pattern = pattern_of(keep, group);
+  require_extent(rows, "rows");
+  require_extent(cols, "columns");
   require_stack_of_matrices(metadata, "metadata");
   require_type(metadata, aoti_torch_dtype_int16(), "metadata", "int16");
   const std::int64_t count = metadata.size(0);

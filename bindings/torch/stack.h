@@ -42,6 +42,12 @@ class Stack {
     return copy;
   }
 
+  template <typename T>
+  void read(T& into) {
+    into = take<T>();
+  }
+  void read(std::string& into) { into = text(); }
+
   template <typename... T>
   void give(const T&... results) {
     std::size_t i = 0;

@@ -1,6 +1,7 @@
-"""The operators ``torch.ops.dspattn.*``: the shared object, their meta implementations and their gradients.
+"""The operators ``torch.ops.dspattn.*``: the shared object, its errors, and the operators' meta implementations.
 
-Nothing here checks arguments or changes shapes; ``functional`` does, and the C++ library has the last word.
+Nothing here checks arguments or changes shapes; ``functional`` does, and the C++ library has the last word. Gradients
+are in ``_autograd``.
 """
 
 from __future__ import annotations
@@ -13,17 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._schema import ProblemArguments
 from .errors import DspattnError
 from .patterns import INTERLEAVE_BLOCK
 
 LIBRARY = "dspattn_torch.so"
 LIBRARY_VARIABLE = "DSPATTN_TORCH_LIBRARY"
 ERROR_PREFIX = "dspattn: "  # of every error of the C++ library, see bindings/torch
-
-# Positions within the arguments of attention(): see the schema in bindings/torch/attention_ops.cpp.
-TENSOR_ARGUMENTS = 8  # q, k, v, allowed, bias, key_lengths, cu_q, cu_k
-BIAS = 4
-SCALE = 9  # among the options that follow the tensors
 
 
 def _library_file() -> Path:
@@ -92,14 +89,15 @@ def _heads(like: Tensor, n_from: Tensor, d: Any) -> Tensor:
 
 
 @torch.library.register_fake("dspattn::attention")
-def _attention_meta(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return _heads(q, q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+def _attention_meta(*arguments: Any) -> tuple[Tensor, Tensor]:
+    problem = ProblemArguments(*arguments)
+    q = problem.q
+    return _heads(q, q, problem.v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.register_fake("dspattn::attention_backward")
-def _attention_backward_meta(
-    d_out: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+def _attention_backward_meta(d_out: Tensor, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, *_ = ProblemArguments(*arguments)
     return _heads(q, q, q.shape[3]), _heads(k, k, k.shape[3]), _heads(v, v, v.shape[3])
 
 
@@ -160,142 +158,3 @@ def _sparse_softmax_meta(nonzeros: Tensor) -> None:
 @torch.library.register_fake("dspattn::sparse_product")
 def _sparse_product_meta(nonzeros: Tensor, metadata: Tensor, v: Tensor, n_q: Any, *rest: Any) -> Tensor:
     return nonzeros.new_empty((nonzeros.shape[0], nonzeros.shape[1], n_q, v.shape[3]))
-
-
-def _wants_gradients(q: Any, k: Any, v: Any, _: Any, bias: Any) -> bool:
-    """Spelt out, which is faster than any()."""
-    return q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
-
-
-def run(tensors: tuple[Tensor | None, ...], options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """attention() as PyTorch would run it, without what its Python dispatch costs.
-
-    The gradient registered below serves torch.compile and direct calls of the operator, but takes about 100
-    microseconds a call (it re-reads the schema each time) and does not work under torch.func. Outside of compilation,
-    the same formulas run through a plain autograd.Function, and nothing at all when no gradient is wanted.
-    """
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return _FunctionalAttention.apply(options, *tensors)
-    if torch.is_grad_enabled() and _wants_gradients(*tensors[:5]):  # the others are no floating tensors
-        return _Attention.apply(options, *tensors)
-    with torch._C._AutoDispatchBelowAutograd():
-        return attention(*tensors, *options)
-
-
-class _Attention(torch.autograd.Function):
-    """The registered gradient of attention() as a plain autograd function."""
-
-    @staticmethod
-    def forward(ctx: Any, options: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
-            output = attention(*tensors, *options)
-        _save(ctx, (*tensors, *options), output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, *_gradients(ctx, d_out, d_lse, ctx.needs_input_grad[1:])[:TENSOR_ARGUMENTS])
-
-
-class _FunctionalAttention(torch.autograd.Function):
-    """The same in the form that torch.func asks for, which costs 20 microseconds more."""
-
-    backward = _Attention.backward
-
-    @staticmethod
-    def forward(options: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
-            return attention(*tensors, *options)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _save(ctx, (*inputs[1:], *inputs[0]), output)
-
-
-def _run_backward(tensors: tuple[Tensor | None, ...], options: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """attention_backward() in the same way as run()."""
-    if torch.compiler.is_compiling():
-        return attention_backward(*tensors, *options)
-    return _AttentionBackward.apply(options, *tensors)
-
-
-class _AttentionBackward(torch.autograd.Function):
-    """The gradient itself, which has none."""
-
-    @staticmethod
-    def forward(options: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
-            return attention_backward(*tensors, *options)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
-        return _second_order(ctx, *grads)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:TENSOR_ARGUMENTS], *output)
-    ctx.options = inputs[TENSOR_ARGUMENTS:]
-    ctx.set_materialize_grads(False)
-
-
-def _registered_gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    return _gradients(ctx, d_out, d_lse, ctx.needs_input_grad)
-
-
-def _gradients(
-    ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, needed: tuple[bool, ...]
-) -> tuple[Tensor | None, ...]:
-    """The gradients of every argument of attention(): None for all but q, k and v."""
-    if needed[BIAS]:
-        raise NotImplementedError(
-            "attn_mask: its gradient is not computed; expected a mask or bias with requires_grad=False"
-        )
-    *tensors, out, lse = ctx.saved_tensors
-    options = ctx.options
-    none = (None,) * (len(tensors) - 3 + len(options))
-    d_q: Tensor | None = None
-    d_k: Tensor | None = None
-    d_v: Tensor | None = None
-    if d_out is not None:
-        d_q, d_k, d_v = _run_backward((_rows(d_out), out, lse, *tensors), options)
-    if d_lse is not None:
-        more_q, more_k = _lse_gradients(d_lse, lse, tensors, options)
-        d_q = more_q if d_q is None else d_q + more_q
-        d_k = more_k if d_k is None else d_k + more_k
-    wanted = (grad if need else None for grad, need in zip((d_q, d_k, d_v), needed, strict=False))
-    return (*wanted, *none)
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _lse_gradients(
-    d_lse: Tensor, lse: Tensor, tensors: list[Tensor], options: tuple[Any, ...]
-) -> tuple[Tensor, Tensor]:
-    """The gradients of q and k through the LSE, whose derivative by a score is its weight.
-
-    d_q = scale * d_lse * (weights k) is the attention of the keys themselves; d_k = weights^T (scale * d_lse * q) is
-    the gradient of its values. Both come from the ordinary operators with k in the place of v.
-    """
-    q, k, _, *masks = tensors
-    scale = options[SCALE] if options[SCALE] is not None else q.shape[3] ** -0.5
-    factor = (d_lse * scale).masked_fill(lse == float("-inf"), 0).unsqueeze(-1)
-    keys_seen, lse = attention(q, k, k, *masks, *options)
-    d_seen = (factor * q).to(q.dtype)
-    _, _, d_k = _run_backward((_rows(d_seen), keys_seen, lse, q, k, k, *masks), options)
-    return (factor * keys_seen).to(q.dtype), d_k
-
-
-def _second_order(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
-    raise NotImplementedError(
-        "dspattn computes first-order gradients only: a gradient of a gradient (double backward) was asked for"
-    )
-
-
-torch.library.register_autograd("dspattn::attention", _registered_gradients, setup_context=_save)
-torch.library.register_autograd("dspattn::attention_backward", _second_order)

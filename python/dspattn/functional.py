@@ -9,17 +9,13 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from . import _ops
+from . import _autograd, _ops
+from ._schema import ProblemArguments
 from .errors import DspattnError
 from .patterns import Grouping, parse_grouping, parse_pattern
 
 Alignment = Literal["top_left", "bottom_right"]
 Window = int | tuple[int | None, int | None] | None
-
-
-# What the operator takes after its tensors, in its order: max_q, max_k, keep, group, interleaved, causal, top_left,
-# window_left, window_right, scale, full_fp32, kernel. A plain tuple: one with names takes a microsecond to make.
-Options = tuple[int, int, int, int, bool, bool, bool, int | None, int | None, float | None, bool, str]
 
 
 @overload
@@ -133,7 +129,6 @@ def attention(
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
     interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
-    options = (0, 0, keep, group, interleaved, is_causal, top_left, left, right, scale, not allow_tf32, kernel)
     if key_lengths is not None and key_lengths.dtype != torch.int32:
         key_lengths = key_lengths.to(torch.int32)
     lead: tuple[int, ...] | None = None
@@ -145,7 +140,26 @@ def attention(
         if more is None:
             raise DspattnError(["attn_bias: expected a floating tensor (a boolean one is attn_mask), got torch.bool"])
         bias = more if bias is None else bias + more
-    out, lse = run(query, key, value, allowed, bias, key_lengths, None, None, options)
+    out, lse = run(
+        ProblemArguments(
+            query,
+            key,
+            value,
+            allowed,
+            bias,
+            key_lengths,
+            keep=keep,
+            group=group,
+            interleaved=interleaved,
+            causal=is_causal,
+            top_left=top_left,
+            window_left=left,
+            window_right=right,
+            scale=scale,
+            full_fp32=not allow_tf32,
+            kernel=kernel,
+        )
+    )
     if lead is not None:
         shape = (*lead, *out.shape[2:]) if len(lead) > 0 else out.shape[2:]
         out, lse = out.reshape(shape), lse.reshape(shape[:-1])
@@ -257,13 +271,33 @@ def varlen_attention(
     interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
     max_q = longest(cu_seqlens_q) if max_seqlen_q is None else max_seqlen_q
     max_k = longest(cu_seqlens_k) if max_seqlen_k is None else max_seqlen_k
-    options = (max_q, max_k, keep, group, interleaved, is_causal, top_left, left, right, scale, not allow_tf32, kernel)
     q, k, v = (tensor.unsqueeze(0).transpose(1, 2) for tensor in (query, key, value))
     if attn_mask is not None and attn_mask.dim() != 4:
         raise DspattnError([f"attn_mask: expected 4 dimensions for a packed batch, got {list(attn_mask.shape)}"])
     allowed, bias = _split_mask(attn_mask, q, k, None)
-    cu_q, cu_k = cu_seqlens_q.to(torch.int32), cu_seqlens_k.to(torch.int32)
-    out, lse = run(q, k, v, allowed, bias, None, cu_q, cu_k, options)
+    out, lse = run(
+        ProblemArguments(
+            q,
+            k,
+            v,
+            allowed,
+            bias,
+            cu_q=cu_seqlens_q.to(torch.int32),
+            cu_k=cu_seqlens_k.to(torch.int32),
+            max_q=max_q,
+            max_k=max_k,
+            keep=keep,
+            group=group,
+            interleaved=interleaved,
+            causal=is_causal,
+            top_left=top_left,
+            window_left=left,
+            window_right=right,
+            scale=scale,
+            full_fp32=not allow_tf32,
+            kernel=kernel,
+        )
+    )
     out = out.squeeze(0).transpose(0, 1)
     return (out, lse.squeeze(0)) if return_lse else out
 
@@ -331,19 +365,10 @@ def longest(cumulative: Tensor) -> int:
     return int(torch.diff(cumulative).max()) if cumulative.numel() > 1 else 0
 
 
-def run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    allowed: Tensor | None,
-    bias: Tensor | None,
-    key_lengths: Tensor | None,
-    cu_q: Tensor | None,
-    cu_k: Tensor | None,
-    options: Options,
-) -> tuple[Tensor, Tensor]:
+def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     """The operator on four-dimensional tensors, with what PyTorch's own attention does around it: autocast, and rows
     that are contiguous."""
+    q, k, v, _, bias, *_ = problem
     if bias is not None and bias.requires_grad and torch.is_grad_enabled():
         raise DspattnError(
             ["attn_mask: expected requires_grad=False (its gradient is not computed), got a bias that requires grad"]
@@ -352,18 +377,17 @@ def run(
     if device is not None and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         q, k, v = (_autocast(t, dtype) for t in (q, k, v))
-        bias = None if bias is None else _autocast(bias, dtype)
+        problem = problem._replace(q=q, k=k, v=v, bias=None if bias is None else _autocast(bias, dtype))
     if not (q.is_contiguous() or q.stride(-1) == 1):  # asking for a stride takes twice as long
-        q = q.contiguous()
+        problem = problem._replace(q=q.contiguous())
     if not (k.is_contiguous() or k.stride(-1) == 1):
-        k = k.contiguous()
+        problem = problem._replace(k=k.contiguous())
     if not (v.is_contiguous() or v.stride(-1) == 1):
-        v = v.contiguous()
-    tensors = (q, k, v, allowed, bias, key_lengths, cu_q, cu_k)
+        problem = problem._replace(v=v.contiguous())
     if torch.compiler.is_compiling():
-        return _ops.attention(*tensors, *options)
+        return _ops.attention(*problem)
     try:
-        return _ops.run(tensors, options)
+        return _autograd.run(problem)
     except RuntimeError as error:
         raise _ops.translated(error) from None
 

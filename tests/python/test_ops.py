@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,15 +11,11 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import dspattn
 from dspattn import _ops
+from dspattn._schema import ProblemArguments
 
 
-def options(**changes: Any) -> tuple[Any, ...]:
-    """The arguments after the tensors, in the order of the schema."""
-    values = dict(
-        max_q=0, max_k=0, keep=2, group=4, interleaved=True, causal=False, top_left=True, window_left=None,
-        window_right=None, scale=None, full_fp32=False, kernel="",
-    )  # fmt: skip
-    return tuple((values | changes).values())
+def problem(tensors: Sequence[torch.Tensor], **changes: Any) -> ProblemArguments:
+    return ProblemArguments(*tensors, **({"keep": 2, "group": 4} | changes))
 
 
 def tensors(requires_grad: bool = False, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -27,40 +24,38 @@ def tensors(requires_grad: bool = False, dtype: torch.dtype = torch.float32) -> 
     return [t.to(dtype).requires_grad_(requires_grad) for t in (q, k, v)]
 
 
-NO_MASK = (None,) * 5
 CU_Q, CU_K = (torch.tensor(c, dtype=torch.int32) for c in ([0, 4, 9], [0, 100, 140]))
-PROBLEMS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "plain": (NO_MASK, {}),
-    "causal window": (NO_MASK, {"causal": True, "top_left": False, "window_left": 50, "interleaved": False}),
-    "masks": (
-        (torch.rand(2, 1, 9, 140) > 0.5, torch.randn(1, 4, 1, 140), torch.tensor([140, 7]).int(), None, None),
-        {"keep": 1, "group": 2, "scale": 0.3},
-    ),
-}  # fmt: skip
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal window": {"causal": True, "top_left": False, "window_left": 50, "interleaved": False},
+    "masks": {
+        "allowed": torch.rand(2, 1, 9, 140) > 0.5,
+        "bias": torch.randn(1, 4, 1, 140),
+        "key_lengths": torch.tensor([140, 7]).int(),
+        "keep": 1,
+        "group": 2,
+        "scale": 0.3,
+    },
+}
 
 
-def packed(requires_grad: bool) -> tuple[Any, ...]:
+def packed(requires_grad: bool) -> ProblemArguments:
     one = [t[:1].detach().requires_grad_(requires_grad) for t in tensors()]
-    return (*one, None, None, None, CU_Q, CU_K, *options(max_q=5, max_k=100))
+    return problem(one, cu_q=CU_Q, cu_k=CU_K, max_q=5, max_k=100)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("name", [*PROBLEMS, "packed"])
 def test_opcheck_attention(name: str, requires_grad: bool) -> None:
-    if name == "packed":
-        arguments = packed(requires_grad)
-    else:
-        masks, changes = PROBLEMS[name]
-        arguments = (*tensors(requires_grad), *masks, *options(**changes))
-    torch.library.opcheck(_ops.attention, arguments)
+    given = packed(requires_grad) if name == "packed" else problem(tensors(requires_grad), **PROBLEMS[name])
+    torch.library.opcheck(_ops.attention, tuple(given))
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_opcheck_attention_backward(name: str) -> None:
-    masks, changes = PROBLEMS[name]
-    problem = (*tensors(), *masks, *options(**changes))
-    out, lse = _ops.attention(*problem)
-    torch.library.opcheck(_ops.attention_backward, (torch.randn_like(out), out, lse, *problem))
+    given = problem(tensors(), **PROBLEMS[name])
+    out, lse = _ops.attention(*given)
+    torch.library.opcheck(_ops.attention_backward, (torch.randn_like(out), out, lse, *given))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -167,7 +162,7 @@ def test_only_wanted_gradients() -> None:
 @pytest.mark.parametrize("registered", [False, True])
 def test_double_backward_raises(registered: bool) -> None:
     leaves = tensors(requires_grad=True)
-    run = (lambda: _ops.attention(*leaves, *NO_MASK, *options())[0]) if registered else (
+    run = (lambda: _ops.attention(*problem(leaves))[0]) if registered else (
         lambda: dspattn.attention(*leaves, enable_gqa=True))  # fmt: skip
     (first,) = torch.autograd.grad(run().sum(), leaves[:1], create_graph=True)
     with pytest.raises(NotImplementedError, match="double backward"):
