@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from ..errors import DspattnError
 from ..functional import attention
 from ..patterns import Grouping, parse_grouping, parse_pattern
+from . import _beyond_modes, _redirect
+from ._wrapping import wrapped
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_SDPA = torch.nn.functional.scaled_dot_product_attention
-_MULTI_HEAD = torch.nn.functional.multi_head_attention_forward
 
 
 class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2:4"):
     """Redirect every ``scaled_dot_product_attention`` call to :func:`dspattn.attention`, in a block or a function.
 
-    It catches the calls wherever they are made, by whatever name the function was imported, in this thread. Modules
-    that never call it (a plain softmax of scores, as ``torch.nn.MultiheadAttention`` with ``need_weights=True``) do not
-    change; PyTorch's fused fast path of transformer encoder layers, which would bypass it, is off inside the block.
+    It catches the calls wherever they are made, by whatever name the function was imported, in the thread (and, in
+    asynchronous code, the task) that opened the block; other threads see nothing of it. Modules that never call it (a
+    plain softmax of scores, as ``torch.nn.MultiheadAttention`` with ``need_weights=True``) do not change; PyTorch's
+    fused fast path of transformer encoder layers stands back inside the block. What gradient checkpointing runs again
+    in the backward pass sees the block that its forward pass saw. TorchScript does not ask: a traced or scripted
+    function with attention in it counts as a call that cannot be served.
+
+    As a decorator it serves functions, generators and ``async`` functions.
 
     Args:
         pattern: ``"2:4"``, ``"1:2"``, any ``"N:M"``, or ``"dense"``.
@@ -62,29 +64,24 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         self.strict = strict
         self.served = 0
         self.left: Counter[str] = Counter()
-        self._entered: list[tuple[_Redirect, bool]] = []
+        self._counting = threading.Lock()  # one object may be open in many threads
 
     def __enter__(self) -> use:
-        mode = _Redirect(self)
-        self._entered.append((mode, torch.backends.mha.get_fastpath_enabled()))
-        torch.backends.mha.set_fastpath_enabled(False)
-        mode.__enter__()
+        _redirect.enter(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        mode, fastpath = self._entered.pop()
-        mode.__exit__(*exception)
-        torch.backends.mha.set_fastpath_enabled(fastpath)
-        if self.left and not self._entered and exception[0] is None:
-            warnings.warn(self.report(), stacklevel=2)
+        outermost = _redirect.leave(self)
+        if outermost and exception[0] is None:
+            self.tell()
+
+    def tell(self) -> None:
+        """Warn about what was left to PyTorch, at the end of a block."""
+        if self.left:
+            warnings.warn(self.report(), stacklevel=3)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(function)
-        def redirected(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
-
-        return redirected
+        return wrapped(function, self)
 
     def report(self) -> str:
         """How many calls were served and, for each reason, how many were left to PyTorch."""
@@ -95,64 +92,50 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         lines += [f"  {count} x {reason}" for reason, count in self.left.most_common()]
         return "\n".join(lines)
 
-
-def _calls(count: int) -> str:
-    return f"{count} attention call{'' if count == 1 else 's'}"
-
-
-class _Redirect(TorchFunctionMode):
-    """Sees every PyTorch function call of the thread; answers those of scaled_dot_product_attention."""
-
-    def __init__(self, owner: use) -> None:
-        super().__init__()
-        self.owner = owner
-
-    def __torch_function__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is _SDPA:
-            return self._answer(*args, **kwargs)
-        if func is _MULTI_HEAD:
-            return self._inside_multi_head(*args, **kwargs)
-        return func(*args, **kwargs)
-
-    def _inside_multi_head(self, *args: Any, **kwargs: Any) -> Any:
-        """PyTorch asks no mode about what a function calls that went through one already, so the call inside
-        torch.nn.functional.multi_head_attention_forward is redirected by name, for this thread."""
-        functional: Any = torch.nn.functional
-        thread, previous = threading.get_ident(), functional.scaled_dot_product_attention
-
-        def redirected(*args: Any, **kwargs: Any) -> Any:
-            answer = self._answer if threading.get_ident() == thread else previous
-            return answer(*args, **kwargs)
-
-        functional.scaled_dot_product_attention = redirected
-        try:
-            return _MULTI_HEAD(*args, **kwargs)
-        finally:
-            functional.scaled_dot_product_attention = previous
-
-    def _answer(self, *args: Any, **kwargs: Any) -> Any:
-        owner = self.owner
+    def answer(self, *args: Any, **kwargs: Any) -> Any:
+        """One call of scaled_dot_product_attention made inside the block."""
         reasons = _foreign(*args, **kwargs)
         if not reasons:
             try:
-                out = attention(*args, pattern=owner.pattern, grouping=owner.grouping, **kwargs)
+                out = attention(*args, pattern=self.pattern, grouping=self.grouping, **kwargs)
             except DspattnError as error:
                 reasons = list(error.reasons)
             else:
-                owner.served += 1
+                self._count(None)
                 return out
-        if owner.strict:
+        return self.leave_to_pytorch(reasons, _redirect.SDPA, *args, **kwargs)
+
+    def leave_to_pytorch(self, reasons: list[str], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The answer to a call that cannot be served: an error, or with ``strict=False`` PyTorch's own, counted."""
+        if self.strict:
             raise DspattnError(
                 [
                     *reasons,
                     "Pass strict=False to dspattn.use to leave such calls to PyTorch, which will not prune them.",
                 ]
             )
-        owner.left["; ".join(reasons)] += 1
-        return _SDPA(*args, **kwargs)
+        self._count("; ".join(reasons))
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        with _redirect.as_in(None):  # a block around this one does not prune it either
+            return function(*args, **kwargs)
+
+    def _count(self, left_because: str | None) -> None:
+        if torch.compiler.is_compiling():  # one thread traces, and a compiler knows no locks
+            self._add(left_because)
+            return
+        with self._counting:
+            self._add(left_because)
+
+    def _add(self, left_because: str | None) -> None:
+        if left_because is None:
+            self.served += 1
+        else:
+            self.left[left_because] += 1
+
+
+def _calls(count: int) -> str:
+    return f"{count} attention call{'' if count == 1 else 's'}"
 
 
 def _foreign(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> list[str]:
@@ -166,3 +149,6 @@ def _foreign(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> lis
         elif tensor.device.type not in ("cpu", "cuda", "meta"):
             reasons.append(f"{name}: expected a tensor on cpu or cuda, got {tensor.device}")
     return reasons
+
+
+_beyond_modes.install()

@@ -1,0 +1,121 @@
+"""What ``dspattn.use`` stands on: which block a call belongs to, and the mode that sees the call.
+
+Two things hold a block. A context variable says which blocks are open *here*, in this thread and task; it decides.
+A torch-function mode on the thread's stack makes PyTorch ask at all. The modes of all blocks are interchangeable, so
+that tasks that take turns in a thread may leave their blocks in any order. Nothing of PyTorch is saved, changed and
+put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+SDPA = torch.nn.functional.scaled_dot_product_attention
+_SDPA_PACKET = torch.ops.aten.scaled_dot_product_attention  # as code calls it that names operators
+_SDPA_OPERATOR = torch.ops.aten.scaled_dot_product_attention.default  # as exported programs call it
+_MULTI_HEAD: Any = torch.nn.functional.multi_head_attention_forward
+# Whole layers in one call. PyTorch's modules stand back from them where a mode is on, except in code that is compiled.
+_FUSED_LAYER: Any = torch._transformer_encoder_layer_fwd
+_FUSED_MODULE: Any = torch._native_multi_head_attention
+
+
+class Owner(Protocol):
+    """A block, as ``dspattn.use`` is one: what becomes of the calls made in it."""
+
+    def answer(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of a call of scaled_dot_product_attention."""
+
+    def leave_to_pytorch(self, reasons: list[str], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The result of a call that cannot be served, or an error."""
+
+    def tell(self) -> None:
+        """Say at a block's end what was not served."""
+
+
+# The open blocks, the innermost last. None stands for "as if there were no block".
+Blocks = tuple[Owner | None, ...]
+_open: ContextVar[Blocks] = ContextVar("dspattn_use", default=())
+
+
+def innermost() -> Owner | None:
+    """The block that answers for this thread and task, if any."""
+    blocks = _open.get()
+    return blocks[-1] if blocks else None
+
+
+def enter(owner: Owner | None) -> None:
+    """Open a block here."""
+    _open.set((*_open.get(), owner))
+    Redirect(owner).__enter__()
+
+
+def leave(owner: Owner | None) -> bool:
+    """Close the latest block of this owner; True when none of its own is left open here."""
+    Redirect(owner).__exit__(None, None, None)  # takes the uppermost mode, whichever block it came from
+    blocks = list(_open.get())
+    for i in reversed(range(len(blocks))):
+        if blocks[i] is owner:
+            del blocks[i]
+            break
+    _open.set(tuple(blocks))
+    return all(block is not owner for block in blocks)
+
+
+@contextlib.contextmanager
+def as_in(owner: Owner | None) -> Iterator[None]:
+    """Run what is inside as it would run in a block of this owner, None: in no block at all."""
+    enter(owner)
+    try:
+        yield
+    finally:
+        leave(owner)
+
+
+class Redirect(TorchFunctionMode):
+    """Sees every PyTorch function call of the thread; hands those of attention to the block they are made in."""
+
+    def __init__(self, owner: Owner | None) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        is_attention = func is SDPA or func is _SDPA_OPERATOR or func is _SDPA_PACKET
+        is_fused = func is _FUSED_LAYER or func is _FUSED_MODULE
+        if not (is_attention or is_fused or func is _MULTI_HEAD):
+            return func(*args, **kwargs)
+        # A compiler traces a whole block; it follows the mode itself and knows no context variables.
+        owner = self.owner if torch.compiler.is_compiling() else innermost()
+        if owner is None:
+            return func(*args, **kwargs)
+        if is_attention:
+            return owner.answer(*args, **kwargs)
+        if is_fused:
+            reason = (
+                f"{func.__name__}: expected scaled_dot_product_attention, got PyTorch's fused layer, which cannot be "
+                "redirected; torch.backends.mha.set_fastpath_enabled(False) switches it off"
+            )
+            return owner.leave_to_pytorch([reason], func, *args, **kwargs)
+        return _multi_head_with(owner.answer)(*args, **kwargs)
+
+
+def _multi_head_with(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.nn.functional.multi_head_attention_forward for which scaled_dot_product_attention means `answer`.
+
+    PyTorch asks no mode about what a function calls that went through one already. So the function that runs is a copy
+    of PyTorch's with names of its own; nothing is replaced that another thread could see.
+    """
+    names = {**_MULTI_HEAD.__globals__, "scaled_dot_product_attention": answer}
+    copy = types.FunctionType(_MULTI_HEAD.__code__, names, _MULTI_HEAD.__name__, _MULTI_HEAD.__defaults__)
+    copy.__kwdefaults__ = _MULTI_HEAD.__kwdefaults__
+    names[_MULTI_HEAD.__name__] = copy  # what it hands to further modes
+    return copy
