@@ -1,14 +1,21 @@
-"""How ``torch.ops.dspattn.attention`` is run and differentiated."""
+"""How ``torch.ops.dspattn.attention`` is run, differentiated and mapped over.
+
+Offered are first derivatives in reverse mode, also per sample (``torch.vmap`` of ``torch.func.grad``) and as Jacobians
+(``torch.func.jacrev``). Second derivatives and forward mode are not; they raise.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ._ops import attention, attention_backward
 from ._schema import DIFFERENTIABLE, TENSORS, BackwardArguments, ProblemArguments
+from ._vmap import batching_rule
+from .errors import DspattnError
 
 BIAS = ProblemArguments._fields.index("bias")
 
@@ -22,10 +29,27 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return _FunctionalAttention.apply(*problem)
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(problem)
     if torch.is_grad_enabled() and _wants_gradients(problem):
         return _Attention.apply(*problem)
     with torch._C._AutoDispatchBelowAutograd():
         return attention(*problem)
+
+
+def _refuse_tangents(problem: ProblemArguments) -> None:
+    for tensor in problem.tensors().values():
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            _forward_mode()
+
+
+def _forward_mode(*_: Any) -> NoReturn:
+    raise DspattnError(
+        [
+            "query, key, value: expected no tangents (derivatives in forward mode, jvp and jacfwd, are not offered; "
+            "torch.func.vjp and jacrev are), got a dual tensor"
+        ]
+    )
 
 
 def _wants_gradients(problem: ProblemArguments) -> bool:
@@ -63,29 +87,40 @@ class _FunctionalAttention(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         _save(ctx, inputs, output)
 
+    jvp = staticmethod(_forward_mode)  # type: ignore[assignment]
+    vmap = staticmethod(batching_rule(lambda *arguments: run(ProblemArguments(*arguments)), 0))
 
-class _AttentionBackward(torch.autograd.Function):
-    """The gradient itself, which has none."""
 
-    @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
-            return attention_backward(*arguments)
+class _Gradient(torch.autograd.Function):
+    """A gradient itself, which has none."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         pass
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
-        return _second_order(ctx, *grads)
+    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
+        _second_order()
+
+    jvp = staticmethod(_forward_mode)  # type: ignore[assignment]
 
 
-def _run_backward(given: BackwardArguments, problem: ProblemArguments) -> tuple[Tensor, Tensor, Tensor]:
-    """attention_backward() in the same way as run()."""
-    if torch.compiler.is_compiling():
-        return attention_backward(*given, *problem)
-    return _AttentionBackward.apply(*given, *problem)
+class _AttentionBackward(_Gradient):
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            return attention_backward(*arguments)
+
+    vmap = staticmethod(batching_rule(lambda *a: _AttentionBackward.apply(*a), len(BackwardArguments._fields)))
+
+
+class _LseBackward(_Gradient):
+    @staticmethod
+    def forward(d_lse: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            return _lse_gradients(d_lse, lse, *arguments)
+
+    vmap = staticmethod(batching_rule(lambda *a: _LseBackward.apply(*a), 2))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -98,18 +133,18 @@ def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Te
     """The gradients of every argument of attention(): None for all but q, k and v."""
     needed = ctx.needs_input_grad
     if needed[BIAS]:
-        raise NotImplementedError(
-            "attn_mask: its gradient is not computed; expected a mask or bias with requires_grad=False"
-        )
+        raise DspattnError(["attn_mask: expected requires_grad=False (its gradient is not computed), got True"])
     *tensors, out, lse = ctx.saved_tensors
     problem = ProblemArguments(*tensors, *ctx.options)
+    traced = torch.compiler.is_compiling()
     d_q: Tensor | None = None
     d_k: Tensor | None = None
     d_v: Tensor | None = None
     if d_out is not None:
-        d_q, d_k, d_v = _run_backward(BackwardArguments(_rows(d_out), out, lse), problem)
+        backward = attention_backward if traced else _AttentionBackward.apply
+        d_q, d_k, d_v = backward(*BackwardArguments(_rows(d_out), out, lse), *problem)
     if d_lse is not None:
-        more_q, more_k = _lse_gradients(d_lse, lse, problem)
+        more_q, more_k = (_lse_gradients if traced else _LseBackward.apply)(d_lse, lse, *problem)
         d_q = more_q if d_q is None else d_q + more_q
         d_k = more_k if d_k is None else d_k + more_k
     wanted = (grad if need else None for grad, need in zip((d_q, d_k, d_v), needed, strict=False))
@@ -120,26 +155,31 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _lse_gradients(d_lse: Tensor, lse: Tensor, problem: ProblemArguments) -> tuple[Tensor, Tensor]:
+def _lse_gradients(d_lse: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """The gradients of q and k through the LSE, whose derivative by a score is its weight.
 
     d_q = scale * d_lse * (weights k) is the attention of the keys themselves; d_k = weights^T (scale * d_lse * q) is
     the gradient of its values. Both come from the ordinary operators with k in the place of v.
     """
+    problem = ProblemArguments(*arguments)
     q = problem.q
     of_keys = problem._replace(v=problem.k)
     factor = (d_lse * problem.factor()).masked_fill(lse == float("-inf"), 0).unsqueeze(-1)
     keys_seen, lse = attention(*of_keys)
     d_seen = (factor * q).to(q.dtype)
-    _, _, d_k = _run_backward(BackwardArguments(_rows(d_seen), keys_seen, lse), of_keys)
+    _, _, d_k = attention_backward(*BackwardArguments(_rows(d_seen), keys_seen, lse), *of_keys)
     return (factor * keys_seen).to(q.dtype), d_k
 
 
-def _second_order(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
-    raise NotImplementedError(
-        "dspattn computes first-order gradients only: a gradient of a gradient (double backward) was asked for"
+def _second_order(*_: Any) -> NoReturn:
+    raise DspattnError(
+        ["dspattn computes first-order gradients only: a gradient of a gradient (double backward) was asked for"]
     )
 
 
 torch.library.register_autograd("dspattn::attention", _gradients, setup_context=_save)
 torch.library.register_autograd("dspattn::attention_backward", _second_order)
+torch.library.register_vmap("dspattn::attention", batching_rule(attention, 0))
+torch.library.register_vmap(
+    "dspattn::attention_backward", batching_rule(attention_backward, len(BackwardArguments._fields))
+)

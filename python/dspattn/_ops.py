@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ._schema import ProblemArguments
 from .errors import DspattnError
-from .patterns import INTERLEAVE_BLOCK
+from .patterns import INTERLEAVE_BLOCK, MAX_GROUP
 
 LIBRARY = "dspattn_torch.so"
 LIBRARY_VARIABLE = "DSPATTN_TORCH_LIBRARY"
@@ -49,7 +49,7 @@ sparse_softmax_ = torch.ops.dspattn.sparse_softmax_.default
 sparse_product = torch.ops.dspattn.sparse_product.default
 
 
-def translated(error: RuntimeError) -> Exception:
+def translated(error: Exception) -> Exception:
     """An error of the C++ library as DspattnError; any other error as it is."""
     text = str(error)
     if not text.startswith(ERROR_PREFIX):
@@ -75,12 +75,23 @@ PYTHON_NAMES = {
     "packed.max_q": "max_seqlen_q",
     "packed.max_k": "max_seqlen_k",
 }
-# Where a reason names an argument: at its start, and where it compares with another one ("q's type").
-_ARGUMENT = re.compile(r"^(?:mask\.|packed\.)?\w+|\b\w+(?='s )")
+# Where a reason names an argument: at its start, and where it compares with another one ("q's type", "as q is").
+_ARGUMENT = re.compile(r"^(?:mask\.|packed\.)?\w+|\b\w+(?='s )|(?<=\bas )\w+(?= is\b)")
 
 
 def _in_python_names(reason: str) -> str:
     return _ARGUMENT.sub(lambda match: PYTHON_NAMES.get(match.group(), match.group()), reason)
+
+
+def _require_one_device(tensors: dict[str, Tensor | None], of: str = "q") -> None:
+    """Raise as the C++ library does, which never sees tensors without memory: PyTorch sends a call with any of them
+    here, whatever the others are."""
+    device = tensors[of].device  # type: ignore[union-attr]
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise RuntimeError(
+                f"{ERROR_PREFIX}{name}: expected a tensor on {device} as {of} is, got one on {tensor.device}"
+            )
 
 
 def _heads(like: Tensor, n_from: Tensor, d: Any) -> Tensor:
@@ -91,18 +102,23 @@ def _heads(like: Tensor, n_from: Tensor, d: Any) -> Tensor:
 @torch.library.register_fake("dspattn::attention")
 def _attention_meta(*arguments: Any) -> tuple[Tensor, Tensor]:
     problem = ProblemArguments(*arguments)
+    _require_one_device(problem.tensors())
     q = problem.q
     return _heads(q, q, problem.v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.register_fake("dspattn::attention_backward")
 def _attention_backward_meta(d_out: Tensor, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v, *_ = ProblemArguments(*arguments)
+    problem = ProblemArguments(*arguments)
+    _require_one_device(problem.tensors() | {"d_out": d_out, "out": out, "lse": lse})
+    q, k, v, *_ = problem
     return _heads(q, q, q.shape[3]), _heads(k, k, k.shape[3]), _heads(v, v, v.shape[3])
 
 
 def _slots(columns: Any, keep: int, group: int, interleaved: bool) -> Any:
-    """Stored elements of a row, as group_count of the C++ library."""
+    """Stored elements of a row, as group_count of the C++ library; the pattern is checked as there."""
+    if not 1 <= keep <= group <= MAX_GROUP:
+        raise RuntimeError(f"{ERROR_PREFIX}pattern: expected N:M with 1 <= N <= M <= {MAX_GROUP}, got {keep}:{group}")
     block = INTERLEAVE_BLOCK if interleaved else group
     return (columns + block - 1) // block * (block // group) * keep
 
@@ -144,6 +160,7 @@ def padded_slots(slots: Any, wide: bool) -> Any:
 def _sparse_scores_meta(
     q: Tensor, k: Tensor, allowed: Any, bias: Any, keep: int, group: int, interleaved: bool, *rest: Any
 ) -> tuple[Tensor, Tensor]:
+    _require_one_device({"q": q, "k": k, "allowed": allowed, "bias": bias})
     wide = q.dtype == torch.float32
     slots = padded_slots(_slots(k.shape[2], keep, group, interleaved), wide)
     lead = (q.shape[0], q.shape[1], padded_rows(q.shape[2]))
@@ -157,4 +174,5 @@ def _sparse_softmax_meta(nonzeros: Tensor) -> None:
 
 @torch.library.register_fake("dspattn::sparse_product")
 def _sparse_product_meta(nonzeros: Tensor, metadata: Tensor, v: Tensor, n_q: Any, *rest: Any) -> Tensor:
+    _require_one_device({"nonzeros": nonzeros, "metadata": metadata, "v": v}, "nonzeros")
     return nonzeros.new_empty((nonzeros.shape[0], nonzeros.shape[1], n_q, v.shape[3]))

@@ -6,7 +6,7 @@ in bindings/torch/attention_ops.cpp), and ``tests/python/test_schema.py`` holds 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -37,6 +37,11 @@ class ProblemArguments(NamedTuple):
     scale: float | None = None
     full_fp32: bool = False
     kernel: str = ""
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """The tensors by name."""
+        fields: dict[str, Any] = self._asdict()
+        return {name: fields[name] for name in self._fields[:TENSORS]}
 
     def factor(self) -> float:
         """What the scores are multiplied with."""

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 class DspattnError(RuntimeError, ValueError):
     """A call that cannot be served.
 
-    ``reasons`` has every reason, each a sentence that names the argument, what was expected and what was given.
+    ``reasons`` has every reason, each a sentence that names the argument, what was expected and what was given. It may
+    be made of its text alone, as PyTorch does with an error that comes from another process.
 
     Example:
         >>> raise DspattnError(["scale: expected a finite positive number, got -1"])
@@ -18,6 +19,6 @@ class DspattnError(RuntimeError, ValueError):
 
     reasons: tuple[str, ...]
 
-    def __init__(self, reasons: Iterable[str]) -> None:
-        self.reasons = tuple(reasons)
+    def __init__(self, reasons: str | Iterable[str] = ()) -> None:
+        self.reasons = (reasons,) if isinstance(reasons, str) else tuple(reasons)
         super().__init__("\n".join(self.reasons))

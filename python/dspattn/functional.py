@@ -3,19 +3,33 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from . import _autograd, _ops
+from ._inputs import (
+    Alignment,
+    Window,
+    explained,
+    fits_operator,
+    lengths_as_int32,
+    longest,
+    parse_alignment,
+    parse_window,
+    require_known,
+    split_mask,
+    take_causal_biases,
+    to_four_dims,
+)
 from ._schema import ProblemArguments
 from .errors import DspattnError
 from .patterns import Grouping, parse_grouping, parse_pattern
 
-Alignment = Literal["top_left", "bottom_right"]
-Window = int | tuple[int | None, int | None] | None
+PLAIN_MASKS = (Tensor, type(None))
+WIDEST_VALUE = 256  # elements of a value head that the library takes
+FOREIGN_ERRORS = (RuntimeError, TypeError, AttributeError, OverflowError)  # of PyTorch, about what it was given
 
 
 @overload
@@ -97,6 +111,7 @@ def attention(
         value: ``[..., kv_heads, n_k, d_v]``.
         attn_mask: broadcasts to ``[..., heads, n_q, n_k]``. Boolean: True takes part. Floating: added to the scaled
             scores; -inf masks. May be combined with the other masks; a key is visible when all of them allow it.
+            One of ``torch.nn.attention.bias``' causal biases stands for ``is_causal`` with its alignment.
         dropout_p: must be 0; there is no dropout.
         is_causal: a query sees keys up to its own position.
         scale: factor of the scores, default ``d ** -0.5``; finite and positive.
@@ -129,37 +144,70 @@ def attention(
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
     interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
-    if key_lengths is not None and key_lengths.dtype != torch.int32:
-        key_lengths = key_lengths.to(torch.int32)
     lead: tuple[int, ...] | None = None
-    if not _is_plain(query, key, value, enable_gqa):
-        query, key, value, lead = _to_four_dims(query, key, value, enable_gqa)
-    allowed, bias = _split_mask(attn_mask, query, key, lead)
-    if attn_bias is not None:
-        _, more = _split_mask(attn_bias, query, key, lead, "attn_bias")
-        if more is None:
-            raise DspattnError(["attn_bias: expected a floating tensor (a boolean one is attn_mask), got torch.bool"])
-        bias = more if bias is None else bias + more
-    out, lse = run(
-        ProblemArguments(
-            query,
-            key,
-            value,
-            allowed,
-            bias,
-            key_lengths,
-            keep=keep,
-            group=group,
-            interleaved=interleaved,
-            causal=is_causal,
-            top_left=top_left,
-            window_left=left,
-            window_right=right,
-            scale=scale,
-            full_fp32=not allow_tf32,
-            kernel=kernel,
+    try:
+        if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor:
+            if isinstance(query, torch.fx.Proxy):  # recorded as one call, as PyTorch's functions are
+                return torch.overrides.handle_torch_function(
+                    attention, (query,), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
+                    pattern=pattern, grouping=grouping, return_lse=return_lse, attn_bias=attn_bias, window=window,
+                    alignment=alignment, key_lengths=key_lengths, allow_tf32=allow_tf32, kernel=kernel,
+                )  # fmt: skip
+            for name, tensor in (("query", query), ("key", key), ("value", value)):
+                require_known(name, tensor)
+        if key_lengths is not None:
+            key_lengths = lengths_as_int32("key_lengths", key_lengths)
+        if type(attn_mask) not in PLAIN_MASKS or type(attn_bias) not in PLAIN_MASKS:
+            masks = {"attn_mask": attn_mask, "attn_bias": attn_bias}
+            is_causal, top_left = take_causal_biases(masks, query, key, is_causal, top_left, window)
+            attn_mask, attn_bias = masks.values()
+        if not fits_operator(query, key, value, enable_gqa):
+            query, key, value, lead = to_four_dims(query, key, value, enable_gqa)
+        allowed, bias = split_mask(attn_mask, query, key, lead)
+        if attn_bias is not None:
+            _, more = split_mask(attn_bias, query, key, lead, "attn_bias")
+            if more is None:
+                raise DspattnError(
+                    ["attn_bias: expected a floating tensor (a boolean one is attn_mask), got torch.bool"]
+                )
+            bias = more if bias is None else bias + more
+        out, lse = run(
+            ProblemArguments(
+                query,
+                key,
+                value,
+                allowed,
+                bias,
+                key_lengths,
+                keep=keep,
+                group=group,
+                interleaved=interleaved,
+                causal=is_causal,
+                top_left=top_left,
+                window_left=left,
+                window_right=right,
+                scale=scale,
+                full_fp32=not allow_tf32,
+                kernel=kernel,
+            )
         )
-    )
+    except DspattnError:
+        raise
+    except FOREIGN_ERRORS as error:
+        raise explained(
+            error,
+            {
+                "query": query,
+                "key": key,
+                "value": value,
+                "attn_mask": attn_mask,
+                "attn_bias": attn_bias,
+                "key_lengths": key_lengths,
+                "is_causal": is_causal,
+                "scale": scale,
+                "kernel": kernel,
+            },
+        ) from None
     if lead is not None:
         shape = (*lead, *out.shape[2:]) if len(lead) > 0 else out.shape[2:]
         out, lse = out.reshape(shape), lse.reshape(shape[:-1])
@@ -260,44 +308,71 @@ def varlen_attention(
         >>> varlen_attention(q, k, v, lengths, lengths, is_causal=True).shape
         torch.Size([12, 2, 16])
     """
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.dim() != 3:
-            raise DspattnError([f"{name}: expected 3 dimensions [total, heads, d], got {list(tensor.shape)}"])
-    for name, tensor in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if tensor.dim() != 1 or tensor.numel() == 0:
-            raise DspattnError([f"{name}: expected [batch + 1] cumulative lengths, got {list(tensor.shape)}"])
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
     interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
-    max_q = longest(cu_seqlens_q) if max_seqlen_q is None else max_seqlen_q
-    max_k = longest(cu_seqlens_k) if max_seqlen_k is None else max_seqlen_k
-    q, k, v = (tensor.unsqueeze(0).transpose(1, 2) for tensor in (query, key, value))
-    if attn_mask is not None and attn_mask.dim() != 4:
-        raise DspattnError([f"attn_mask: expected 4 dimensions for a packed batch, got {list(attn_mask.shape)}"])
-    allowed, bias = _split_mask(attn_mask, q, k, None)
-    out, lse = run(
-        ProblemArguments(
-            q,
-            k,
-            v,
-            allowed,
-            bias,
-            cu_q=cu_seqlens_q.to(torch.int32),
-            cu_k=cu_seqlens_k.to(torch.int32),
-            max_q=max_q,
-            max_k=max_k,
-            keep=keep,
-            group=group,
-            interleaved=interleaved,
-            causal=is_causal,
-            top_left=top_left,
-            window_left=left,
-            window_right=right,
-            scale=scale,
-            full_fp32=not allow_tf32,
-            kernel=kernel,
+    try:
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            require_known(name, tensor)
+            if tensor.dim() != 3:
+                raise DspattnError([f"{name}: expected 3 dimensions [total, heads, d], got {list(tensor.shape)}"])
+        cu_q = lengths_as_int32("cu_seqlens_q", cu_seqlens_q)
+        cu_k = lengths_as_int32("cu_seqlens_k", cu_seqlens_k)
+        for name, tensor in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k)):
+            if tensor.dim() != 1 or tensor.numel() == 0:
+                raise DspattnError([f"{name}: expected [batch + 1] cumulative lengths, got {list(tensor.shape)}"])
+        max_q = longest("cu_seqlens_q", cu_q) if max_seqlen_q is None else max_seqlen_q
+        max_k = longest("cu_seqlens_k", cu_k) if max_seqlen_k is None else max_seqlen_k
+        q, k, v = (tensor.unsqueeze(0).transpose(1, 2) for tensor in (query, key, value))
+        if attn_mask is not None:
+            require_known("attn_mask", attn_mask)
+            if attn_mask.dim() != 4:
+                raise DspattnError(
+                    [f"attn_mask: expected 4 dimensions for a packed batch, got {list(attn_mask.shape)}"]
+                )
+        allowed, bias = split_mask(attn_mask, q, k, None)
+        out, lse = run(
+            ProblemArguments(
+                q,
+                k,
+                v,
+                allowed,
+                bias,
+                cu_q=cu_q,
+                cu_k=cu_k,
+                max_q=max_q,
+                max_k=max_k,
+                keep=keep,
+                group=group,
+                interleaved=interleaved,
+                causal=is_causal,
+                top_left=top_left,
+                window_left=left,
+                window_right=right,
+                scale=scale,
+                full_fp32=not allow_tf32,
+                kernel=kernel,
+            )
         )
-    )
+    except DspattnError:
+        raise
+    except FOREIGN_ERRORS as error:
+        raise explained(
+            error,
+            {
+                "query": query,
+                "key": key,
+                "value": value,
+                "cu_seqlens_q": cu_seqlens_q,
+                "cu_seqlens_k": cu_seqlens_k,
+                "max_seqlen_q": max_seqlen_q,
+                "max_seqlen_k": max_seqlen_k,
+                "attn_mask": attn_mask,
+                "is_causal": is_causal,
+                "scale": scale,
+                "kernel": kernel,
+            },
+        ) from None
     out = out.squeeze(0).transpose(0, 1)
     return (out, lse.squeeze(0)) if return_lse else out
 
@@ -307,7 +382,7 @@ def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = Non
 
     For looking at maps and for modules that must return weights. It runs the attention itself, on columns of the
     identity matrix as values, so it shows exactly what the kernel kept; it takes n_k / 256 passes and memory of
-    n_q * n_k.
+    n_k * (n_q + 256), where gradients are wanted of n_k * (n_q + n_k).
 
     Args:
         query: ``[..., heads, n_q, d]``.
@@ -327,42 +402,17 @@ def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = Non
     if options.pop("return_lse", False):
         raise DspattnError(["return_lse: expected False for attention_weights, got True"])
     n_k = key.shape[-2]
-    columns = 256  # the widest value head the library takes
-    eye = torch.eye(n_k, dtype=query.dtype, device=query.device)
     value_lead = key.shape[:-2]
-    parts = [
-        attention(query, key, eye[:, start : start + columns].expand(*value_lead, -1, -1), attn_mask, **options)
-        for start in range(0, n_k, columns)
-    ]
+    parts = []
+    for start in range(0, n_k, WIDEST_VALUE):
+        width = min(WIDEST_VALUE, n_k - start)
+        ones = torch.eye(width, dtype=query.dtype, device=query.device)
+        columns = torch.nn.functional.pad(ones, (0, 0, start, n_k - start - width))  # [n_k, width] of the identity
+        parts.append(attention(query, key, columns.expand(*value_lead, -1, -1), attn_mask, **options))
     if not parts:
         shape = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
         return query.new_zeros((*shape, query.shape[-2], 0))
     return torch.cat(parts, -1)
-
-
-def parse_window(window: Window) -> tuple[int | None, int | None]:
-    """The two sides of a window, None for no bound."""
-    if window is None:
-        return None, None
-    if isinstance(window, tuple):
-        if len(window) != 2:
-            raise DspattnError([f"window: expected (left, right), got {window!r}"])
-        return window
-    return window, window
-
-
-def parse_alignment(alignment: str) -> bool:
-    """True for top_left."""
-    if alignment == "top_left":
-        return True
-    if alignment == "bottom_right":
-        return False
-    raise DspattnError([f'alignment: expected "top_left" or "bottom_right", got {alignment!r}'])
-
-
-def longest(cumulative: Tensor) -> int:
-    """The longest sequence of cumulative lengths."""
-    return int(torch.diff(cumulative).max()) if cumulative.numel() > 1 else 0
 
 
 def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
@@ -386,90 +436,9 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
         problem = problem._replace(v=v.contiguous())
     if torch.compiler.is_compiling():
         return _ops.attention(*problem)
-    try:
-        return _autograd.run(problem)
-    except RuntimeError as error:
-        raise _ops.translated(error) from None
+    return _autograd.run(problem)
 
 
 def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """As autocast does: floating types are cast, except float64."""
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
-
-
-def _is_plain(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
-    """Whether the tensors are what the operator takes: four dimensions, one batch, heads that match."""
-    of_q, of_k, of_v = q.shape, k.shape, v.shape  # each access makes a new object
-    if len(of_q) != 4 or len(of_k) != 4 or len(of_v) != 4:
-        return False
-    if of_k[0] != of_q[0] or of_v[0] != of_q[0] or of_k[1] != of_v[1]:
-        return False
-    return enable_gqa or of_k[1] == of_q[1]
-
-
-def _to_four_dims(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
-    """[batch, heads, n, d] of each, and the leading dimensions the result is to have."""
-    for name, tensor in (("query", q), ("key", k), ("value", v)):
-        if tensor.dim() < 2:
-            raise DspattnError([f"{name}: expected at least 2 dimensions [..., n, d], got {list(tensor.shape)}"])
-    if enable_gqa and min(q.dim(), k.dim(), v.dim()) < 3:
-        raise DspattnError(["enable_gqa: expected at least 3 dimensions [..., heads, n, d] of query, key and value"])
-    heads_of = [t.shape[-3] if t.dim() > 2 else 1 for t in (q, k, v)]
-    try:
-        batch = torch.broadcast_shapes(*(t.shape[:-3] for t in (q, k, v)))
-        if enable_gqa:
-            heads, kv_heads = heads_of[0], max(heads_of[1:])
-        else:
-            heads = torch.broadcast_shapes(*((h,) for h in heads_of))[0]
-            # One key head under many query heads needs no copy: that is grouped-query attention.
-            kv_heads = max(heads_of[1:]) if max(heads_of[1:]) == 1 else heads
-        lead = (*batch, heads) if max(q.dim(), k.dim(), v.dim()) > 2 else ()
-        wanted = (heads, kv_heads, kv_heads)
-        q, k, v = (
-            t.expand(*batch, h, *t.shape[-2:]).reshape(batch.numel(), h, *t.shape[-2:])
-            for t, h in zip((q, k, v), wanted, strict=True)
-        )
-    except RuntimeError:
-        shapes = ", ".join(str(list(t.shape)) for t in (q, k, v))
-        shared = not enable_gqa and heads_of[1] == heads_of[2] > 1 and heads_of[0] % heads_of[1] == 0
-        hint = "; enable_gqa=True lets query heads share those of key and value" if shared else ""
-        raise DspattnError(
-            [f"query, key, value: expected leading dimensions that broadcast against each other, got {shapes}{hint}"]
-        ) from None
-    return q, k, v, lead
-
-
-def _split_mask(
-    mask: Tensor | None, q: Tensor, k: Tensor, lead: tuple[int, ...] | None, name: str = "attn_mask"
-) -> tuple[Tensor | None, Tensor | None]:
-    """The mask as (boolean, additive) with four dimensions; one of the two is None."""
-    if mask is None:
-        return None, None
-    if mask.dim() > 4 or lead is not None:
-        full = q.shape[:2] if lead is None else lead
-        mask = _mask_to_four_dims(mask, full, q, k)
-    while mask.dim() < 4:
-        mask = mask.unsqueeze(0)
-    if mask.dtype == torch.bool:
-        return mask, None
-    if not mask.is_floating_point():
-        given = str(mask.dtype).removeprefix("torch.")
-        raise DspattnError([f"{name}.dtype: expected bool, float32, float16 or bfloat16, got {given}"])
-    return None, mask
-
-
-def _mask_to_four_dims(mask: Tensor, lead: tuple[int, ...], q: Tensor, k: Tensor) -> Tensor:
-    """The mask of inputs whose leading dimensions were joined: its own are broadcast and joined likewise."""
-    full = (*lead, q.shape[-2], k.shape[-2])
-    surplus = mask.dim() - len(full)
-    try:
-        if surplus > 0:
-            mask = mask.reshape(mask.shape[surplus:])
-        batch = lead[:-1]
-        if mask.dim() <= 3 or len(batch) <= 1:
-            return mask
-        return mask.expand(*batch, *mask.shape[-3:]).reshape(math.prod(batch), *mask.shape[-3:])
-    except RuntimeError:
-        raise DspattnError(
-            [f"attn_mask: expected a shape that broadcasts to {list(full)}, got {list(mask.shape)}"]
-        ) from None

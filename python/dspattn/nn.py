@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._inputs import require_known
 from .errors import DspattnError
 from .functional import attention, attention_weights
 from .patterns import Grouping, parse_grouping, parse_pattern
@@ -148,6 +149,7 @@ def _merged_mask(
     for name, mask in (("attn_mask", attn_mask), ("key_padding_mask", key_padding_mask)):
         if mask is None:
             continue
+        require_known(name, mask)
         if name == "key_padding_mask":
             mask = mask[:, None, None, :]
         elif mask.dim() == 3:

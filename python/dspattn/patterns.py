@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
+
 from .errors import DspattnError
 
 Grouping = Literal["interleaved", "consecutive"]
@@ -28,6 +30,18 @@ def parse_pattern(pattern: str) -> tuple[int, int]:
     if colon and keep.isdecimal() and group.isdecimal() and 1 <= int(keep) <= int(group) <= MAX_GROUP:
         return int(keep), int(group)
     raise DspattnError([f'pattern: expected "dense" or "N:M" with 1 <= N <= M <= {MAX_GROUP}, got {pattern!r}'])
+
+
+def default_pattern(dtype: torch.dtype) -> str:
+    """What sparse tensor cores take: 1:2 for float32, 2:4 for 16-bit types.
+
+    Example:
+        >>> default_pattern(torch.float32), default_pattern(torch.bfloat16)
+        ('1:2', '2:4')
+    """
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise DspattnError([f"dtype: expected float32, float16 or bfloat16, got {dtype}"])
+    return "1:2" if dtype == torch.float32 else "2:4"
 
 
 def parse_grouping(grouping: str) -> bool:

@@ -19,23 +19,11 @@ import torch
 from torch import Tensor
 
 from . import _ops
+from ._inputs import Alignment, parse_alignment, require_known, take_causal_biases
 from .errors import DspattnError
-from .functional import Alignment, parse_alignment
-from .patterns import INTERLEAVE_BLOCK, Grouping, parse_grouping, parse_pattern
+from .patterns import INTERLEAVE_BLOCK, Grouping, default_pattern, parse_grouping, parse_pattern
 
 FP16_MAX = 65504.0
-
-
-def default_pattern(dtype: torch.dtype) -> str:
-    """What sparse tensor cores take: 1:2 for float32, 2:4 for 16-bit types.
-
-    Example:
-        >>> default_pattern(torch.float32), default_pattern(torch.bfloat16)
-        ('1:2', '2:4')
-    """
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise DspattnError([f"dtype: expected float32, float16 or bfloat16, got {dtype}"])
-    return "1:2" if dtype == torch.float32 else "2:4"
 
 
 def sddmm(
@@ -72,12 +60,16 @@ def sddmm(
         >>> nonzeros.shape, metadata.shape
         (torch.Size([32, 32]), torch.Size([32, 8]))
     """
-    _require_device("query", query)
+    top_left = parse_alignment(alignment)
+    for name, tensor in (("query", query), ("key", key)):
+        _require_device(name, tensor)
+    masks = {"attn_mask": attn_mask}
+    is_causal, top_left = take_causal_biases(masks, query, key, is_causal, top_left, None)
+    (attn_mask,) = masks.values()
     lead = _leading_dims(query, key, attn_mask)
     pattern = default_pattern(query.dtype) if pattern is None else pattern
     keep, group = parse_pattern(pattern)
     interleaved = parse_grouping(grouping)
-    top_left = parse_alignment(alignment)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if not (math.isfinite(scale) and scale > 0):
         raise DspattnError([f"scale: expected a finite positive number, got {scale}"])
@@ -119,6 +111,7 @@ def softmax(nonzeros: Tensor) -> Tensor:
         >>> softmax(torch.tensor([[0.0, 0.0], [float("-inf"), float("-inf")]])).tolist()
         [[0.5, 0.5], [0.0, 0.0]]
     """
+    _require_device("nonzeros", nonzeros)
     if nonzeros.is_cuda:
         softened: Tensor = _Softmax.apply(nonzeros)
         return softened
@@ -153,6 +146,7 @@ def spmm(
         >>> spmm(softmax(nonzeros), metadata, v).shape
         torch.Size([32, 16])
     """
+    _require_device("nonzeros", nonzeros)
     layout = (*parse_pattern(default_pattern(nonzeros.dtype) if pattern is None else pattern), parse_grouping(grouping))
     _check_product(nonzeros, metadata, value)
     if nonzeros.is_cuda:
@@ -264,6 +258,7 @@ def from_semi_structured(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _require_device(name: str, tensor: Tensor) -> None:
+    require_known(name, tensor)
     if tensor.device.type not in ("cpu", "cuda"):
         raise DspattnError([f"{name}: expected a tensor on cpu or cuda, got one on {tensor.device}"])
 
@@ -403,6 +398,7 @@ class _Softmax(torch.autograd.Function):
 
 
 def _check_product(nonzeros: Tensor, metadata: Tensor, value: Tensor) -> None:
+    require_known("value", value)
     reasons = [
         f"{name}: expected at least two dimensions, got {list(tensor.shape)}"
         for name, tensor in (("nonzeros", nonzeros), ("metadata", metadata), ("value", value))

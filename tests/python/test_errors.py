@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import Callable
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 import dspattn
+from dspattn._schema import ProblemArguments
 
 Q, K, V = torch.randn(2, 4, 6, 16), torch.randn(2, 4, 10, 16), torch.randn(2, 4, 10, 16)
 KV2 = torch.randn(2, 2, 10, 16)
@@ -71,6 +74,61 @@ CASES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         ("key_lengths[1]", "10", "11"),
     ),
     "kernel": (lambda: dspattn.attention(Q, K, V, kernel="fastest"), ("kernel", "cpu_reference", "fastest")),
+    "key lengths beyond 32 bits": (
+        lambda: dspattn.attention(Q, K, V, key_lengths=torch.tensor([3, 2**32 + 3])),
+        ("key_lengths[1]", "2147483647", "4294967299"),
+    ),
+    "key lengths with fractions": (
+        lambda: dspattn.attention(Q, K, V, key_lengths=torch.tensor([3.9, 1.0])),
+        ("key_lengths.dtype", "int32", "float32"),
+    ),
+    "key lengths in a list": (
+        lambda: dspattn.attention(Q, K, V, key_lengths=[1, 2]),
+        ("key_lengths", "tensor", "list"),
+    ),
+    "packed beyond 32 bits": (
+        lambda: dspattn.varlen_attention(PACKED, PACKED, PACKED, torch.tensor([0, 3, 2**32 + 6]), CU),
+        ("cu_seqlens_q[2]", "2147483647", "4294967302"),
+    ),
+    "packed with fractions": (
+        lambda: dspattn.varlen_attention(PACKED, PACKED, PACKED, CU, CU.float()),
+        ("cu_seqlens_k.dtype", "int32", "float32"),
+    ),
+    "packed list": (lambda: dspattn.varlen_attention(PACKED, PACKED, PACKED, [0, 6], CU), ("cu_seqlens_q", "list")),
+    "packed longest word": (
+        lambda: dspattn.varlen_attention(PACKED, PACKED, PACKED, CU, CU, "3", 3),
+        ("max_seqlen_q", "integer", "str"),
+    ),
+    "packed longest huge": (
+        lambda: dspattn.varlen_attention(PACKED, PACKED, PACKED, CU, CU, 3, 2**64),
+        ("max_seqlen_k", "integer", "18446744073709551616"),
+    ),
+    "window of fractions": (lambda: dspattn.attention(Q, K, V, window=[1, 2.5]), ("window[1]", "integer", "2.5")),
+    "window of three": (lambda: dspattn.attention(Q, K, V, window=[1, 2, 3]), ("window", "(left, right)", "[1, 2, 3]")),
+    "window too wide": (
+        lambda: dspattn.attention(Q, K, V, window=2**64),
+        ("window[0]", "64-bit", "18446744073709551616"),
+    ),
+    "key on meta": (lambda: dspattn.attention(Q, K.to("meta"), V), ("key", "on cpu as query is", "meta")),
+    "value on meta": (lambda: dspattn.attention(Q, K, V.to("meta")), ("value", "on cpu as query is", "meta")),
+    "query on meta": (lambda: dspattn.attention(Q.to("meta"), K, V), ("key", "on meta as query is", "cpu")),
+    "mask on meta": (
+        lambda: dspattn.attention(Q, K, V, torch.ones(6, 10, device="meta")),
+        ("attn_mask", "cpu", "meta"),
+    ),
+    "array": (lambda: dspattn.attention(Q.numpy(), K, V), ("query: expected a tensor", "numpy.ndarray")),
+    "mask in a list": (lambda: dspattn.attention(Q, K, V, [[True]]), ("attn_mask: expected a tensor", "list")),
+    "scale word": (lambda: dspattn.attention(Q, K, V, scale="a"), ("scale: expected a number", "str")),
+    "no kernel": (lambda: dspattn.attention(Q, K, V, kernel=None), ("kernel: expected a string", "None")),
+    "nested": (
+        lambda: dspattn.attention(*[torch.nested.nested_tensor([Q[0], Q[0, :, :3]])] * 3),
+        ("query: expected a strided tensor, got a nested one", "varlen_attention"),
+    ),
+    "nested, jagged": (
+        lambda: dspattn.attention(*[torch.nested.nested_tensor([PACKED, PACKED[:3]], layout=torch.jagged)] * 3),
+        ("query: expected a strided tensor, got a nested one", "varlen_attention"),
+    ),
+    "sparse": (lambda: dspattn.attention(Q.to_sparse(), K, V), ("query: expected a strided tensor", "sparse_coo")),
     "decreasing": (
         lambda: dspattn.varlen_attention(PACKED, PACKED, PACKED, torch.tensor([0, 5, 3]), CU),
         ("cu_seqlens_q[2]", "5", "3"),
@@ -103,3 +161,50 @@ def test_all_reasons_at_once() -> None:
     with pytest.raises(dspattn.DspattnError) as caught:
         dspattn.attention(Q, K[..., :8], V[:, :, :7], scale=-1.0, window=(-1, -1))
     assert len(caught.value.reasons) >= 5
+
+
+@pytest.mark.parametrize("again", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy])
+def test_survives_pickle_and_copy(again: Callable[[Exception], Exception]) -> None:
+    error = dspattn.DspattnError(["a: expected 1, got 2", "b: expected 3, got 4"])
+    error.add_note("note") if hasattr(error, "add_note") else None
+    other = again(error)
+    assert type(other) is dspattn.DspattnError and other.reasons == error.reasons and str(other) == str(error)
+    assert getattr(other, "__notes__", None) == getattr(error, "__notes__", None)
+
+
+class Broken(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, i: int) -> int:
+        raise dspattn.DspattnError(["scale: expected 1, got 2", "window: expected 3, got 4"])
+
+
+def test_survives_a_dataloader_worker() -> None:
+    with pytest.raises(dspattn.DspattnError, match=r"scale: expected 1, got 2\nwindow: expected 3, got 4"):
+        next(iter(torch.utils.data.DataLoader(Broken(), num_workers=1)))
+
+
+@pytest.mark.parametrize("keep,group", [(2**32 + 2, 4), (2, 2**32 + 4), (1, 0), (0, 4), (1, -2)])
+def test_operators_check_patterns_before_they_narrow_or_divide(keep: int, group: int) -> None:
+    ops, problem = torch.ops.dspattn, ProblemArguments(Q, K, V, keep=keep, group=group)
+    metadata, nonzeros = torch.zeros(1, 32, 2, dtype=torch.int16), torch.zeros(1, 1, 32, 16)
+    calls = {
+        "attention": lambda: ops.attention(*problem),
+        "nm_prune": lambda: ops.nm_prune(Q[0], keep, group, False),
+        "nm_encode": lambda: ops.nm_encode(torch.zeros(1, 4, 4, dtype=torch.uint8), 8, keep, group, False, True),
+        "nm_decode": lambda: ops.nm_decode(metadata, 4, 8, keep, group, False, True),
+        "sparse_scores": lambda: ops.sparse_scores(Q, K, None, None, keep, group, False, False, True, None),
+        "sparse_product": lambda: ops.sparse_product(nonzeros, metadata[None], V[:1, :1], 4, keep, group, False),
+        "nm_prune on meta": lambda: ops.nm_prune(Q[0].to("meta"), keep, group, False),
+    }
+    for call in calls.values():
+        with pytest.raises(RuntimeError, match=f"pattern: expected N:M .*got {keep}:{group}$"):
+            call()
+
+
+def test_operators_check_extents() -> None:
+    metadata = torch.zeros(1, 32, 2, dtype=torch.int16)
+    for rows, columns in ((-4, 8), (4, -8), (4, 2**62)):
+        with pytest.raises(RuntimeError, match=r"(rows|columns): expected between 0"):
+            torch.ops.dspattn.nm_decode(metadata, rows, columns, 1, 2, False, True)

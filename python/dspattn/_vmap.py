@@ -1,0 +1,77 @@
+"""The batching rule of the attention operators: what ``torch.vmap`` maps over becomes part of the batch.
+
+In a packed batch, which has its sequences laid end to end, it becomes part of the heads instead. Only where the
+sequences' own lengths are mapped is there nothing to join them to, and the calls run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._schema import ProblemArguments
+
+Run = Callable[..., tuple[Tensor, ...]]
+Rule = Callable[..., tuple[tuple[Tensor, ...], tuple[int, ...]]]
+
+
+def batching_rule(run: Run, extras: int) -> Rule:
+    """The rule of ``run(*extra tensors, *problem)``, whose extra tensors and results are all [batch, heads, ...]."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        size: int = info.batch_size
+        problem = ProblemArguments(*arguments[extras:])
+        mapped = ProblemArguments(*in_dims[extras:])
+        if mapped.cu_q is not None or mapped.cu_k is not None:
+            samples = [run(*_sample(arguments, in_dims, i)) for i in range(size)]
+            return tuple(torch.stack(one) for one in zip(*samples, strict=True)), (0,) * len(samples[0])
+        axis = 0 if problem.cu_q is None else 1
+        whole = [_joined(t, dim, size, axis) for t, dim in zip(arguments[:extras], in_dims[:extras], strict=True)]
+        results = run(*whole, *_joined_problem(problem, mapped, size, axis))
+        parted = tuple(one.unflatten(axis, (size, one.shape[axis] // size)) for one in results)
+        return parted, (axis,) * len(parted)
+
+    return rule
+
+
+def _sample(arguments: tuple[Any, ...], in_dims: tuple[Any, ...], i: int) -> list[Any]:
+    return [given if dim is None else given.select(dim, i) for given, dim in zip(arguments, in_dims, strict=True)]
+
+
+def _joined_problem(problem: ProblemArguments, mapped: ProblemArguments, size: int, axis: int) -> ProblemArguments:
+    dims: dict[str, Any] = mapped._asdict()
+    q_extents = list(problem.q.shape)
+    if dims["q"] is not None:
+        del q_extents[dims["q"]]
+    full = q_extents[axis]  # the batch or the heads of one sample
+    joined: dict[str, Any] = {name: _joined(getattr(problem, name), dims[name], size, axis) for name in ("q", "k", "v")}
+    for name in ("allowed", "bias"):
+        mask = getattr(problem, name)
+        if mask is not None:
+            joined[name] = _joined_mask(mask, dims[name], size, axis, full)
+    if problem.key_lengths is not None:
+        joined["key_lengths"] = _joined(problem.key_lengths, dims["key_lengths"], size, 0)
+    return problem._replace(**joined)
+
+
+def _joined(tensor: Tensor, dim: int | None, size: int, axis: int) -> Tensor:
+    """The mapped dimension in front of `axis` and one with it; a tensor that is not mapped is the same for all."""
+    if dim is None:
+        extents = list(tensor.shape)
+        tensor = tensor.unsqueeze(axis).expand(*extents[:axis], size, *extents[axis:])
+    else:
+        tensor = tensor.movedim(dim, axis)
+    return tensor.flatten(axis, axis + 1)
+
+
+def _joined_mask(mask: Tensor, dim: int | None, size: int, axis: int, full: int) -> Tensor:
+    """As above; an extent of 1 broadcasts, and stays so where it can."""
+    if dim is None:
+        return mask if mask.shape[axis] == 1 else _joined(mask, None, size, axis)
+    mask = mask.movedim(dim, axis)
+    extents = list(mask.shape)
+    extents[axis + 1] = full
+    return mask.expand(extents).flatten(axis, axis + 1)
