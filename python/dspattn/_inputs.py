@@ -49,6 +49,9 @@ def require_known(name: str, tensor: Any) -> None:
                 "here; .as_subclass(torch.Tensor) says that its elements are all it means"
             ]
         )
+    from .integrations.dtensor import register_if_distributed
+
+    register_if_distributed(kind)
 
 
 def _causal_bias_alignment(name: str, mask: Any, q: Tensor, k: Tensor) -> bool | None:

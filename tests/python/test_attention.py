@@ -56,3 +56,10 @@ def test_cases_cover_the_argument_space() -> None:
         "q [0, ",
     ):
         assert sum(part in text for text in words) >= 5, part
+
+
+def test_window_as_a_list() -> None:
+    q, k, v = (torch.randn(1, 2, 9, 8) for _ in range(3))
+    wanted = dspattn.attention(q, k, v, window=(1, 2))
+    assert torch.equal(dspattn.attention(q, k, v, window=[1, 2]), wanted)
+    assert torch.equal(dspattn.attention(q, k, v, window=list(torch.tensor([1, 2]))), wanted)

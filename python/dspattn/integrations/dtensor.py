@@ -1,0 +1,85 @@
+"""Distributed tensors (``torch.distributed.tensor.DTensor``): how the attention operators may be sharded.
+
+The batch and the heads may be split over the devices of a mesh, each of its dimensions in its own way; whatever else
+the tensors are split by is gathered first, as DTensor does for PyTorch's own operators. Query heads that share a key
+head stay on one device; with a single key head for all of them, each device holds it whole.
+
+It registers itself when the package first sees a DTensor, so that nothing distributed is imported before.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from .. import _ops
+from .._schema import BackwardArguments, ProblemArguments
+
+
+def register_if_distributed(kind: type) -> None:
+    """Register where tensors of this class are distributed ones."""
+    loaded = sys.modules.get("torch.distributed.tensor")  # who has a DTensor has loaded it
+    if loaded is not None and issubclass(kind, loaded.DTensor):
+        _register()
+
+
+@functools.cache
+def _register() -> None:
+    from torch.distributed.tensor.experimental import register_sharding
+
+    register_sharding(_ops.attention)(_forward)
+    register_sharding(_ops.attention_backward)(_backward)
+
+
+Sharding = tuple[list[Any], list[Any]]  # placements of the results and of the arguments, for one dimension of the mesh
+
+
+def _forward(*arguments: Any) -> list[Sharding]:
+    return [([outputs, outputs], inputs) for outputs, _, inputs in _shardings(ProblemArguments(*arguments))]
+
+
+def _backward(*arguments: Any) -> list[Sharding]:
+    """The gradients are split as what they are gradients of; those of a key head that is whole on every device are
+    sums over the devices."""
+    before = len(BackwardArguments._fields)
+    found = _shardings(ProblemArguments(*arguments[before:]))
+    return [([outputs, d_key, d_key], [outputs] * before + inputs) for outputs, d_key, inputs in found]
+
+
+def _shardings(problem: ProblemArguments) -> list[tuple[Any, Any, list[Any]]]:
+    """(placement of what is shaped as q, placement of the gradients of k and v, placements of the arguments)."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    whole, batch, heads = Replicate(), Shard(0), Shard(1)
+    found: list[tuple[Any, Any, list[Any]]] = [(whole, whole, _placements(problem, whole, whole, whole))]
+    if problem.cu_q is None and problem.q.shape[0] > 1:
+        found.append((batch, batch, _placements(problem, batch, batch, batch)))
+    n_heads, n_kv_heads = problem.q.shape[1], problem.k.shape[1]
+    devices: int = problem.q.mesh.size()  # type: ignore[attr-defined]
+    if n_heads == n_kv_heads or n_kv_heads % devices == 0:
+        found.append((heads, heads, _placements(problem, heads, heads, whole)))
+    elif n_kv_heads == 1:
+        found.append((heads, Partial(), _placements(problem, heads, whole, whole)))
+    return found
+
+
+def _placements(problem: ProblemArguments, query: Any, key: Any, lengths: Any) -> list[Any]:
+    """One for every argument of the operator; None where there is no tensor."""
+    placed: dict[str, Any] = dict.fromkeys(problem._fields)
+    placed.update(q=query, k=key, v=key)
+    for name in ("allowed", "bias"):
+        mask = getattr(problem, name)
+        if mask is not None:
+            placed[name] = _of_mask(mask, query)
+    for name in ("key_lengths", "cu_q", "cu_k"):
+        if getattr(problem, name) is not None:
+            placed[name] = lengths
+    return list(placed.values())
+
+
+def _of_mask(mask: Any, query: Any) -> Any:
+    """As the query is split, unless the mask broadcasts there."""
+    from torch.distributed.tensor import Replicate
+
+    return query if query.is_shard() and mask.shape[query.dim] > 1 else Replicate()
