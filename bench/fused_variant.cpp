@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/sm90/fused/forward.h"
+#include "cuda/sm90/forward/forward.h"
 #include "dspattn/attention.h"
 #include "dspattn/error.h"
 

@@ -6,7 +6,7 @@
 #include "core/pipeline_check.h"
 #include "core/validate.h"
 #include "cpu/pipeline.h"
-#include "cuda/sm80/pipeline.h"
+#include "cuda/pipeline/pipeline.h"
 
 namespace dspattn {
 namespace {
@@ -58,17 +58,17 @@ void chain_on_cpu(const ForwardArgs& args, const BlockMaskView& blocks) {
 
 void qk_prune(const QkPruneArgs& args) {
   raise_if_any(core::qk_prune_reasons(args));
-  args.device.type == DeviceType::cpu ? cpu::qk_prune(args) : cuda::sm80::qk_prune(args);
+  args.device.type == DeviceType::cpu ? cpu::qk_prune(args) : cuda::pipeline::qk_prune(args);
 }
 
 void nonzero_softmax(const SoftmaxArgs& args) {
   raise_if_any(core::softmax_reasons(args));
-  args.device.type == DeviceType::cpu ? cpu::nonzero_softmax(args) : cuda::sm80::nonzero_softmax(args);
+  args.device.type == DeviceType::cpu ? cpu::nonzero_softmax(args) : cuda::pipeline::nonzero_softmax(args);
 }
 
 void pv_sparse(const PvSparseArgs& args) {
   raise_if_any(core::pv_sparse_reasons(args));
-  args.device.type == DeviceType::cpu ? cpu::pv_sparse(args) : cuda::sm80::pv_sparse(args);
+  args.device.type == DeviceType::cpu ? cpu::pv_sparse(args) : cuda::pipeline::pv_sparse(args);
 }
 
 std::size_t pipeline_workspace_bytes(const ForwardArgs& args, const BlockMaskView& blocks) {
@@ -83,7 +83,7 @@ void pipeline_forward(const ForwardArgs& args, const BlockMaskView& blocks) {
     throw Error("workspace: expected at least " + std::to_string(needed) + " bytes, got " +
                 (args.run.workspace == nullptr ? "null" : std::to_string(args.run.workspace_bytes) + " bytes"));
   }
-  args.problem.device.type == DeviceType::cpu ? chain_on_cpu(args, blocks) : cuda::sm80::run_pipeline(args, blocks);
+  args.problem.device.type == DeviceType::cpu ? chain_on_cpu(args, blocks) : cuda::pipeline::run_pipeline(args, blocks);
 }
 
 }  // namespace dspattn

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "check/check.h"
-#include "cuda/device.h"
-#include "cuda/sm90/fused/rows.h"
+#include "cuda/device/device.h"
+#include "cuda/sm90/forward/rows.h"
 #include "dspattn/kernels.h"
 
 namespace dspattn {

@@ -7,7 +7,7 @@
 
 #include "api/device_memory.h"
 #include "check/check.h"
-#include "cuda/device.h"
+#include "cuda/device/device.h"
 
 namespace dspattn {
 

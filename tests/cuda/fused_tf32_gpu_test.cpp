@@ -19,8 +19,8 @@
 
 #include "api/device_memory.h"
 #include "check/check.h"
-#include "cuda/device.h"
-#include "cuda/sm90/fused_tf32/rows.h"
+#include "cuda/device/device.h"
+#include "cuda/sm90/forward_tf32/rows.h"
 #include "dspattn/kernels.h"
 
 namespace dspattn {
@@ -225,7 +225,7 @@ class FusedTf32 : public ::testing::Test {
   }
 };
 
-// The copy engine and the threads that copy where it cannot go round alike, and no variant computes otherwise.
+// TMA and the threads that copy where it cannot go round alike, and no variant computes otherwise.
 TEST_F(FusedTf32, GivesTheSameBitsWhateverTheAlignment) {
   for (const std::int64_t heads : {2, 200}) {  // two and three warpgroups
     for (const Grouping grouping : {Grouping::interleaved, Grouping::consecutive}) {
@@ -286,7 +286,7 @@ TEST_F(FusedTf32, EqualScoresKeepTheLowerKey) {
   }
 }
 
-// Sequences without a key among others, several items a thread block: what is announced must not wait for itself.
+// Sequences without a key among others, several items a CTA: what is announced must not wait for itself.
 TEST_F(FusedTf32, SequencesWithoutKeysAmongOthers) {
   constexpr std::int64_t kSequences = 900, kRows = 90, kKeys = 200;
   for (const std::int64_t d : {32, 64, 192}) {

@@ -5,7 +5,7 @@
 // weights in a sparse A operand, and the columns of V transposed. In the accumulator of the score product, lane t of a
 // quad holds columns 8j + 2t + {0,1} of register block j. So the K tile holds the first keys of all its pairs in its
 // first half and the second keys in its second half: pair u = 8j + 2t + i is in lane t, blocks j and keys/16 + j. Each
-// half is a plain box of rows, a fixed distance apart, for which the copy engine checks bounds.
+// half is a plain box of rows, a fixed distance apart, for which TMA checks bounds.
 //
 // Step j of the output product then takes pairs 8j + 2t (i = 0) as its first 8 keys and 8j + 2t + 1 as its second 8:
 // lane t's weight stands for columns 16j + 8i + 2t + {0,1} of V transposed.
@@ -65,14 +65,14 @@ DSPATTN_HOST_DEVICE inline std::uint32_t metadata_of_pairs(const std::uint32_t (
   return ptx::lop3<0xEA>(merge_nibbles(second[0], second[1], second[2], second[3]), 0xAAAAAAAAu, 0x44444444u);
 }
 
-// Transposing V: 128 threads share a tile. A warp takes units of 16 columns (keys) x 32 rows (of the head dim): its
-// units have the same columns, and every panel_step(keys)-th panel of 32 rows from the first on. In a unit a lane takes
-// four keys, one 16-byte chunk of V transposed, of four neighbouring rows. Lanes are dealt such that eight in turn read
-// from different banks of V as it came, and write to different banks of V transposed: they have four chunks each of two
-// groups of rows whose numbers differ in bits 0 and 1.
+// Transposing V: 128 threads share a tile. A warp takes patches of 16 columns (keys) x 32 rows (of the head dim): its
+// patches have the same columns, and every panel_step(keys)-th panel of 32 rows from the first on. In a patch a lane
+// takes four keys, one 16-byte chunk of V transposed, of four neighbouring rows. Lanes are dealt such that eight in
+// turn read from different banks of V as it came, and write to different banks of V transposed: they have four chunks
+// each of two groups of rows whose numbers differ in bits 0 and 1.
 struct TransposeShare {
   int chunk;  // columns 4 chunk ... 4 chunk + 3 of V transposed
-  int row;    // rows row ... row + 3 of unit 0: columns of V
+  int row;    // rows row ... row + 3 of patch 0: columns of V
 };
 DSPATTN_HOST_DEVICE constexpr TransposeShare transpose_share(int thread, int tile_keys) {
   const int warp = thread >> 5;
@@ -82,7 +82,7 @@ DSPATTN_HOST_DEVICE constexpr TransposeShare transpose_share(int thread, int til
 }
 DSPATTN_HOST_DEVICE constexpr int panel_step(int tile_keys) { return 64 / tile_keys; }
 
-// Byte offset, in V as the copy engine brings it (rows in the order of K, panels of 32 columns), of the four values
+// Byte offset, in V as TMA brings it (rows in the order of K, panels of 32 columns), of the four values
 // from column `column` on of key x of a chunk.
 DSPATTN_HOST_DEVICE constexpr int raw_offset(int chunk, int x, int column, int tile_keys) {
   const int pair = pair_of_v_column(4 * chunk).group;
