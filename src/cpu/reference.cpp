@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/half.h"
+#include "cpu/float_environment.h"
 
 namespace dspattn::cpu {
 namespace {
