@@ -36,6 +36,7 @@
 #include "cpu/prune-inl.h"
 #include "cpu/select-inl.h"
 #include "cpu/softmax-inl.h"
+#include "cpu/tail.h"
 #include "cpu/tile.h"
 
 #ifndef DSPATTN_CPU_BACKWARD_SHARED_
@@ -428,6 +429,7 @@ HWY_EXPORT(backward_task);
 HWY_EXPORT(write_block);
 
 void fast_backward(const BackwardArgs& args) {
+  finish_tail(args);
   const BackwardJob run(args);
   std::vector<BackwardTask> tasks;
   for (std::int64_t b = 0; b < run.job.g.batch; ++b) {

@@ -28,6 +28,7 @@
 #include "cpu/prune-inl.h"
 #include "cpu/select-inl.h"
 #include "cpu/softmax-inl.h"
+#include "cpu/tail.h"
 #include "cpu/tile.h"
 
 #ifndef DSPATTN_CPU_FORWARD_SHARED_
@@ -191,6 +192,7 @@ void fast_forward(const ForwardArgs& args) {
   const auto task = HWY_DYNAMIC_DISPATCH(forward_task);
   parallel_for(static_cast<std::int64_t>(tasks.size()), args.run,
                [&](std::int64_t i) { task(run, tasks[static_cast<std::size_t>(i)]); });
+  finish_tail(args);
 }
 
 }  // namespace dspattn::cpu

@@ -335,7 +335,20 @@ Gradients reference_backward(const Problem& problem, const ConstTensorView& d_ou
 }
 
 void reference_forward_kernel(const ForwardArgs& args) {
+  const DefaultFloatEnvironment environment;
   const Oracle oracle(args.problem);
+  // Every row is that of one without keys until it is found to have some: rows past the last sequence have none.
+  const std::vector<double> zeros(static_cast<std::size_t>(oracle.v().width), 0.0);
+  for (std::int64_t batch = 0; batch < args.out.extent(0); ++batch) {
+    for (std::int64_t head = 0; head < args.out.extent(1); ++head) {
+      for (std::int64_t i = 0; i < args.out.extent(2); ++i) {
+        store_row(args.out, batch, head, i, zeros.data());
+        if (!args.lse.present()) continue;
+        core::store_element(args.lse.data, DType::f32,
+                            batch * args.lse.step(0) + head * args.lse.step(1) + i * args.lse.step(2), -kInfinity);
+      }
+    }
+  }
   for (const Sequence& seq : sequences_of(args.problem)) {
     for (std::int64_t head = 0; head < oracle.q().heads; ++head) {
       for (std::int64_t i = 0; i < seq.n_q; ++i) {
@@ -351,22 +364,21 @@ void reference_forward_kernel(const ForwardArgs& args) {
 }
 
 void reference_backward_kernel(const BackwardArgs& args) {
-  const Problem& problem = args.problem;
-  const Gradients gradients = reference_backward(problem, args.d_out);
-  const auto store = [](const TensorView& view, const std::vector<double>& values, std::int64_t batch,
-                        std::int64_t begin, std::int64_t count) {
-    for (std::int64_t head = 0; head < view.extent(1); ++head) {
-      for (std::int64_t i = begin; i < begin + count; ++i) {
-        const std::int64_t row = (batch * view.extent(1) + head) * view.extent(2) + i;
-        store_row(view, batch, head, i, values.data() + row * view.extent(3));
+  const DefaultFloatEnvironment environment;
+  const Gradients gradients = reference_backward(args.problem, args.d_out);
+  const auto store = [](const TensorView& view, const std::vector<double>& values) {
+    for (std::int64_t batch = 0; batch < view.extent(0); ++batch) {
+      for (std::int64_t head = 0; head < view.extent(1); ++head) {
+        for (std::int64_t i = 0; i < view.extent(2); ++i) {
+          const std::int64_t row = (batch * view.extent(1) + head) * view.extent(2) + i;
+          store_row(view, batch, head, i, values.data() + row * view.extent(3));
+        }
       }
     }
   };
-  for (const Sequence& seq : sequences_of(problem)) {
-    store(args.d_q, gradients.d_q, seq.batch, seq.q_begin, seq.n_q);
-    store(args.d_k, gradients.d_k, seq.batch, seq.k_begin, seq.n_k);
-    store(args.d_v, gradients.d_v, seq.batch, seq.k_begin, seq.n_k);
-  }
+  store(args.d_q, gradients.d_q);
+  store(args.d_k, gradients.d_k);
+  store(args.d_v, gradients.d_v);
 }
 
 }  // namespace dspattn::cpu
