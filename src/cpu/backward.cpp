@@ -4,6 +4,7 @@
 //   dV = P^T dO,   dQ = dS K,   dK = dS^T Q
 //
 // Scores, masks and the choice are recomputed by the code forward uses, so the selection is the same to the last bit.
+// A row that forward gave NaN has no selection: its dQ is NaN, and so are dK and dV of every key that it sees.
 // Where the LSE is so large that fp32 cannot hold its last digits (biases of finfo.min leave one of -3e38), the row's
 // maximum and sum are recomputed likewise, before the gradients.
 // dO V^T is a full product (at full speed: it has the shape of the scores); the three others run over kept keys only.
@@ -244,7 +245,7 @@ template <class Weight>
 void tile_gradients(const Job& job, const KeySpan& span, const BackwardScratch& s, std::ptrdiff_t tile) {
   ScoreTile& scores = s.prune->scores;
   ScoreTile& d_weights = *s.d_weights;
-  const VecF scale = hn::Set(kF32, job.scale);
+  const VecF scale = hn::Set(kF32, static_cast<float>(job.g.scale));
   for (int v = 0; v < kVecsQ; ++v) {
     const int row = v * kLanes;
     const Weight weight_of(job, s, tile * kTileQ + row);

@@ -18,6 +18,7 @@
 #include <hwy/highway.h>
 // clang-format on
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -105,7 +106,10 @@ void finish_tile(const ForwardJob& run, const SequenceSpan& sequence, const Tile
     if (run.lse.present()) {
       float* lse = static_cast<float*>(run.lse.data) + sequence.batch * run.lse.step(0) +
                    tile.head[r] * run.lse.step(1) + row * run.lse.step(2);
-      *lse = undefined ? kNan : empty ? -kInfinity : largest[r] * run.job.scale + std::log(sum[r]);
+      // One that fp32 cannot hold is its largest number: only a row without a key has an infinite LSE.
+      constexpr float kLargest = std::numeric_limits<float>::max();
+      const float defined = std::clamp(largest[r] * run.job.scale + std::log(sum[r]), -kLargest, kLargest);
+      *lse = undefined ? kNan : empty ? -kInfinity : defined;
     }
   }
 }

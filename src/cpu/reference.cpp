@@ -152,7 +152,13 @@ class Oracle {
 
   // What is compared: a function of the inputs alone.
   double selection_key(double unscaled) const {
-    if (problem_.q.dtype == DType::f32) return static_cast<double>(static_cast<float>(unscaled));
+    // In fp32's precision but not in its range: bias / scale may be beyond it, and is no tie for that.
+    if (problem_.q.dtype == DType::f32 && std::isfinite(unscaled)) {
+      int exponent = 0;
+      const double fraction = std::frexp(unscaled, &exponent);
+      return std::ldexp(static_cast<double>(static_cast<float>(fraction)), exponent);
+    }
+    if (problem_.q.dtype == DType::f32) return unscaled;
     const double rounded = core::round_to_f16(unscaled * selection_factor_);
     return std::clamp(rounded, -core::kMaxF16, core::kMaxF16);
   }
@@ -355,6 +361,9 @@ void reference_forward_kernel(const ForwardArgs& args) {
         const Row row = oracle.row(seq, head, i, nullptr);
         store_row(args.out, seq.batch, head, seq.q_begin + i, row.out.data());
         if (!args.lse.present()) continue;
+        // Beyond fp32 it is the largest number: only a row without a key has an infinite LSE.
+        constexpr double kLargest = std::numeric_limits<float>::max();
+        const double lse = std::isinf(row.lse) ? row.lse : std::clamp(row.lse, -kLargest, kLargest);
         core::store_element(
             args.lse.data, DType::f32,
             seq.batch * args.lse.step(0) + head * args.lse.step(1) + (seq.q_begin + i) * args.lse.step(2), row.lse);

@@ -1,7 +1,7 @@
 // The oracle: attention in fp64 with plain loops that follow the contract sentence by sentence and share no logic with
 // the fast kernels (not even the maps of pattern.h and geometry.h). It is also the last CPU row of the kernel table.
 //
-//   selection key of a score   T = q.k + bias/scale; fp32 inputs compare T rounded to fp32, 16-bit inputs compare
+//   selection key of a score   T = q.k + bias/scale; fp32 inputs compare T rounded to 24 bits, 16-bit inputs compare
 //                              T * 2^-e rounded to fp16 and clamped to +-65504, 2^-e the largest power of two <= scale
 //   choice                     in each group the `keep` largest keys of those not masked; ties keep the lower index
 //   result                     softmax over the kept scores S = scale * q.k + bias, times V; LSE of the kept scores
