@@ -92,10 +92,6 @@ void TileRows::set(const Job& job, const SequenceSpan& sequence, std::int64_t kv
     begin[r] = range.begin;
     end[r] = range.end;
   }
-  find_extremes();
-}
-
-void TileRows::find_extremes() {
   const auto [low_begin, high_begin] = std::minmax_element(begin, begin + kTileQ);
   const auto [low_end, high_end] = std::minmax_element(end, end + kTileQ);
   least_begin = *low_begin;

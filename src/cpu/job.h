@@ -103,9 +103,6 @@ struct TileRows {
   std::int64_t least_end = 0, most_end = 0;
 
   void set(const Job& job, const SequenceSpan& sequence, std::int64_t kv_head, std::int64_t first, std::int64_t last);
-  // Leaves row r nothing to see; find_extremes brings the four numbers above up to date.
-  void hide(int r) { begin[r] = end[r] = 0; }
-  void find_extremes();
 };
 
 }  // namespace dspattn::cpu

@@ -235,18 +235,22 @@ class Oracle {
 
 // Gradients of one row, added to those of the whole problem:
 //   dV_j += w_j dO,   dS_j = w_j (dO.V_j - dO.O),   dQ += scale dS_j K_j,   dK_j += scale dS_j Q
+// A NaN row has no weights: NaN is added to its own dQ and to dK and dV of every key that it sees.
 void add_row_gradients(Gradients& gradients, const Oracle& oracle, const Sequence& seq, std::int64_t head,
                        std::int64_t i, const Row& row, const double* d_out) {
   const std::int64_t d = oracle.q().width;
   const std::int64_t d_v = oracle.v().width;
+  const bool undefined = std::isnan(row.lse);
   double d_out_dot_out = 0;
   for (std::int64_t c = 0; c < d_v; ++c) d_out_dot_out += d_out[c] * row.out[static_cast<std::size_t>(c)];
   const double* query = oracle.q().row(seq.batch, head, seq.q_begin + i);
   double* d_query = gradients.d_q.data() + oracle.q().offset(seq.batch, head, seq.q_begin + i);
+  if (undefined) std::fill_n(d_query, d, kNaN);
   for (std::int64_t j = 0; j < seq.n_k; ++j) {
-    if (!row.kept[static_cast<std::size_t>(j)]) continue;
+    const bool seen = row.scores[static_cast<std::size_t>(j)] != -kInfinity;
+    if (undefined ? !seen : !row.kept[static_cast<std::size_t>(j)]) continue;
     const std::int64_t key_head = oracle.key_head(head);
-    const double weight = row.weights[static_cast<std::size_t>(j)];
+    const double weight = undefined ? kNaN : row.weights[static_cast<std::size_t>(j)];
     const double* key = oracle.k().row(seq.batch, key_head, seq.k_begin + j);
     const double* value = oracle.v().row(seq.batch, key_head, seq.k_begin + j);
     double* d_key = gradients.d_k.data() + oracle.k().offset(seq.batch, key_head, seq.k_begin + j);
@@ -366,7 +370,7 @@ void reference_forward_kernel(const ForwardArgs& args) {
         const double lse = std::isinf(row.lse) ? row.lse : std::clamp(row.lse, -kLargest, kLargest);
         core::store_element(
             args.lse.data, DType::f32,
-            seq.batch * args.lse.step(0) + head * args.lse.step(1) + (seq.q_begin + i) * args.lse.step(2), row.lse);
+            seq.batch * args.lse.step(0) + head * args.lse.step(1) + (seq.q_begin + i) * args.lse.step(2), lse);
       }
     }
   }

@@ -7,7 +7,8 @@
 //   result                     softmax over the kept scores S = scale * q.k + bias, times V; LSE of the kept scores
 //
 // A score of -inf is masked, wherever it comes from. A row with a NaN score that is not masked, or with a kept score of
-// +inf, has no softmax: its output and LSE are NaN. A row that sees no key gives 0 and -inf.
+// +inf, has no softmax: its output and LSE are NaN, its dQ is NaN, and so are dK and dV of every key that it sees. A
+// row that sees no key gives 0 and -inf.
 #pragma once
 
 #include <cstdint>
