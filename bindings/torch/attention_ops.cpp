@@ -18,7 +18,8 @@ namespace {
 struct ProblemArguments {
   Tensor q, k, v;
   MaybeTensor allowed, bias, key_lengths, cu_q, cu_k;
-  std::int64_t max_q, max_k, keep, group;
+  std::int64_t max_q, max_k;
+  PatternNumbers pattern;
   bool interleaved, causal, top_left;
   std::optional<std::int64_t> window_left, window_right;
   std::optional<double> scale;
@@ -37,8 +38,7 @@ struct ProblemArguments {
         cu_k(in.maybe_tensor()),
         max_q(in.integer()),
         max_k(in.integer()),
-        keep(in.integer()),
-        group(in.integer()),
+        pattern(in.pattern()),
         interleaved(in.boolean()),
         causal(in.boolean()),
         top_left(in.boolean()),
@@ -55,7 +55,7 @@ struct ProblemArguments {
     p.q = const_view(q, "q");
     p.k = const_view(k, "k");
     p.v = const_view(v, "v");
-    p.pattern = {static_cast<int>(keep), static_cast<int>(group)};
+    p.pattern = pattern.checked();
     p.grouping = interleaved ? Grouping::interleaved : Grouping::consecutive;
     p.mask.causal = causal;
     p.mask.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;

@@ -37,11 +37,12 @@ struct Device {
 // extent of 1. Sequence s is rows cu_q[s] ... cu_q[s+1]-1 of q and cu_k[s] ... cu_k[s+1]-1 of k and v. Groups, masks
 // and diagonals count from each sequence's own start; mask tensors are indexed by position within the sequence and have
 // extents [batch|1, heads|1, max_q|1, max_k|1] with batch the number of sequences. Rows at and past cu_q[batch]
-// (cu_k[batch]) belong to no sequence: they are neither read nor written.
+// (cu_k[batch]) belong to no sequence: they are not read, and their results are those of a row without keys, 0 and an
+// LSE of -inf, with gradients of 0.
 struct Packed {
-  ConstTensorView cu_q;    // int32 [batch+1], starts at 0, never decreases
+  ConstTensorView cu_q;    // int32 [batch+1], starts at 0, never decreases, at most the rows of q at the end
   ConstTensorView cu_k;    // int32 [batch+1]
-  std::int64_t max_q = 0;  // longest sequence or an upper bound; needed on the host because cu_q may live on a GPU
+  std::int64_t max_q = 0;  // longest sequence or any upper bound; needed on the host because cu_q may live on a GPU
   std::int64_t max_k = 0;
 };
 

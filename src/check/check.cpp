@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <limits>
 
 #include "api/device_memory.h"
 #include "check/case_data.h"
@@ -123,13 +124,16 @@ class Judge {
       report_.failures.push_back(std::string(name) + ": memory around the tensor or between its rows was written");
     }
     if (!data_.drawn().packed) return;
+    // Rows past the last sequence see no key.
     const ConstTensorView view = actual.host_view();
+    const double expected = view.rank == 3 ? -std::numeric_limits<double>::infinity() : 0.0;
     const std::int64_t end = side == Side::queries ? data_.drawn().cu_q.back() : data_.drawn().cu_k.back();
     for (std::int64_t h = 0; h < view.extent(1); ++h) {
       for (std::int64_t i = end; i < view.extent(2); ++i) {
         for (std::int64_t c = 0; c < width; ++c) {
-          if (actual.is_poisoned(0, h, i, c)) continue;
-          report_.failures.push_back(std::string(name) + ": row " + std::to_string(i) + " of no sequence was written");
+          const std::string problem = element_problem(actual, expected, 0.0, 0, h, i, c);
+          if (problem.empty()) continue;
+          report_.failures.push_back(std::string(name) + ": row " + std::to_string(i) + " of no sequence: " + problem);
           return;
         }
       }

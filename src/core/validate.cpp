@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/geometry.h"
 #include "core/half.h"
 #include "core/tensor_checks.h"
 
@@ -20,6 +21,7 @@ namespace dspattn::core {
 namespace {
 
 constexpr std::uintptr_t kWorkspaceAlignment = 256;  // as cudaMalloc aligns; documented in attention.h
+constexpr std::size_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
 std::string number(double value) {
   char text[32];
@@ -104,10 +106,10 @@ void check_pattern(Report& report, const Problem& problem) {
 void check_scale(Report& report, const Problem& problem) {
   if (!problem.scale) return;
   const double scale = *problem.scale;
-  // Every backend scales in fp32: a scale that fp32 cannot hold as a normal number would act as 0 or infinity.
-  if (!(scale >= static_cast<double>(std::numeric_limits<float>::min()) &&
-        scale <= static_cast<double>(std::numeric_limits<float>::max()))) {
-    report.add("scale", "a finite, positive number in fp32's normal range (1.18e-38 to 3.40e38)", number(scale));
+  // Every backend scales in fp32, and divides biases by the scale: where fp32 cannot hold both the scale and its
+  // inverse as normal numbers, one of them would act as 0 or infinity.
+  if (!(scale >= kLeastScale && scale <= kLargestScale)) {
+    report.add("scale", "a finite, positive number from 2^-126 to 2^126 (1.18e-38 to 8.51e37)", number(scale));
   }
 }
 
@@ -258,6 +260,9 @@ void check_execution(Report& report, const Problem& problem, const Execution& ru
   if (run.threads < 0) report.add("threads", ">= 0", std::to_string(run.threads));
   if (run.workspace == nullptr && run.workspace_bytes > 0) {
     report.add("workspace", "memory of workspace_bytes = " + std::to_string(run.workspace_bytes), "null");
+  }
+  if (run.workspace_bytes > kMaxBytes) {
+    report.add("workspace_bytes", "at most 2^63 - 1", std::to_string(run.workspace_bytes));
   }
   if (reinterpret_cast<std::uintptr_t>(run.workspace) % kWorkspaceAlignment != 0) {
     report.add("workspace", "an address aligned to " + std::to_string(kWorkspaceAlignment) + " bytes",

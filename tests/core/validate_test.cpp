@@ -169,6 +169,10 @@ std::vector<WrongCall> wrong_calls() {
       wrong_problem("infinite scale", [](Problem& p) { p.scale = kInf; }, {"scale:", "finite, positive", "inf"}),
       wrong_problem("zero scale", [](Problem& p) { p.scale = 0.0; }, {"scale:", "finite, positive", "got 0"}),
       wrong_problem("negative scale", [](Problem& p) { p.scale = -0.5; }, {"scale:", "finite, positive", "got -0.5"}),
+      wrong_problem("scale below the served ones", [](Problem& p) { p.scale = 0x1.fp-127; },
+                    {"scale:", "2^-126 to 2^126", "got 1.1"}),
+      wrong_problem("scale above the served ones", [](Problem& p) { p.scale = 2.5e38; },
+                    {"scale:", "2^-126 to 2^126", "got 2.5e+38"}),
       wrong_problem("negative left window", [](Problem& p) { p.mask.window_left = -1; },
                     {"mask.window_left:", ">= 0", "got -1"}),
       wrong_problem("negative right window", [](Problem& p) { p.mask.window_right = -9; },
@@ -202,6 +206,14 @@ std::vector<WrongCall> wrong_calls() {
                    {"packed.cu_q[0]:", "expected 0", "got 1"}),
       wrong_packed("cumulative lengths decrease", [](Call& c, Problem&) { c.cu_k[2] = 4; },
                    {"packed.cu_k[2]:", "at least the value before it, 5", "got 4"}),
+      wrong_packed("negative cumulative lengths", [](Call& c, Problem&) { c.cu_k[1] = -10; },
+                   {"packed.cu_k[1]:", "at least the value before it, 0", "got -10"}),
+      wrong_packed("strided cumulative lengths decrease",
+                   [](Call& c, Problem& p) {
+                     c.cu_k = {0, 7, 5, 7, 4};
+                     p.packed->cu_k = {c.cu_k.data(), DType::i32, {3}, {2}};
+                   },
+                   {"packed.cu_k[2]:", "at least the value before it, 5", "got 4"}),
       wrong_packed("cumulative lengths pass the end", [](Call& c, Problem&) { c.cu_q[2] = 4; },
                    {"packed.cu_q[2]:", "at most the packed rows 3", "got 4"}),
       wrong_packed("cumulative lengths of another type", [](Call&, Problem& p) { p.packed->cu_q.dtype = DType::f32; },
@@ -228,6 +240,13 @@ std::vector<WrongCall> wrong_calls() {
       {"null workspace",
        [](Call& c) { c.forward.run.workspace_bytes = c.backward.run.workspace_bytes = 64; },
        {"workspace:", "workspace_bytes = 64", "null"}},
+
+      {"workspace beyond 63 bits",
+       [](Call& c) {
+         c.forward.run.workspace = c.backward.run.workspace = c.workspace;
+         c.forward.run.workspace_bytes = c.backward.run.workspace_bytes = std::size_t{1} << 63;
+       },
+       {"workspace_bytes:", "at most 2^63 - 1", "got 9223372036854775808"}},
 
       {"out of another shape",
        [](Call& c) { c.forward.out.shape[3] = 8; },
@@ -343,9 +362,15 @@ TEST(Validate, TheCallsAreRightUntilBroken) {
   Call call;
   EXPECT_EQ(core::forward_reasons(call.forward), std::vector<std::string>{});
   EXPECT_EQ(core::backward_reasons(call.backward), std::vector<std::string>{});
+  for (const double scale : {0x1p-126, 2e-8, 1e5, 0x1p126}) {
+    call.forward.problem.scale = scale;
+    EXPECT_EQ(core::forward_reasons(call.forward), std::vector<std::string>{}) << scale;
+  }
   call.make_packed();
   EXPECT_EQ(core::forward_reasons(call.forward), std::vector<std::string>{});
   EXPECT_EQ(core::backward_reasons(call.backward), std::vector<std::string>{});
+  call.forward.problem.packed->max_q = call.forward.problem.packed->max_k = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(core::forward_reasons(call.forward), std::vector<std::string>{});
 }
 
 TEST(Validate, AllReasonsAreCollected) {

@@ -106,6 +106,26 @@ TEST(PipelineCpu, RefusalsNameTheArgumentAndEveryReason) {
   EXPECT_NE(blocks[0].find("blocks.block: expected 128 for interleaved"), std::string::npos) << blocks[0];
 }
 
+TEST(PipelineCpu, LengthsOfTheProductAreReadAndRefused) {
+  alignas(16) float weights[64] = {}, metadata[64] = {};
+  float v[4] = {}, out[4] = {};
+  std::int32_t length = 5;
+  PvSparseArgs args;
+  args.weights = {{DType::f32, {1, 2}, Grouping::consecutive, 1, 1, 1, 4}, weights, metadata};
+  args.v = {v, DType::f32, {1, 1, 4, 1}};
+  args.out = {out, DType::f32, {1, 1, 1, 1}};
+  args.key_lengths = {&length, DType::i32, {1}};
+  for (const std::int32_t wrong : {5, -1}) {
+    length = wrong;
+    try {
+      pv_sparse(args);
+      FAIL() << wrong;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.what(), "key_lengths[0]: expected a length from 0 to n_k = 4, got " + std::to_string(wrong));
+    }
+  }
+}
+
 TEST(PipelineCpu, TheChainRefusesWhatItCannotDo) {
   std::vector<float> data(4 * 16);
   ForwardArgs args;
