@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/ptx/barrier.h"
+#include "dspattn/pattern.h"
 
 namespace dspattn::cuda::blocks {
 
@@ -13,7 +14,9 @@ enum class NamedBarrier : int {
   ping_pong = 2,  // + index of a consumer warpgroup: it may issue its products
 };
 
-constexpr int barrier_number(NamedBarrier barrier, int index = 0) { return static_cast<int>(barrier) + index; }
+DSPATTN_HOST_DEVICE constexpr int barrier_number(NamedBarrier barrier, int index = 0) {
+  return static_cast<int>(barrier) + index;
+}
 
 // A stage of the ring and the parity of its current use; advances round robin.
 template <int kStages>

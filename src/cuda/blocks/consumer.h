@@ -58,7 +58,14 @@ struct ConsumerBase {
   }
 
   __device__ __forceinline__ void await_q(int item_number) const {
-    const std::uint64_t* ready = C::kQIsScaledInPlace ? shared.q_scaled : shared.q_full;
+    const auto& ready = [&]() -> const auto& {
+      if constexpr (C::kQIsScaledInPlace) {
+        return shared.q_scaled;
+      } else {
+        return shared.q_full;
+      }
+    }
+    ();
     ptx::mbarrier_wait(ptx::shared_address(ready + item_number % C::kQBuffers), item_number / C::kQBuffers & 1);
   }
 

@@ -115,9 +115,6 @@ __device__ __forceinline__ std::uint32_t stage_rows(std::uint32_t tile, int lane
   return at;
 }
 
-// Rows of the output that a warp sends at once.
-inline constexpr int kStoredRows = 16;
-
 // Where a warp's rows go, the same in every lane and known to be.
 struct OutTile {
   int warp_row;  // first of the rows within the item

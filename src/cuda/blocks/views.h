@@ -30,6 +30,9 @@ struct OutView {
   }
 };
 
+// Rows of the output that a warp sends at once, where results leave by way of shared memory.
+inline constexpr int kStoredRows = 16;
+
 // Log-sum-exps, [batch, heads, rows].
 struct LseView {
   float* data = nullptr;  // null: nobody asked for them

@@ -6,7 +6,6 @@
 #include "core/geometry.h"
 #include "core/half.h"
 #include "cuda/blocks/schedule.h"
-#include "cuda/blocks/sink.h"
 #include "cuda/blocks/tensor_maps.h"
 #include "cuda/device/device.h"
 

@@ -8,7 +8,7 @@
 #include "cuda/blocks/masks.h"
 #include "cuda/blocks/scales.h"
 #include "cuda/blocks/views.h"
-#include "cuda/blocks/work.h"
+#include "cuda/blocks/work_params.h"
 #include "cuda/tile/key_map.h"
 
 namespace dspattn::cuda::sm90 {

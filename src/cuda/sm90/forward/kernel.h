@@ -20,6 +20,44 @@
 
 namespace dspattn::cuda::sm90 {
 
+// The producer's four warps.
+template <typename C>
+__device__ __forceinline__ void produce(const ForwardParams& params, Shared<C>& shared, bool ragged) {
+  const Role role = producer_role<C>(uniform(static_cast<int>(threadIdx.x) / 32), ragged);
+  switch (role) {
+    case Role::load_q:
+      if constexpr (!C::kGeneral && !C::kFull) {
+        if (!C::kQInRegisters || ragged) {
+          load_queries<C>(params, shared);
+          break;
+        }
+      }
+      [[fallthrough]];
+    case Role::load_k:
+    case Role::load_v:
+    case Role::load_kv:
+      if constexpr (!C::kGeneral && !C::kFull) {
+        if (ragged) {
+          load_described_items<C>(params, shared, role);
+          break;
+        }
+      }
+      if constexpr (!C::kGeneral) load_walked_items<C>(params, shared, role);
+      break;
+    case Role::complete_tails:
+      if constexpr (!C::kGeneral && !C::kFull) TailCompleter<C>{params, shared}.run();
+      break;
+    case Role::store_results:
+      if constexpr (C::kFull) store_results<C>(params, shared);
+      break;
+    case Role::load_everything:
+      if constexpr (C::kGeneral) load_everything<C>(params, shared);
+      break;
+    case Role::idle:
+      break;
+  }
+}
+
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_constant__ ForwardParams params) {
   static_assert(kSharedBytes<C> <= 227 * 1024, "more shared memory than a CTA can have");
@@ -35,43 +73,14 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
   if (params.work.schedule != nullptr) ptx::wait_for_kernels_before();
   __syncthreads();                      // the barriers are initialised for everyone
   if (pairs != 0) ptx::cluster_sync();  // of the other CTA, too
-  if (warpgroup == 0) {
+  // setmaxnreg stands before the code whose registers it grants, on either side: ptxas goes by that (else C7507).
+  if (warpgroup > 0) {
+    ptx::grow_registers<C::kConsumerRegisters>();
+    std::conditional_t<C::kFull, FullConsumer<C>, Consumer<C>>(params, shared, warpgroup - 1).run();
+  } else {
     ptx::shrink_registers<C::kProducerRegisters>();
     if (overlaps) ptx::wait_for_kernels_before();  // consumers touch global memory when a first Q has come
-  } else {
-    ptx::grow_registers<C::kConsumerRegisters>();
-  }
-  const Role role = role_of<C>(warpgroup, uniform(static_cast<int>(threadIdx.x) / 32 % 4), ragged);
-  switch (role) {
-    case Role::load_q:
-      if (!C::kQInRegisters || ragged) {
-        load_queries<C>(params, shared);
-        break;
-      }
-      [[fallthrough]];
-    case Role::load_k:
-    case Role::load_v:
-    case Role::load_kv:
-      if (ragged) {
-        load_described_items<C>(params, shared, role);
-      } else {
-        load_walked_items<C>(params, shared, role);
-      }
-      break;
-    case Role::complete_tails:
-      if constexpr (!C::kGeneral && !C::kFull) TailCompleter<C>{params, shared}.run();
-      break;
-    case Role::store_results:
-      if constexpr (C::kFull) store_results<C>(params, shared);
-      break;
-    case Role::load_everything:
-      if constexpr (C::kGeneral) load_everything<C>(params, shared);
-      break;
-    case Role::idle:
-      break;
-    case Role::consume:
-      std::conditional_t<C::kFull, FullConsumer<C>, Consumer<C>>(params, shared, warpgroup - 1).run();
-      break;
+    produce<C>(params, shared, ragged);
   }
   if (pairs != 0) {
     // The other CTA may still fill this one's stages or arrive at its barriers.

@@ -1,4 +1,4 @@
-// What a warp of the fused forward does.
+// What a warp of the fused forward's producer does. The other warpgroups consume.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,11 @@ enum class Role : std::uint8_t {
   store_results,   // full variant: writes what the consumers leave in shared memory
   load_everything,  // general variant: all 128 producer threads load, and copy what TMA cannot
   idle,
-  consume,  // one of 64 query rows' warpgroup: products, selection, softmax, results
 };
 
-// `warp` counts those of the warpgroup. Warpgroup 0 is the producer. `ragged`: sequences may end within a key block.
+// `ragged`: sequences may end within a key block.
 template <typename C>
-__device__ __forceinline__ Role role_of(int warpgroup, int warp, bool ragged) {
-  if (warpgroup > 0) return Role::consume;
+__device__ __forceinline__ Role producer_role(int warp, bool ragged) {
   if (C::kGeneral) return Role::load_everything;
   // K and V by warps of their own need not wait until one another's stages are free. Where Q stays in shared memory two
   // more warps are needed to scale it.

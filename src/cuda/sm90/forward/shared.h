@@ -6,6 +6,7 @@
 #include "cuda/blocks/barriers.h"
 #include "cuda/blocks/item.h"
 #include "cuda/blocks/mask_load.h"
+#include "cuda/blocks/work.h"
 #include "cuda/sm90/common/params.h"
 #include "cuda/sm90/forward/config.h"
 

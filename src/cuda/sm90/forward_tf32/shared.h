@@ -5,6 +5,7 @@
 
 #include "cuda/blocks/barriers.h"
 #include "cuda/blocks/item.h"
+#include "cuda/blocks/work.h"
 #include "cuda/sm90/common/params.h"
 #include "cuda/sm90/forward_tf32/config.h"
 
