@@ -14,6 +14,7 @@
 #include "apps/problem_options.h"
 #include "dspattn/attention.h"
 #include "dspattn/kernels.h"
+#include "dspattn/workspace.h"
 
 namespace dspattn::apps {
 namespace {
@@ -139,10 +140,8 @@ class Call {
       lse_ = DeviceTensor(device_, DType::f32, lse_shape);
       args_.lse = lse_.view();
     }
-    const std::size_t workspace_bytes = forward_workspace_bytes(args_);
-    const core::DeviceBuffer workspace(api::memory_of(device_), workspace_bytes);
-    args_.run.workspace = workspace_bytes > 0 ? workspace.data() : nullptr;
-    args_.run.workspace_bytes = workspace_bytes;
+    Workspace workspace;
+    workspace.attach(args_);
     forward(args_);
 
     std::vector<NpyFile> files{{options_.out, downloaded(out_, args_.out.dtype, out_shape)}};
