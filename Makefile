@@ -37,11 +37,11 @@ fuzz: setup  ## run the fuzzers; SECONDS_EACH=600 for longer
 
 plots: setup  ## redraw the pictures and tables of docs/ from the committed measurements
 	@.venv/bin/python experiments/quality/plot.py && .venv/bin/python experiments/quality/tables.py
-	@PYTHONPATH=python/dspattn .venv/bin/python -m theory plots
-	@.venv/bin/python bench/plot_pipeline.py && .venv/bin/python bench/pipeline_tables.py
-	@.venv/bin/python bench/plot_forward.py bench/results/forward_h200.json docs/images/forward_h200.png
-	@.venv/bin/python bench/forward_tables.py && .venv/bin/python bench/fp32_table.py
-	@.venv/bin/python bench/contention.py --table
+	@.venv/bin/python -m experiments.theory plots
+	@.venv/bin/python -m bench.pipeline.plot && .venv/bin/python -m bench.pipeline.tables
+	@.venv/bin/python -m bench.forward.plot bench/results/forward_h200.json docs/images/forward_h200.png
+	@.venv/bin/python -m bench.forward.tables && .venv/bin/python -m bench.forward.fp32_table
+	@.venv/bin/python -m bench.forward.contention --table
 
 install: build  ## install the library and the program into PREFIX (default /usr/local)
 	@$(RUN) cmake --install build/release --prefix $(PREFIX)

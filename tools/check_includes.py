@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Fails when an #include runs against the direction of the layers.
+"""Fails when an #include or a Python import runs against the direction of the layers.
 
     core -> {theory, cpu, cuda} -> api -> check -> {apps, bench, bindings}
 
 A file may include its own layer, the public headers, and what ALLOWED grants. Headers of torch and CUDA appear only
-where FOREIGN grants them; the public headers know neither.
+where FOREIGN grants them; the public headers know neither. Python files import nothing from the folders that
+NOT_IMPORTED names: the installed package knows no folder of the repository, and tests lie outside what they test.
 
     tools/check_includes.py [ROOT]
 """
@@ -35,6 +36,15 @@ FOREIGN = {
     "Highway": (re.compile(r"^hwy/"), {"cpu", "apps", "tests"}),
 }
 
+# Folder of Python files: folders that nothing in it imports from.
+NOT_IMPORTED = {
+    "python": ["bench", "experiments", "tests", "tools"],
+    "experiments": ["bench", "tests", "tools"],
+    "bench": ["experiments", "tests"],
+    "tests": ["bench"],
+}
+
+IMPORT = re.compile(r"^\s*(?:from|import)\s+([A-Za-z_]\w*)")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".inc"}
 
@@ -58,7 +68,7 @@ def resolve(root, source, target):
 
 
 def violations(root):
-    """(number of files read, one line per include that is not allowed)."""
+    """(number of files read, one line per include or import that is not allowed)."""
     found = []
     count = 0
     for folder, _ in LAYERS.values():
@@ -74,6 +84,13 @@ def violations(root):
                     reason = refusal(root, source, layer, match.group(2))
                     if reason:
                         found.append(f"{source}:{number}: {reason}")
+    for folder, forbidden in NOT_IMPORTED.items():
+        for file in sorted((root / folder).rglob("*.py")):
+            count += 1
+            for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+                match = IMPORT.match(line)
+                if match and match[1] in forbidden:
+                    found.append(f"{file.relative_to(root)}:{number}: {folder} imports nothing from {match[1]}")
     return count, found
 
 

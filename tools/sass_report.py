@@ -133,8 +133,8 @@ def shortest_way_round(header, edges, blocks):
 
 def compile_instance(text, folder):
     """TREE,TYPE,PATTERN,DIM[,flag...] to a cubin."""
-    sys.path.insert(0, str(sass.ROOT / "bench"))
-    import variants_build
+    sys.path.insert(0, str(sass.ROOT))
+    from bench.variants import build as variants_build
 
     tree, *fields = text.split(",")
     if len(fields) < 3 or fields[0] not in variants_build.TYPES or fields[1] not in variants_build.PATTERNS:

@@ -22,7 +22,7 @@ step_build() { cmake --preset release && cmake --build --preset release; }
 
 step_unit() { ctest --preset release --parallel "$(nproc)"; }
 
-step_cli() { DSPATTN_CLI=$PWD/build/release/apps/dspattn $python -m pytest -q tests/cli tests/tools; }
+step_cli() { DSPATTN_CLI=$PWD/build/release/apps/dspattn $python -m pytest -q tests/cli tests/tools bench; }
 
 step_python() { tools/install_package.sh && $python -m pytest -q tests/python; }
 

@@ -7,6 +7,8 @@
 //   args.problem.q = {q, dspattn::DType::f32, {batch, heads, n_q, d}};   // likewise k, v
 //   args.problem.pattern = {2, 4};
 //   args.out = {out, dspattn::DType::f32, {batch, heads, n_q, d_v}};
+//   dspattn::Workspace workspace;                 // workspace.h: memory for the kernel to work in
+//   workspace.attach(args);
 //   dspattn::forward(args);                       // throws dspattn::Error with every reason
 //
 // This header knows neither torch nor CUDA: a stream is an opaque handle.

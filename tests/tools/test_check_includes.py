@@ -46,6 +46,15 @@ def test_repository_passes():
             {"src/core/a.h": '#include "../api/b.h"\n', "src/api/b.h": ""},
             '"../api/b.h" is of layer api',
         ),
+        (
+            {"tests/python/a.py": "import os\nfrom bench.common import b\n"},
+            "tests/python/a.py:2: tests imports nothing from",
+        ),
+        (
+            {"experiments/a.py": "def f():\n    import tests.b\n"},
+            "experiments/a.py:2: experiments imports nothing from",
+        ),
+        ({"python/dspattn/a.py": "from experiments import b\n"}, "python/dspattn/a.py:1: python imports nothing from"),
         ({"include/dspattn/a.h": "#include <cuda_runtime.h>\n"}, "<cuda_runtime.h> is of CUDA"),
         ({"src/api/a.cpp": "#  include <torch/library.h>\n"}, "<torch/library.h> is of torch; only bindings"),
     ],
