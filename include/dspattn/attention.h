@@ -82,13 +82,15 @@ struct Execution {
 
 struct ForwardArgs {
   Problem problem;
-  TensorView out;  // [batch, heads, n_q, d_v], q's type
+  TensorView out;  // [batch, heads, n_q, d_v], q's type or fp32: partial results to be merged (merge.h) want fp32
   TensorView lse;  // fp32 [batch, heads, n_q]; optional
   Execution run;
 };
 
 struct BackwardArgs {
   Problem problem;
+  // Each but lse in q's type or fp32. Of keys that are a part of a longer row's, out and lse are the whole row's: d_q
+  // is then the part's share, to be added to the others'.
   ConstTensorView out;    // of the forward
   ConstTensorView lse;    // of the forward
   ConstTensorView d_out;  // [batch, heads, n_q, d_v]

@@ -1,7 +1,9 @@
 // validate -> choose -> launch.
 #include "dspattn/attention.h"
 
+#include <algorithm>
 #include <exception>
+#include <initializer_list>
 #include <new>
 
 #include "api/kernel_table.h"
@@ -33,14 +35,20 @@ Status status_of(Call call) noexcept {
   }
 }
 
+Results results_of(std::initializer_list<DType> types) {
+  return std::ranges::count(types, DType::f32) > 0 ? Results::fp32 : Results::as_inputs;
+}
+
 const core::KernelRow& checked_row(const ForwardArgs& args) {
   raise_if_any(core::forward_reasons(args));
-  return api::choose_row(args.problem, Pass::forward, args.run.kernel);
+  return api::choose_row(args.problem, Pass::forward, args.run.kernel, results_of({args.out.dtype}));
 }
 
 const core::KernelRow& checked_row(const BackwardArgs& args) {
   raise_if_any(core::backward_reasons(args));
-  return api::choose_row(args.problem, Pass::backward, args.run.kernel);
+  const Results results =
+      results_of({args.out.dtype, args.d_out.dtype, args.d_q.dtype, args.d_k.dtype, args.d_v.dtype});
+  return api::choose_row(args.problem, Pass::backward, args.run.kernel, results);
 }
 
 }  // namespace

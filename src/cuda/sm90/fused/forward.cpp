@@ -243,6 +243,9 @@ void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& 
              std::to_string(std::max(geometry.n_q, geometry.n_k));
     });
   }
+  if (problem.mask.offset != 0 && (problem.mask.causal || problem.mask.window_left || problem.mask.window_right)) {
+    refusals.add([&] { return "mask.offset: takes 0, got " + std::to_string(problem.mask.offset); });
+  }
   constexpr std::int64_t kMaxItems = std::int64_t{1} << 28;
   if (const std::int64_t items = geometry.batch * geometry.heads * ((geometry.n_q + 127) / 128); items > kMaxItems) {
     refusals.add([&] {
