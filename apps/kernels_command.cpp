@@ -3,6 +3,7 @@
 #include <iomanip>
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -91,6 +92,8 @@ bool print_answer(const Problem& problem, const std::vector<Verdict>& verdicts, 
   const auto others = std::ranges::count_if(verdicts, [](const Verdict& verdict) { return !serves(verdict); });
   if (served != verdicts.end()) {
     std::cout << "would serve: " << served->kernel.name << "\n";
+    std::istringstream lines(plan(problem, served->kernel.pass, served->kernel.name));
+    for (std::string line; std::getline(lines, line);) std::cout << "    " << line << "\n";
     for (auto verdict = served + 1; verdict != verdicts.end(); ++verdict) {
       if (serves(*verdict)) std::cout << "could serve too: " << verdict->kernel.name << "\n";
     }
@@ -124,8 +127,8 @@ void register_kernels(Parser& parser, Outcome& outcome) {
   asked.push_back(command.add_flag("--key-lengths", options->with_lengths, "with a length per sequence"));
   asked.push_back(command.add_flag("--mask", options->with_allowed, "with a boolean mask tensor"));
   asked.push_back(command.add_flag("--bias", options->with_bias, "with an additive bias tensor"));
-  for (const char* name :
-       {"--pattern", "--grouping", "--causal", "--top-left", "--window-left", "--window-right", "--scale"}) {
+  for (const char* name : {"--pattern", "--grouping", "--causal", "--top-left", "--offset", "--window-left",
+                           "--window-right", "--scale"}) {
     asked.push_back(command.get_option(name));
   }
   command.add_flag("--all", options->all, "with a shape: every kernel that cannot serve, and every reason");

@@ -16,14 +16,25 @@ from pathlib import Path
 
 from bench.common.results import ROOT
 
-FUSED = Path("src/cuda/sm90/fused")
+FORWARD = Path("src/cuda/sm90/forward")
 # What the fused forward needs besides its own folder.
-SHARED_SOURCES = ("src/cuda/device.cpp", "src/core/error.cpp", "src/core/geometry.cpp", "src/core/pattern.cpp")
+SHARED_SOURCES = (
+    "src/cuda/blocks/schedule.cu",
+    "src/cuda/blocks/tensor_maps.cpp",
+    "src/cuda/device/device.cpp",
+    "src/cuda/sm90/common/forward.cpp",
+    "src/cuda/sm90/common/plan.cpp",
+    "src/core/error.cpp",
+    "src/core/geometry.cpp",
+    "src/core/pattern.cpp",
+)
 SHIMS = ("bench/common/shim.cpp", "bench/variants/variant.cpp")
 
 TYPES = {"bf16": "bf16", "fp16": "f16"}  # as the benchmarks call them: as DType does
 PATTERNS = {"2:4": "two_of_four", "1:2": "one_of_two"}
-DIMS = (32, 64, 96, 128, 192, 256)
+# The one list of head dims.
+_HEAD_DIMS = (ROOT / "src/cuda/tile/head_dims.h").read_text(encoding="utf-8")
+DIMS = tuple(map(int, re.findall(r"\d+", re.search(r"kHeadDims\[\] = \{(.*)\}", _HEAD_DIMS)[1])))
 
 # As src/cuda/sm90/CMakeLists.txt compiles them in a release build.
 FLAGS = ("-std=c++20", "-O3", "-DNDEBUG", "-gencode", "arch=compute_90a,code=sm_90a", "-Xptxas", "-v")
@@ -65,7 +76,7 @@ class Instance:
         text, count = re.subn(r"general_dim\((\d+)\) == \1\b", "false", text)
         if count != 1:
             raise BuildError(
-                f"{FUSED}/instance.cu.in: expected one condition on general_dim to switch off, got {count}"
+                f"{FORWARD}/instance.cu.in: expected one condition on general_dim to switch off, got {count}"
             )
         return text
 
@@ -79,8 +90,8 @@ def parse_version(text):
     if wrong := [flag for flag in flags if not flag]:
         raise ValueError(f'version: expected a flag after every comma, got {len(wrong)} empty in "{text}"')
     path = Path(tree).expanduser()
-    if not (path / FUSED / "instance.cu.in").is_file():
-        raise ValueError(f'version {name}: expected a source tree with {FUSED}/instance.cu.in, got "{tree}"')
+    if not (path / FORWARD / "instance.cu.in").is_file():
+        raise ValueError(f'version {name}: expected a source tree with {FORWARD}/instance.cu.in, got "{tree}"')
     return Version(name, path.resolve(), tuple(flags))
 
 
@@ -146,7 +157,7 @@ def c_string(text):
 
 
 def write_instance(version, instance, folder, general):
-    template = (version.tree / FUSED / "instance.cu.in").read_text(encoding="utf-8")
+    template = (version.tree / FORWARD / "instance.cu.in").read_text(encoding="utf-8")
     source = folder / f"{instance.name}.cu"
     source.write_text(instance.text(template, general), encoding="utf-8")
     return source
@@ -159,7 +170,7 @@ def sources_of(version, instances, folder, general, facts):
     (folder / "variant_rows.inc").write_text("".join(instance.row for instance in instances), encoding="utf-8")
     (folder / "variant_build.inc").write_text(c_string(json.dumps(facts)), encoding="utf-8")
     (folder / "exports.map").write_text(EXPORTS, encoding="utf-8")
-    own = sorted(path for path in (version.tree / FUSED).glob("*.c*") if path.suffix in (".cpp", ".cu"))
+    own = sorted(path for path in (version.tree / FORWARD).glob("*.c*") if path.suffix in (".cpp", ".cu"))
     own = [path for path in own if path.name != "rows.cpp"]  # all rows of the kernel table, compiled or not
     shared = [version.tree / name for name in SHARED_SOURCES]
     return [*written, *own, *shared, *(ROOT / name for name in SHIMS)]

@@ -96,7 +96,7 @@ def test_defaults(variants):
 
 
 def test_an_instance_is_what_cmake_would_write(building):
-    template = (ROOT / building.FUSED / "instance.cu.in").read_text(encoding="utf-8")
+    template = (ROOT / building.FORWARD / "instance.cu.in").read_text(encoding="utf-8")
     text = building.Instance("fp16", "1:2", 128).text(template)
     assert "@" not in text
     assert "launcher<DType::f16, Selection::one_of_two, 128>" in text and "general_dim(128) == 128" in text

@@ -85,13 +85,15 @@ struct Execution {
 
 struct ForwardArgs {
   Problem problem;
-  TensorView out;  // [batch, heads, n_q, d_v], q's type
+  TensorView out;  // [batch, heads, n_q, d_v], q's type or fp32: partial results to be merged (merge.h) want fp32
   TensorView lse;  // fp32 [batch, heads, n_q]; optional
   Execution run;
 };
 
 struct BackwardArgs {
   Problem problem;
+  // Each but lse in q's type or fp32. Of keys that are a part of a longer row's, out and lse are the whole row's: d_q
+  // is then the part's share, to be added to the others'.
   ConstTensorView out;    // of the forward
   ConstTensorView lse;    // of the forward
   ConstTensorView d_out;  // [batch, heads, n_q, d_v]
@@ -102,6 +104,49 @@ struct BackwardArgs {
 // Validate, choose a kernel, launch. GPU work is enqueued on run.stream and not waited for.
 void forward(const ForwardArgs& args);
 void backward(const BackwardArgs& args);
+
+namespace core {
+struct KernelRow;  // a line of the kernel table
+}
+
+// A call that is validated and whose kernel is chosen, once, for callers that ask for its workspace before they run it:
+//
+//   dspattn::Prepared call(args);                            // throws as forward does
+//   void* workspace = allocate(call.workspace_bytes());      // 256-byte aligned, on the device
+//   call.run(workspace, call.workspace_bytes());
+//
+// Views are kept, not what they point to; run may be called again.
+template <typename Args>
+class Prepared;
+
+template <>
+class Prepared<ForwardArgs> {
+ public:
+  explicit Prepared(const ForwardArgs& args);
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+  void run(void* workspace, std::size_t bytes);
+
+ private:
+  ForwardArgs args_;
+  const core::KernelRow* row_;
+  std::size_t workspace_bytes_;
+};
+
+template <>
+class Prepared<BackwardArgs> {
+ public:
+  explicit Prepared(const BackwardArgs& args);
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+  void run(void* workspace, std::size_t bytes);
+
+ private:
+  BackwardArgs args_;
+  const core::KernelRow* row_;
+  std::size_t workspace_bytes_;
+};
+
+Prepared(const ForwardArgs&)->Prepared<ForwardArgs>;
+Prepared(const BackwardArgs&)->Prepared<BackwardArgs>;
 
 // The same without exceptions, for callers that want a status.
 Status try_forward(const ForwardArgs& args) noexcept;

@@ -194,6 +194,9 @@ Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits)
     // Larger integers would not be exact in fp16.
     if (drawn.integers && drawn.magnitude > 1) drawn.magnitude = 1;
   }
+  // Drawn last, so that the parts above stay what a seed has always given.
+  if (random.chance(25)) drawn.offset = random.between(-drawn.n_q - 3, drawn.n_k + 3);
+  drawn.fp32_results = drawn.dtype != DType::f32 && random.chance(20);
   return drawn;
 }
 
@@ -221,6 +224,7 @@ std::string describe(const Case& drawn) {
   if (drawn.causal) add("causal");
   if (drawn.causal || drawn.window_left || drawn.window_right) {
     add(drawn.alignment == Alignment::bottom_right ? "bottom_right" : "top_left");
+    if (drawn.offset != 0) add("offset=" + std::to_string(drawn.offset));
   }
   if (drawn.window_left) add("window_left=" + std::to_string(*drawn.window_left));
   if (drawn.window_right) add("window_right=" + std::to_string(*drawn.window_right));
@@ -234,6 +238,7 @@ std::string describe(const Case& drawn) {
     if (text.back() != '=') text += ',';
     text += layout_name(layout);
   }
+  if (drawn.fp32_results) add("fp32_results");
   if (drawn.integers) add("integers");
   if (drawn.nan_in_k) add("nan_in_k");
   if (drawn.nan_in_q) add("nan_in_q");

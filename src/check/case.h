@@ -47,6 +47,7 @@ struct Case {
   std::int64_t tail_q = 0, tail_k = 0;  // rows past the last sequence
   bool causal = false;
   Alignment alignment = Alignment::bottom_right;
+  std::int64_t offset = 0;  // of the diagonal
   std::optional<std::int64_t> window_left, window_right;
   std::vector<std::int32_t> key_lengths;  // empty: none
   std::optional<Broadcast> allowed, bias;
@@ -56,14 +57,17 @@ struct Case {
   Fp32Products fp32_products = Fp32Products::full;
   Layout q_layout = Layout::bhnd, k_layout = Layout::bhnd, v_layout = Layout::bhnd, out_layout = Layout::bhnd;
   bool want_lse = true;
-  bool integers = false;  // small integers: every sum is exact, so the selection must be, too
-  bool nan_in_k = false;  // one NaN somewhere in k (forward only)
-  bool nan_in_q = false;  // one NaN somewhere in q (forward only)
+  bool fp32_results = false;  // outputs, and the gradient given, in fp32 though the inputs are 16-bit
+  bool integers = false;      // small integers: every sum is exact, so the selection must be, too
+  bool nan_in_k = false;      // one NaN somewhere in k (forward only)
+  bool nan_in_q = false;      // one NaN somewhere in q (forward only)
   // Of the elements of q, a power of two or 0: scores in the hundreds or ten thousands, or all equal (forward only).
   double magnitude = 1;
 
   // Whether the selection must be the oracle's to the last key: every sum is exact.
   bool exact() const { return integers || (magnitude == 0 && !bias); }
+  DType result_dtype() const { return fp32_results ? DType::f32 : dtype; }
+  Results results() const { return fp32_results ? Results::fp32 : Results::as_inputs; }
   std::int64_t length_q(std::int64_t sequence) const;
   std::int64_t length_k(std::int64_t sequence) const;
 };

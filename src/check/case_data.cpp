@@ -62,8 +62,8 @@ CaseData::CaseData(const Case& drawn, Device device, core::DeviceMemory& memory)
 
 void CaseData::make_values() {
   const auto make = [&](Tensor& tensor, Stream stream, std::array<std::int64_t, 4> shape, Layout layout,
-                        std::int64_t end, bool integers, double magnitude) {
-    tensor = Tensor(memory_, laid_out(drawn_.dtype, shape, layout), offset_of(layout));
+                        std::int64_t end, bool integers, double magnitude, DType dtype) {
+    tensor = Tensor(memory_, laid_out(dtype, shape, layout), offset_of(layout));
     Random random = stream_of(drawn_, stream);
     tensor.fill([&](std::int64_t, std::int64_t, std::int64_t row, std::int64_t) {
       const double value = magnitude * draw_value(random, integers);
@@ -74,11 +74,13 @@ void CaseData::make_values() {
   const std::int64_t end_q = drawn_.packed ? drawn_.cu_q.back() : rows_q_;
   const std::int64_t end_k = drawn_.packed ? drawn_.cu_k.back() : rows_k_;
   make(q_, Stream::q, {lead_, drawn_.heads, rows_q_, drawn_.d}, drawn_.q_layout, end_q, drawn_.integers,
-       drawn_.magnitude);
-  make(k_, Stream::k, {lead_, drawn_.kv_heads, rows_k_, drawn_.d}, drawn_.k_layout, end_k, drawn_.integers, 1);
-  make(v_, Stream::v, {lead_, drawn_.kv_heads, rows_k_, drawn_.d_v}, drawn_.v_layout, end_k, false, 1);
+       drawn_.magnitude, drawn_.dtype);
+  make(k_, Stream::k, {lead_, drawn_.kv_heads, rows_k_, drawn_.d}, drawn_.k_layout, end_k, drawn_.integers, 1,
+       drawn_.dtype);
+  make(v_, Stream::v, {lead_, drawn_.kv_heads, rows_k_, drawn_.d_v}, drawn_.v_layout, end_k, false, 1, drawn_.dtype);
   if (drawn_.pass == Pass::backward) {
-    make(d_out_, Stream::d_out, {lead_, drawn_.heads, rows_q_, drawn_.d_v}, drawn_.out_layout, end_q, false, 1);
+    make(d_out_, Stream::d_out, {lead_, drawn_.heads, rows_q_, drawn_.d_v}, drawn_.out_layout, end_q, false, 1,
+         drawn_.result_dtype());
   }
   const auto put_nan = [&](Tensor& tensor, Stream stream, std::int64_t heads, std::int64_t rows) {
     if (lead_ == 0 || rows == 0) return;
@@ -128,7 +130,7 @@ void CaseData::make_masks() {
 }
 
 Tensor CaseData::output(std::array<std::int64_t, 4> shape) const {
-  Tensor tensor(memory_, laid_out(drawn_.dtype, shape, drawn_.out_layout), offset_of(drawn_.out_layout));
+  Tensor tensor(memory_, laid_out(drawn_.result_dtype(), shape, drawn_.out_layout), offset_of(drawn_.out_layout));
   tensor.upload();
   return tensor;
 }
@@ -159,6 +161,7 @@ Problem CaseData::problem(bool on_device) const {
   problem.grouping = drawn_.grouping;
   problem.mask.causal = drawn_.causal;
   problem.mask.alignment = drawn_.alignment;
+  problem.mask.offset = drawn_.offset;
   problem.mask.window_left = drawn_.window_left;
   problem.mask.window_right = drawn_.window_right;
   problem.mask.key_lengths = view(key_lengths_);

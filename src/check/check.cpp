@@ -262,9 +262,9 @@ bool has_kernel(Pass pass, const std::string& name) {
 }
 
 // All reasons a kernel cannot serve; empty when it can. Without a name: when any kernel can.
-std::vector<std::string> refusals(const Problem& problem, Pass pass, const std::string& kernel) {
+std::vector<std::string> refusals(const Problem& problem, Pass pass, const std::string& kernel, Results results) {
   std::vector<std::string> all;
-  for (const Verdict& verdict : consider(problem, pass)) {
+  for (const Verdict& verdict : consider(problem, pass, results)) {
     if (!kernel.empty() && verdict.kernel.name != kernel) continue;
     if (verdict.reasons.empty()) return {};
     all.insert(all.end(), verdict.reasons.begin(), verdict.reasons.end());
@@ -304,14 +304,14 @@ CaseReport check_case(std::uint64_t seed, std::int64_t index, const std::string&
   {
     const CaseData data(drawn, options.device, memory);
     const Problem& problem = data.device_problem();
-    report.reasons = refusals(problem, drawn.pass, kernel);
+    report.reasons = refusals(problem, drawn.pass, kernel, drawn.results());
     if (report.reasons.empty() && drawn.pass == Pass::backward) {
       // The forward of the same name made the selection that this backward repeats; without one, the library's choice.
-      if (!has_kernel(Pass::forward, kernel) || !refusals(problem, Pass::forward, kernel).empty())
+      if (!has_kernel(Pass::forward, kernel) || !refusals(problem, Pass::forward, kernel, drawn.results()).empty())
         forward_kernel.clear();
-      report.reasons = refusals(problem, Pass::forward, forward_kernel);
+      report.reasons = refusals(problem, Pass::forward, forward_kernel, drawn.results());
     }
-    if (report.reasons.empty()) report.kernel = choose(problem, drawn.pass, kernel).name;
+    if (report.reasons.empty()) report.kernel = choose(problem, drawn.pass, kernel, drawn.results()).name;
   }
   if (report.reasons.empty()) {
     const std::string ran = report.kernel;

@@ -23,6 +23,7 @@ Geometry geometry_of(const Problem& problem) {
 Band band_of(const Mask& mask) {
   Band band;
   band.bottom_right = mask.alignment == Alignment::bottom_right;
+  band.offset = mask.offset;
   if (mask.window_left) band.left = std::min(*mask.window_left, kUnbounded);
   if (mask.window_right) band.right = std::min(*mask.window_right, kUnbounded);
   if (mask.causal) band.right = std::min<std::int64_t>(band.right, 0);

@@ -11,6 +11,8 @@ namespace dspattn::core {
 
 // No bound: far beyond any key index, and safe to add to one.
 inline constexpr std::int64_t kUnbounded = std::int64_t{1} << 40;
+// Largest Mask::offset either way: a position still lies within kUnbounded of every key.
+inline constexpr std::int64_t kMaxOffset = kUnbounded / 2;
 
 struct Geometry {
   std::int64_t batch = 0;  // sequences (of a packed batch: the number of sequences)
@@ -33,15 +35,16 @@ struct KeyRange {
 };
 
 // The diagonal part of a mask with its options resolved to numbers: query i may see keys
-// [i + diagonal - left, i + diagonal + right].
+// [i + diagonal - left, i + diagonal + right], the diagonal being offset, or offset + n_k - n_q.
 struct Band {
   std::int64_t left = kUnbounded;
   std::int64_t right = kUnbounded;
   bool bottom_right = true;
+  std::int64_t offset = 0;
 
   DSPATTN_HOST_DEVICE constexpr KeyRange row(std::int64_t i, std::int64_t n_q, std::int64_t n_k,
                                              std::int64_t key_length) const {
-    const std::int64_t position = bottom_right ? i + n_k - n_q : i;
+    const std::int64_t position = (bottom_right ? i + n_k - n_q : i) + offset;
     std::int64_t begin = position - left;
     if (begin < 0) begin = 0;
     std::int64_t end = position + right + 1;

@@ -70,6 +70,8 @@ struct KernelRow {
   void (*forward)(const ForwardArgs& args) = nullptr;
   std::size_t (*backward_workspace)(const BackwardArgs& args) = nullptr;
   void (*backward)(const BackwardArgs& args) = nullptr;
+  // Whether the kernel reads and writes fp32 results of 16-bit inputs. api refuses for those that do not.
+  bool fp32_results = false;
 };
 
 }  // namespace dspattn::core

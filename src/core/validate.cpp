@@ -20,7 +20,6 @@
 namespace dspattn::core {
 namespace {
 
-constexpr std::uintptr_t kWorkspaceAlignment = 256;  // as cudaMalloc aligns; documented in attention.h
 constexpr std::size_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
 std::string number(double value) {
@@ -225,6 +224,9 @@ void check_mask(Report& report, const Problem& problem, const Sizes& sizes) {
   if (mask.window_right && *mask.window_right < 0) {
     report.add("mask.window_right", ">= 0", std::to_string(*mask.window_right));
   }
+  if (mask.offset < -kMaxOffset || mask.offset > kMaxOffset) {
+    report.add("mask.offset", "from -2^39 to 2^39", std::to_string(mask.offset));
+  }
   check_key_lengths(report, problem, sizes);
   check_mask_tensor(report, "mask.allowed", mask.allowed, problem, sizes);
   if (given(mask.allowed) && mask.allowed.dtype != DType::b8) {
@@ -320,14 +322,16 @@ void check_overlaps(Report& report, const Operands& written, const Operands& rea
   }
 }
 
-// Shape and type of a tensor whose shape follows from q, k, v. `rank` extents of `expected` count.
+// Shape and type of a tensor whose shape follows from q, k, v: `dtype`, or fp32. `rank` extents of `expected` count.
 void check_shaped(Report& report, std::string_view argument, const ConstTensorView& view, const char* layout, int rank,
                   std::array<std::int64_t, 4> expected, DType dtype, bool written) {
   const Inner inner = rank == 4 ? Inner::contiguous : Inner::any;
   const bool shape_ok = written ? check_output(report, argument, view, layout, rank, inner)
                                 : check_input(report, argument, view, layout, rank, inner);
-  if (view.dtype != dtype)
-    report.add(std::string(argument) + ".dtype", std::string(name(dtype)), std::string(name(view.dtype)));
+  if (view.dtype != dtype && view.dtype != DType::f32) {
+    report.add(std::string(argument) + ".dtype",
+               (dtype == DType::f32 ? "" : std::string(name(dtype)) + " or ") + "fp32", std::string(name(view.dtype)));
+  }
   if (!shape_ok) return;
   ConstTensorView wanted = view;
   wanted.shape = expected;

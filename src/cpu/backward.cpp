@@ -208,6 +208,14 @@ void find_far_sums(const BackwardJob& run, const SequenceSpan& sequence, std::in
       weigh(s.slots[t], job.scale_log2(), {s.largest + t * kTileQ, s.sum + t * kTileQ}, s.rescale + t * kTileQ);
     }
   }
+  // Where the keys are a part of the row's, the LSE given is the whole row's, and so is the sum wanted. Equal but for
+  // rounding: the keys are all there are.
+  constexpr float kRounding = 4 * std::numeric_limits<float>::epsilon();
+  for (std::ptrdiff_t row = 0; row < tiles * kTileQ; ++row) {
+    const float own = s.largest[row] * job.scale + std::log(s.sum[row]);
+    const float beyond = s.lse[row] - own;
+    if (std::isfinite(own) && std::abs(beyond) > kRounding * std::abs(own)) s.sum[row] *= std::exp(beyond);
+  }
 }
 
 // The weight of a score: from the LSE, or as in forward from the row's maximum and sum.

@@ -119,7 +119,8 @@ class Oracle {
   // Mask before prune: which keys the query may see, apart from a bias of -inf.
   bool visible(const Sequence& seq, std::int64_t head, std::int64_t i, std::int64_t j) const {
     const Mask& mask = problem_.mask;
-    const std::int64_t position = mask.alignment == Alignment::bottom_right ? i + seq.n_k - seq.n_q : i;
+    const std::int64_t aligned = mask.alignment == Alignment::bottom_right ? i + seq.n_k - seq.n_q : i;
+    const std::int64_t position = aligned + mask.offset;
     if (mask.causal && j > position) return false;
     if (mask.window_left && position - j > *mask.window_left) return false;
     if (mask.window_right && j - position > *mask.window_right) return false;

@@ -85,6 +85,8 @@ TEST(Case, TheWholeContractIsDrawn) {
       {"packed tail", [](const Case& c) { return c.tail_q > 0 && c.tail_k > 0; }},
       {"causal bottom right", [](const Case& c) { return c.causal && c.alignment == Alignment::bottom_right; }},
       {"causal top left", [](const Case& c) { return c.causal && c.alignment == Alignment::top_left; }},
+      {"offset before the keys", [](const Case& c) { return c.causal && c.offset < 0; }},
+      {"offset past the keys", [](const Case& c) { return c.window_left && c.offset > c.n_k; }},
       {"windows", [](const Case& c) { return c.window_left && c.window_right; }},
       {"key lengths", [](const Case& c) { return !c.key_lengths.empty(); }},
       {"allowed and bias", [](const Case& c) { return c.allowed && c.bias; }},
@@ -99,6 +101,7 @@ TEST(Case, TheWholeContractIsDrawn) {
       {"NaN in q", [](const Case& c) { return c.nan_in_q; }},
       {"equal scores", [](const Case& c) { return c.magnitude == 0; }},
       {"scores of thousands", [](const Case& c) { return c.magnitude > 1000; }},
+      {"fp32 results of bf16", [](const Case& c) { return c.fp32_results && c.dtype == DType::bf16; }},
       {"no LSE", [](const Case& c) { return !c.want_lse; }},
   };
   std::map<std::string, int> counts;

@@ -368,7 +368,8 @@ void forward_with_fp16_scores(const ForwardArgs& args) {
         if (sum > 0) lse = largest * to_scores + std::log(sum);
         for (std::int64_t c = 0; c < d_v; ++c) {
           const std::int64_t at = seq.batch * args.out.step(0) + h * args.out.step(1) + i * args.out.step(2) + c;
-          core::store_element(args.out.data, dtype, at, out[static_cast<std::size_t>(c)] / (sum > 0 ? sum : 1));
+          core::store_element(args.out.data, args.out.dtype, at,
+                              out[static_cast<std::size_t>(c)] / (sum > 0 ? sum : 1));
         }
         if (!args.lse.present()) continue;
         core::store_element(args.lse.data, DType::f32,

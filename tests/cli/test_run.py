@@ -91,7 +91,8 @@ def test_cross_attention_with_fewer_key_heads_and_both_alignments(dspattn, save,
     for name, array in zip("qkv", (q, k, v), strict=False):
         save(f"{name}.npy", array)
     i, j = np.arange(9)[:, None], np.arange(40)[None, :]
-    for flag, position in ([], i + 31), (["--top-left"], i):
+    moved = ["--top-left", "--offset", "7"], ["--offset", "-35"]
+    for flag, position in ([], i + 31), (["--top-left"], i), (moved[0], i + 7), (moved[1], i - 4):
         run_ok(dspattn, "--causal", *flag)
         out, _ = attention(q, np.repeat(k, 3, axis=1), np.repeat(v, 3, axis=1), visible=j <= position)
         np.testing.assert_allclose(np.load(tmp_path / "o.npy"), out, atol=2e-5)

@@ -177,6 +177,8 @@ std::vector<WrongCall> wrong_calls() {
                     {"mask.window_left:", ">= 0", "got -1"}),
       wrong_problem("negative right window", [](Problem& p) { p.mask.window_right = -9; },
                     {"mask.window_right:", ">= 0", "got -9"}),
+      wrong_problem("offset out of reach", [](Problem& p) { p.mask.offset = -(std::int64_t{1} << 39) - 1; },
+                    {"mask.offset:", "from -2^39 to 2^39", "got -549755813889"}),
       wrong_problem("key lengths of another batch", [](Problem& p) { p.mask.key_lengths.shape[0] = 1; },
                     {"mask.key_lengths.shape[0]:", "batch = 2", "got 1"}),
       wrong_problem("key lengths of another type", [](Problem& p) { p.mask.key_lengths.dtype = DType::f32; },
@@ -255,6 +257,15 @@ std::vector<WrongCall> wrong_calls() {
       {"out of another type",
        [](Call& c) { c.forward.out.dtype = DType::bf16; },
        {"out.dtype:", "fp32", "got bf16"},
+       WrongCall::only_forward},
+      {"bf16 out of fp16 inputs",
+       [](Call& c) {
+         for (ConstTensorView* view : {&c.forward.problem.q, &c.forward.problem.k, &c.forward.problem.v}) {
+           view->dtype = DType::f16;
+         }
+         c.forward.out.dtype = DType::bf16;
+       },
+       {"out.dtype:", "fp16 or fp32", "got bf16"},
        WrongCall::only_forward},
       {"out left out", [](Call& c) { c.forward.out = {}; }, {"out:", "rank 4", "rank 0"}, WrongCall::only_forward},
       {"null out",

@@ -20,6 +20,7 @@
 #include "check/check.h"
 #include "cuda/device/device.h"
 #include "cuda/sm90/forward/rows.h"
+#include "cuda/tile/head_dims.h"
 #include "dspattn/kernels.h"
 
 namespace dspattn {
@@ -41,10 +42,7 @@ struct Row {
     dtype = of.find("bf16") != std::string::npos ? DType::bf16 : DType::f16;
     pattern = of.find("_2_4_") != std::string::npos ? Pattern{2, 4} : Pattern{1, 2};
     dim = std::stoi(of.substr(of.rfind('d') + 1));
-    dim_above = 0;
-    for (const std::int64_t smaller : {32, 64, 96, 128, 192}) {
-      if (smaller < dim) dim_above = smaller;
-    }
+    dim_above = cuda::tile::head_dim_below(static_cast<int>(dim));
   }
 };
 

@@ -21,6 +21,7 @@
 #include "check/check.h"
 #include "cuda/device/device.h"
 #include "cuda/sm90/forward_tf32/rows.h"
+#include "cuda/tile/head_dims.h"
 #include "dspattn/kernels.h"
 
 namespace dspattn {
@@ -43,9 +44,7 @@ class FusedTf32Row : public ::testing::TestWithParam<std::string> {
   void SetUp() override {
     if (const std::string why = no_hopper(); !why.empty()) GTEST_SKIP() << why;
     dim = std::stoi(GetParam().substr(GetParam().rfind('d') + 1));
-    for (const std::int64_t smaller : {32, 64, 96, 128, 192}) {
-      if (smaller < dim) dim_above = smaller;
-    }
+    dim_above = cuda::tile::head_dim_below(static_cast<int>(dim));
   }
 
   check::CheckOptions options_of(std::int64_t index, bool short_only) const {

@@ -43,7 +43,7 @@ __device__ __forceinline__ int describe_sequence(const WorkParams& params, int s
 template <typename C>
 __device__ __forceinline__ void describe_keys(const WorkParams& params, int n_k, Work& work) {
   const int key_length = tile::visible_keys(params.key_lengths, work.sequence, n_k);
-  work.band = {params.left, params.right, params.bottom_right != 0 ? n_k - work.rows : 0, key_length};
+  work.band = {params.left, params.right, params.offset + (params.bottom_right != 0 ? n_k - work.rows : 0), key_length};
   const int tile_q = C::kTileQ << (C::kPairs ? params.pairs : 0);
   const int last = work.row_begin + tile_q < work.rows ? work.row_begin + tile_q - 1 : work.rows - 1;
   work.blocks = tile::visible_key_blocks(work.band, work.row_begin, last);

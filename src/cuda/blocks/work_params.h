@@ -21,7 +21,7 @@ struct WorkParams {
   tile::Divisor heads_per_kv_head;
   int n_q = 0;  // of every sequence; of a packed batch: of the longest
   int n_k = 0;
-  int left = 0, right = 0, bottom_right = 1;  // see tile::RowBand
+  int left = 0, right = 0, bottom_right = 1, offset = 0;  // see tile::RowBand
 };
 
 }  // namespace dspattn::cuda::blocks

@@ -50,6 +50,9 @@ MaskParams masks_of(const Mask& mask, const core::Geometry& geometry, bool by_tm
   return p;
 }
 
+// Whether the diagonal matters.
+bool is_banded(const Mask& mask) { return mask.causal || mask.window_left || mask.window_right; }
+
 WorkParams work_of(const Problem& problem, const core::Geometry& geometry, const ForwardPlan& plan) {
   WorkParams w{};
   if (problem.packed) {
@@ -70,6 +73,7 @@ WorkParams work_of(const Problem& problem, const core::Geometry& geometry, const
   w.left = tile::clamped_reach(band.left);
   w.right = tile::clamped_reach(band.right);
   w.bottom_right = band.bottom_right ? 1 : 0;
+  w.offset = is_banded(problem.mask) ? static_cast<int>(band.offset) : 0;
   return w;
 }
 
@@ -193,6 +197,13 @@ void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& 
                std::to_string(rows);
       });
     }
+  }
+  constexpr std::int64_t kMaxOffset = tile::kMaxRows / 2;  // sums of positions stay within 32 bits
+  if (is_banded(problem.mask) && std::abs(problem.mask.offset) > kMaxOffset) {
+    refusals.add([&] {
+      return "mask.offset: takes up to " + std::to_string(kMaxOffset) + " either way, got " +
+             std::to_string(problem.mask.offset);
+    });
   }
   constexpr std::int64_t kMaxItems = std::int64_t{1} << 28;
   if (const std::int64_t items = geometry.batch * geometry.heads * ((geometry.n_q + 127) / 128); items > kMaxItems) {

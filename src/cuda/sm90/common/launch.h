@@ -4,8 +4,8 @@
 #include <cuda_runtime.h>
 
 #include "cuda/device/device.h"
+#include "cuda/sm90/common/forward_plan.h"
 #include "cuda/sm90/common/params.h"
-#include "cuda/sm90/common/plan.h"
 
 namespace dspattn::cuda::sm90 {
 
