@@ -94,7 +94,7 @@ done
 # those. With one or two steps there is nothing to run beside.
 beside=()
 if [ ${#steps[@]} -gt 2 ]; then
-  for step in lint cli python long; do
+  for step in lint python long fuzz; do
     if wanted $step; then beside+=($step); fi
   done
 fi
