@@ -6,7 +6,7 @@ RUN := . tools/environment.sh &&
 PREFIX ?= /usr/local
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build package test demo format tidy fuzz install clean
+.PHONY: help setup build package test check demo format tidy fuzz plots install clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -23,8 +23,11 @@ package: setup  ## the Python package, built and installed into .venv
 demo: package  ## two real models with dense, 2:4 and 1:2 attention: a table and pictures in out/demo
 	@.venv/bin/python -m dspattn.demo $(DEMO)
 
-test: setup  ## every check and test; STEPS="format build unit" runs some of them
-	@tools/test.sh $(STEPS)
+test: setup  ## build everything, run the C++, command-line and Python tests; STEPS="build unit" runs some steps
+	@tools/test.sh $(or $(STEPS),test)
+
+check: setup  ## for contributors: format, lint, clang-tidy, sanitizers, fuzzers, the emulated GPU, long tests; STEPS too
+	@tools/test.sh $(or $(STEPS),check)
 
 format: setup  ## rewrite the C++ and CUDA sources in the project's format
 	@tools/format.sh --fix

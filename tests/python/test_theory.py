@@ -198,6 +198,7 @@ def test_measured_times_become_speedups(tmp_path):
     assert measured_times.read_stages(tmp_path) == {("2:4", 1024, 64): {"softmax": 1.6}}
 
 
+@pytest.mark.long
 def test_pictures_redraw_from_the_committed_files_alone(tmp_path):
     pytest.importorskip("matplotlib")
     from experiments.theory import pictures
