@@ -30,7 +30,7 @@ struct Asked {
   bool lengths = false;
   bool bias = false;
   int off = 0;  // bytes that k is off alignment
-  std::optional<std::int64_t> window_left;
+  std::optional<std::int64_t> window_left = std::nullopt;
 
   Problem problem() const {
     Problem p;
@@ -128,7 +128,7 @@ TEST(ForwardPlan, AsManyCtasAsTheRoundsNeed) {
 // Ladder, "all row tiles of a head at once": causal, d > 64, up to 8 row tiles (8 to 15 % faster), not at d = 64 (up to
 // 15 % slower).
 TEST(ForwardPlan, OrderOfItems) {
-  EXPECT_EQ((Asked{.causal = true, .d = 128}.plan().walk), Walk::mirrored);
+  EXPECT_EQ((Asked{.d = 128, .causal = true}.plan().walk), Walk::mirrored);
   EXPECT_EQ((Asked{.n_q = 128 * 9, .n_k = 128 * 9, .d = 128, .causal = true}.plan().walk), Walk::by_sections);
   EXPECT_EQ((Asked{.d = 64, .causal = true}.plan().walk), Walk::by_sections);
   EXPECT_EQ((Asked{.d = 64}.plan().walk), Walk::head_by_head);

@@ -38,7 +38,7 @@ def in_a_new_process(code: str) -> dict[str, object]:
 
 
 def test_import_is_light() -> None:
-    """Nothing heavy is loaded; bench/call_overhead.py times it."""
+    """Nothing heavy is loaded; bench/cpu/call_overhead.py times it."""
     found = in_a_new_process(
         "import torch, json, sys; import dspattn;"
         "heavy = [m for m in ('transformers', 'sympy', 'torch._dynamo', 'matplotlib') if m in sys.modules];"

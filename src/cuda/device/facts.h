@@ -7,7 +7,7 @@ namespace dspattn::cuda {
 
 struct DeviceFacts {
   bool present = false;
-  std::string absence;  // why not: no driver, no such index
+  std::string absence = {};  // why not: no driver, no such index
   int major = 0;        // compute capability
   int minor = 0;
   int multiprocessors = 0;

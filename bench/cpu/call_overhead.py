@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A call of dspattn.attention beside PyTorch's own, on tensors too small to matter, and the import of the package.
 
-    python bench/call_overhead.py            # prints both
-    python bench/call_overhead.py --check    # exit status 1 when a bar is missed
+    python3 -m bench.cpu.call_overhead            # prints both
+    python3 -m bench.cpu.call_overhead --check    # exit status 1 when a bar is missed
 
 Calls alternate, and the shortest time of each counts, so that a busy machine delays none more than another. One matrix
 product runs first: until a process has run one, PyTorch's attention on the CPU takes up to 1.8 times as long (seen on
