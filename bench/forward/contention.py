@@ -1,4 +1,4 @@
-"""Runs contention.cu and writes what it measured; or writes that into docs/fused_kernel.md, between its markers.
+"""Runs contention.cu and writes what it measured; or writes that into docs/log/forward.md, between its markers.
 
 python3 -m bench.forward.contention build/bench/dspattn_contention bench/results/contention_h200.json
 python3 -m bench.forward.contention --table            # rewrite the table
@@ -36,7 +36,7 @@ def table(result):
     return "\n".join(lines)
 
 
-TABLE = pages.Table("docs/fused_kernel.md", "contention table", "contention_h200.json", table)
+TABLE = pages.Table("docs/log/forward.md", "contention table", "contention_h200.json", table)
 
 
 def main(arguments):

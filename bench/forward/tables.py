@@ -1,4 +1,4 @@
-"""Writes the tables of docs/fused_kernel.md, and README's summary of them, from bench/results/forward_h200.json and
+"""Writes the tables of docs/log/forward.md, and README's summary of them, from bench/results/forward_h200.json and
 packed_limits_h200.json, between their markers.
 
 python3 -m bench.forward.tables            # rewrite
@@ -115,7 +115,7 @@ def summary(result):
 def limits_table(result):
     units = {"tensor": "tensor", "issue": "issue", "alu": "ALU", "xu": "exponentials", "shared_memory": "shared memory",
              "l2": "L2"}  # fmt: skip
-    stalls = {"barrier": "turn", "long_scoreboard": "long scoreboard", "no_instruction": "no instruction"}
+    stalls = {"barrier": "ping-pong", "long_scoreboard": "long scoreboard", "no_instruction": "no instruction"}
     titles = ["batch, d, pattern", "time, µs", "instructions, 10⁶", *units.values(), *stalls.values()]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for row in result["rows"]:
@@ -127,8 +127,8 @@ def limits_table(result):
 
 
 TABLES = (
-    pages.Table("docs/fused_kernel.md", "forward tables", "forward_h200.json", tables),
-    pages.Table("docs/fused_kernel.md", "packed limits", "packed_limits_h200.json", limits_table),
+    pages.Table("docs/log/forward.md", "forward tables", "forward_h200.json", tables),
+    pages.Table("docs/log/forward.md", "packed limits", "packed_limits_h200.json", limits_table),
     pages.Table("README.md", "fused forward", "forward_h200.json", summary),
 )
 

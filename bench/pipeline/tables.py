@@ -1,4 +1,4 @@
-"""Writes the tables of docs/pipeline.md, between their markers, from bench/results/pipeline_h200.json,
+"""Writes the tables of docs/log/pipeline.md, between their markers, from bench/results/pipeline_h200.json,
 pipeline_limits_h200.json and pipeline_designs_h200.json.
 
 python3 -m bench.pipeline.tables            # rewrite
@@ -156,9 +156,9 @@ def limits(result):
 
 
 TABLES = (
-    pages.Table("docs/pipeline.md", "measured", "pipeline_h200.json", measured),
-    pages.Table("docs/pipeline.md", "limits", "pipeline_limits_h200.json", limits),
-    pages.Table("docs/pipeline.md", "designs", "pipeline_designs_h200.json", designs),
+    pages.Table("docs/log/pipeline.md", "measured", "pipeline_h200.json", measured),
+    pages.Table("docs/log/pipeline.md", "limits", "pipeline_limits_h200.json", limits),
+    pages.Table("docs/log/pipeline.md", "designs", "pipeline_designs_h200.json", designs),
 )
 
 
