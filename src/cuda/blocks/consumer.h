@@ -1,5 +1,5 @@
 // What every consumer warpgroup of a persistent Hopper kernel does, whatever its products are: follow the items and the
-// ring of key tiles, keep its place in the ping-pong, and pass by what only other warpgroups need.
+// ring of key tiles, keep to the ping-pong, and pass by what only other warpgroups need.
 //
 // Consumer is the kernel's own, derived from this: it has load_q(), issue_first_scores(), run_item(), write_empty(),
 // pass_masks() and end(), whose purpose run() and skip_entries() show.
@@ -24,7 +24,7 @@ struct ConsumerBase {
   int stages;            // of the ring that are in use
   std::uint32_t leader;  // of its warp: every warp arrives for itself, having passed its own waits
 
-  TileRing ring;                     // of the tile whose V comes next
+  TileRing ring;                     // of the tile whose V is needed next
   int number = 0;                    // of the item in work, among this CTA's
   int tile_index = 0, tile_end = 0;  // own tiles of the item, counted in load order
   tile::KeyBlockRange interior;
@@ -91,7 +91,7 @@ struct ConsumerBase {
   }
 
   // Goes past the next entry of the ring; use() may read the stage of K and returns 0 when that has arrived. No product
-  // brings a warp's lanes together between a wait and the leader's arrival: a lane that lags could find the phase it
+  // makes a warp's lanes converge between a wait and the leader's arrival: a lane that lags could find the phase it
   // waits for two phases gone.
   template <typename Use>
   __device__ __forceinline__ void pass_entry(Use use) {

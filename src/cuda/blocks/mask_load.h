@@ -1,6 +1,5 @@
-// Loads mask tensors to shared memory: for every key tile, and for each consumer warpgroup in
-// turn, a block of the bias and a block of the boolean mask, where there are such, through a ring of as many blocks as
-// fit.
+// Loads mask tensors to shared memory: for every key tile, and for one consumer warpgroup after the other, a block of
+// the bias and a block of the boolean mask, where there are such, through a ring of as many blocks as fit.
 //
 // By the warps that do not drive the copies of K and V: one thread asks TMA, or where that cannot read the
 // tensors all threads of these warps copy.

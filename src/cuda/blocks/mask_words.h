@@ -1,6 +1,6 @@
 // Packed scores of a tile with mask tensors applied.
 //
-// The producer brings the tensor's block to shared memory (mask_load.h); every lane reads its own keys there.
+// The producer loads the tensor's block to shared memory (mask_load.h); every lane reads its own keys there.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ struct MaskLane {
 // Row g + 8 lies this much further.
 inline constexpr std::uint32_t kEightRows = 8 * 128;
 
-// Masks the keys whose byte is zero. kKeys is the kernel's key map, a constant here, so that places in the block become
-// offsets of loads.
+// Masks the keys whose byte is zero. kKeys is the kernel's key map, a constant here, so that offsets in the block
+// become offsets of loads.
 template <typename C, tile::KeyMap kKeys>
 __device__ __forceinline__ void mask_hidden(PackedWords<C>& packed, std::uint32_t block, const MaskLane& lane) {
   // Each half of `bytes` is made of its row's byte, twice.

@@ -52,8 +52,8 @@ struct PackedScores {
   std::uint32_t step;         // from one group block to the next
 
   // The keys a row sees within a block are an interval: those no further from its middle than half its length. All of
-  // these numbers are halves of small integers, exact in fp16, so two rows are tested at once. `position` is row g's
-  // place on the diagonal and `length` the number of keys, both counted from the block's first key.
+  // these numbers are halves of small integers, exact in fp16, so two rows are tested at once. `position` is where row
+  // g is on the diagonal and `length` the number of keys, both counted from the block's first key.
   __device__ __forceinline__ PackedScores(const Scores<C>& s, const tile::KeyMap& keys, int left, int right, int part,
                                           int t, int position, int length)
       : scores(s) {

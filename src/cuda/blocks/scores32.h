@@ -34,7 +34,7 @@ __device__ __forceinline__ void each_score(const tile::KeyMap& keys, int part, i
   }
 }
 
-// Masks what the diagonal, the window and the key length hide. `position` is the row's place on the diagonal and
+// Masks what the diagonal, the window and the key length hide. `position` is where the row is on the diagonal and
 // `length` the number of keys, both counted from the block's first key.
 template <typename C>
 __device__ __forceinline__ void mask_band(Scores<C>& scores, const tile::KeyMap& keys, int left, int right, int part,

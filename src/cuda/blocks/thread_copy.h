@@ -13,8 +13,8 @@
 namespace dspattn::cuda::blocks {
 
 // Calls copy(byte offset in the tile, row of the source or a negative number, first column) for every 16 bytes of
-// `rows` rows, dealt to the threads such that eight neighbours share a row; row r comes from source row source_row(r).
-// Panels of 128 bytes.
+// `rows` rows, dealt to the threads such that eight neighbours share a row; row r is source row source_row(r). Panels
+// of 128 bytes.
 template <int kElementBytes, typename SourceRow, typename Copy>
 __device__ __forceinline__ void for_each_chunk(int rows, int panels, SourceRow source_row, Copy copy) {
   constexpr int kChunkElements = 16 / kElementBytes;

@@ -23,7 +23,7 @@ __device__ __forceinline__ void tma_load_q_panels(const CUtensorMap& q_map, int 
   }
 }
 
-// The tensors that tiles of keys come from. K is loaded in two halves of its groups, V in whole rows.
+// The tensors that tiles of keys are loaded from. K is loaded in two halves of its groups, V in whole rows.
 struct KeyTileMaps {
   const CUtensorMap& k;
   const CUtensorMap& v;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void tma_load_tile(const KeyTileMaps& maps, std::uint
   }
 }
 
-// In a pair, this CTA's half of one K or V tile for both: the other half comes from the other CTA.
+// In a pair, this CTA's half of one K or V tile for both: the other CTA loads the other half.
 template <typename C>
 __device__ __forceinline__ void tma_load_half_for_both(const KeyTileMaps& maps, std::uint32_t tile, std::uint32_t full,
                                                        bool keys, int row, int kv_head, int batch, int rank) {

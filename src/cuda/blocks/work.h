@@ -65,8 +65,8 @@ __device__ __forceinline__ bool describe_item(const WorkParams& params, int roun
   work.row_begin = index.row_tile * (C::kTileQ << pairs);
   if (work.row_begin >= work.rows) return false;
   describe_keys<C>(params, n_k, work);
-  // A pair's CTAs take the first half of the rows by turns: under a causal mask that is the cheaper one. Its rows may
-  // lie past the end: then this CTA only loads its share of keys.
+  // A pair's CTAs take the first half of the rows alternately: under a causal mask that is the cheaper one. Its rows
+  // may lie past the end: then this CTA only loads its share of keys.
   work.row_begin += ((pair_rank(pairs) ^ round) & pairs) * C::kTileQ;
   return true;
 }

@@ -43,8 +43,8 @@ constexpr int divide_up(std::int64_t a, std::int64_t b) { return static_cast<int
 // Head by head. short_last: the last row tile of a head has fewer rows than the others.
 constexpr ItemOrder equal_order(int sequence_heads, int row_tiles, int workers, bool short_last) {
   const auto sweeps_of = [&](int heads, int tiles) { return divide_up(std::int64_t{heads} * tiles, workers); };
-  // A shift that brings every CTA to the next row tile with every sweep: after as many sweeps as a head has
-  // row tiles, and as many heads as there are workers, every worker has had each of them once.
+  // A shift that moves every CTA to the next row tile with every sweep: after as many sweeps as a head has row tiles,
+  // and as many heads as there are workers, every worker has had each of them once.
   const int shift = (row_tiles + 1 - workers % row_tiles) % row_tiles % workers;
   // Of the heads that are left then, the short ones may come last, where that is shorter for the CTAs with the
   // most to do: a short one taken for half of a whole one. (Where it is not, n = 16384 with tiles of 192, it was 4 %
@@ -150,8 +150,8 @@ DSPATTN_HOST_DEVICE constexpr int items_of_worker(const ItemOrder& order, int wo
   return item_of_round<kMayEnd>(order, order.rounds - 1, worker).row_tile < 0 ? order.rounds - 1 : order.rounds;
 }
 
-// Of `workers` CTAs, or pairs of them, as many as are needed to take `items` equal items in as few rounds:
-// more would idle in the last one, and take power and bandwidth from the others before (docs/fused_kernel.md).
+// Of `workers` CTAs, or pairs of them, as many as are needed to take `items` equal items in as few rounds: more would
+// idle in the last one, and take power and bandwidth from the others before (docs/log/forward.md).
 constexpr int workers_needed(std::int64_t items, int workers) {
   const int rounds = divide_up(items, workers);
   return rounds > 0 ? divide_up(items, rounds) : 0;

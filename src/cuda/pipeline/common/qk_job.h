@@ -19,7 +19,7 @@ enum class QkMasks { none, band, elements };
 template <int kTile, int kTileThreads, int kOwn = 1>
 struct QkJob {
   int matrix, row_tile;
-  int first_tile, end_tile;  // end_tile is where the stored matrix ends, if that comes first
+  int first_tile, end_tile;  // end_tile is where the stored matrix ends, if that is earlier
 
   static constexpr int kPlaces = kTile;
 

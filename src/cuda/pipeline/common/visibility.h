@@ -56,7 +56,7 @@ __device__ __forceinline__ CommonKeys common_keys(const QkPruneParams& p, int ro
 }
 
 // Bit kPlaces * i + o: place `tile.place + o` of row i of the two is visible. Rows past n_q see nothing. Rolled loops:
-// few tiles come here, and the registers are taken by the scores.
+// few tiles need this, and the registers are taken by the scores.
 template <int kPlaces>
 __device__ __forceinline__ std::uint32_t visible_places(const QkPruneParams& p, const LaneTile& tile, int key_length) {
   std::uint32_t bits = 0;

@@ -9,7 +9,7 @@
 
 namespace dspattn::cuda::pipeline::sm90 {
 
-// Whether the copy engine can address [batch, heads, n, d] rows: no dimension is broadcast.
+// Whether TMA can address [batch, heads, n, d] rows: no dimension is broadcast.
 inline bool addressable(const RowsParams& rows, std::int64_t batch, std::int64_t heads, std::int64_t n) {
   return rows.aligned && (batch == 1 || rows.batch_stride > 0) && (heads == 1 || rows.head_stride > 0) &&
          (n == 1 || rows.row_stride > 0);

@@ -1,14 +1,14 @@
-// pv_sparse on Hopper: the product of cuda/sm80/pv_sparse with wgmma.sp, for d_v up to 64.
+// pv_sparse on Hopper: the product of cuda/pipeline/sm80/pv_sparse.cuh with wgmma.sp, for d_v up to 64.
 //
 // A CTA per multiprocessor (or a few) takes jobs, kRows rows by all columns of one (batch, head), and walks over tiles
-// of 128 bytes of nonzeros a row (128 places of a 16-bit type, 64 of fp32). One warp drives the copy engine, which
-// fills a ring of stages with nonzeros, metadata and V rows, and runs ahead into the next job; kGroups warpgroups
-// multiply, kProducts times 64 rows each. Nonzeros and V are read by the tensor core where the copies put them; the
-// only thing that passes through registers is metadata (lane_word). tf32 operands must be K-major, so four more warps
-// transpose fp32 V. The copy engine rounds fp32 to tf32.
+// of 128 bytes of nonzeros a row (128 places of a 16-bit type, 64 of fp32). One warp asks TMA, which fills a ring of
+// stages with nonzeros, metadata and V rows, and runs ahead into the next job; kGroups warpgroups multiply, kProducts
+// times 64 rows each. Nonzeros and V are read by the tensor core where the copies put them; the only thing that passes
+// through registers is metadata (lane_word). tf32 operands must be K-major, so four more warps transpose fp32 V. TMA
+// rounds fp32 to tf32.
 //
-// Requires what cuda/pipeline/sm80/pv_sparse.cuh requires, V that the copy engine can address, whole blocks of 128 keys
-// if groups are interleaved, and sm_90a.
+// Requires what cuda/pipeline/sm80/pv_sparse.cuh requires, V that TMA can address, whole blocks of 128 keys if groups
+// are interleaved, and sm_90a.
 #pragma once
 
 #include <cuda.h>
@@ -64,7 +64,7 @@ struct PvConfig {
   static constexpr int kThreads = 32 * (kConsumerWarps + 1 + kTransposerWarps);
 };
 
-// A stage of the ring and the parity of the turn it is in.
+// A stage of the ring and the parity of its current use.
 template <int kStages>
 struct RingPlace {
   int stage = 0, parity = 0;
@@ -118,7 +118,7 @@ __device__ __forceinline__ PvJob job_of(const PvLaunch& launch, int number) {
   return pv_job(launch.common, number, Config::kRows, Config::kColumns);
 }
 
-// The warp that drives the copy engine; lane 0 does. The others know which blocks the next slots are.
+// The warp that asks TMA; lane 0 does. The others know which blocks the next slots are.
 template <typename Config>
 struct PvProducer {
   const PvLaunch& launch;

@@ -1,12 +1,12 @@
-// qk_prune on Hopper: the kernel of cuda/sm80/qk_prune with the products of wgmma, for head dims up to 64.
+// qk_prune on Hopper: the kernel of cuda/pipeline/sm80/qk_prune.cuh with the products of wgmma, for head dims up to 64.
 //
 // A warpgroup has 64 places (one tile of a 16-bit type, two of fp32), a CTA kGroups of them; K stays in shared memory,
-// Q streams through a ring of stages of 64 or 128 rows that the copy engine fills (and rounds to tf32). Warpgroups run
-// through the ring independently of each other: what hides a product's latency are the other warpgroups of the
-// multiprocessor. A product's accumulators have the lane layout of mma.sync, so that the epilogue is the same; a warp
-// has 16 rows of it, half a unit of the metadata, and its lanes store their words as they are.
+// Q streams through a ring of stages of 64 or 128 rows that TMA fills (and rounds to tf32). Warpgroups run through the
+// ring independently of each other: what hides a product's latency are the other warpgroups of the multiprocessor. A
+// product's accumulators have the lane layout of mma.sync, so that the epilogue is the same; a warp has 16 rows of it,
+// half a unit of the metadata, and its lanes store their words as they are.
 //
-// Requires what cuda/pipeline/sm80/qk_prune.cuh requires, Q that the copy engine can address, and sm_90a.
+// Requires what cuda/pipeline/sm80/qk_prune.cuh requires, Q that TMA can address, and sm_90a.
 #pragma once
 
 #include <cuda.h>
@@ -90,7 +90,7 @@ __device__ __forceinline__ void multiply(float (&acc)[32], std::uint32_t q, std:
   ptx::pin_accumulators(acc);
 }
 
-// Q of a CTA, 64 rows at a time. full: the copy engine's bytes have arrived; empty: every warp that multiplies is done.
+// Q of a CTA, 64 rows at a time. full: TMA's bytes have arrived; empty: every warp that multiplies is done.
 template <typename Config>
 struct QueryRing {
   char* stages;

@@ -28,8 +28,8 @@ struct TailCompleter {
   __device__ __forceinline__ static int lane() { return ptx::opaque(static_cast<int>(threadIdx.x)) & 31; }
   __device__ __forceinline__ static int warp() { return (ptx::opaque(static_cast<int>(threadIdx.x)) - kFirst) >> 5; }
 
-  // Calls visit(first, from) for every 32 rows of a tile, in all lanes: row first + lane comes from row `from` of the
-  // block, or is zero where that is negative.
+  // Calls visit(first, from) for every 32 rows of a tile, in all lanes: row first + lane is row `from` of the block, or
+  // zero where that is negative.
   template <typename SourceRow, typename Visit>
   __device__ __forceinline__ static void for_rows(int begin, int step, SourceRow source_row, Visit visit) {
 #pragma unroll 1
@@ -110,7 +110,7 @@ struct TailCompleter {
     publish(shared.v_full[stage]);
   }
 
-  // Goes through this CTA's items; the end comes as an item of its own.
+  // Goes through this CTA's items; the end is an item of its own.
   __device__ __forceinline__ void run() {
     const int stages = stages_of<C>(params);
     int stage = 0;          // of the item's first entry
@@ -123,7 +123,7 @@ struct TailCompleter {
       if constexpr (!C::kQInRegisters)
         scale_buffer<C>(params.scales, shared, buffer, static_cast<int>(threadIdx.x) - 32);
       if (item.valid == 0) return;
-      // Seen by every lane. The item's description stays as it is: another in its place waits for this arrival, or that
+      // Seen by every lane. The item's description stays as it is: another in its slot waits for this arrival, or that
       // of scale_buffer, for an item after it.
       if constexpr (C::kQInRegisters) {
         __syncwarp();

@@ -1,4 +1,4 @@
-// Tile sizes, registers and shared memory of the fused kernel, one choice per (head dim, rows per block), with reasons.
+// Tile sizes, registers and shared memory of the fused kernel, one choice per (head dim, variant), with reasons.
 #pragma once
 
 #include <cstddef>
@@ -56,15 +56,15 @@ struct Config {
   static constexpr bool kQInRegisters = kNarrow && kHeadDim <= 128;
   static constexpr int kQBuffers = kHeadDim <= 64 ? 2 : 1;
   static constexpr bool kQIsScaledInPlace = !kQInRegisters;
-  // At d = 256 half of it fits. Q's first panels come through the ring as an item's first entry, in a stage of K beside
-  // an empty one of V, and the consumers take them to registers: the place they need no more is a third stage's.
+  // At d = 256 half of it fits. Q's first panels go through the ring as an item's first entry, in a stage of K beside
+  // an empty one of V, and the consumers take them to registers: the room this saves is a third stage's.
   static constexpr int kQPanelsByRing = kNarrow && kHeadDim == 256 ? 2 : 0;
   static constexpr int kQEntries = kQPanelsByRing > 0 ? 1 : 0;
   // Steps of the score product, 16 columns each, and how many of them read Q from registers.
   static constexpr int kScoreSteps = (kHeadDim + 15) / 16;
   static constexpr int kQSteps = kQInRegisters ? kScoreSteps : 4 * kQPanelsByRing;
-  // The producer's four warps: those that bring K and V (separate ones need not wait until one another's places are
-  // free), one that brings Q, and warps that complete tails (complete_tails.h). What of Q stays in shared memory those
+  // The producer's four warps: those that load K and V (separate ones need not wait until one another's stages are
+  // free), one that loads Q, and warps that complete tails (complete_tails.h). What of Q stays in shared memory those
   // after the first multiply by 2^-e there.
   static constexpr int kTileWarps = kQInRegisters ? 2 : 1;
   static constexpr int kTailWarps = 3 - kTileWarps;
@@ -73,15 +73,15 @@ struct Config {
   static constexpr bool kChainsItems = kQInRegisters || kQBuffers == 2;
   static_assert(!kChainsItems || kQEntries == 0, "the next item's Q would have to be taken while this one's is in use");
 
-  // Results leave by way of shared memory: TMA writes whole lines, and the warps need not wait. Beyond d =
-  // 64 there is room for them only where Q was.
+  // Results leave by way of shared memory: TMA writes whole lines, and the warps need not wait. Beyond d = 64 there is
+  // room for them only where Q was.
   static constexpr bool kStagesOutput = kChainsItems;
   static constexpr bool kOutReusesQ = kStagesOutput && kHeadDim > 64;
 
-  // Warpgroups issue their products in turn: measured faster but at d = 256, see docs/fused_kernel.md.
+  // Warpgroups issue their products one after the other: measured faster but at d = 256 (docs/log/forward.md).
   static constexpr bool kPingPong = kHeadDim < 256 || kGeneral;
 
-  // An item's blocks of keys may come from the last down to the first. Beyond d = 128 registers are too few.
+  // An item's key blocks may be loaded from the last down to the first. Beyond d = 128 registers are too few.
   static constexpr bool kMayDescend = kHeadDim <= 128;
 
   // Tiles of which a half is hidden, or only one half needs masking, have code of their own: where it pays most.
@@ -89,14 +89,14 @@ struct Config {
 
   static constexpr int kQuarters = kTileK / 64;  // 64 keys share a metadata word
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
-  // units of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured
-  // (docs/fused_kernel.md): nothing with three warpgroups, 5 % with two.
+  // slices of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured
+  // (docs/log/forward.md): nothing with three warpgroups, 5 % with two.
   static constexpr int kHeldSlices = !kNarrow || kTileK < 128                                 ? 1
                                      : kHeadDim <= 64 && kSelection == Selection::two_of_four ? 3
                                                                                               : 2;
 
   // Exponentials of two rows at once, in fp16: a weight errs by less than rounding it to bf16 does. 2 to 4 % faster,
-  // but nothing for 1:2 at d = 128 (docs/fused_kernel.md), and beyond it registers are too few.
+  // but nothing for 1:2 at d = 128 (docs/log/forward.md), and beyond it registers are too few.
   static constexpr bool kHalfExponentials =
       kType == DType::bf16 && !kGeneral && kHeadDim <= (kSelection == Selection::two_of_four ? 128 : 64);
 
@@ -108,8 +108,8 @@ struct Config {
   // twenty on random inputs, and the kernel took up to twice as long.
   static constexpr float kWeightLimit = kHalfExponentials ? 32.0f : kType == DType::f16 ? 0x1p15f : 0x1p60f;
 
-  // Two CTAs, on neighbouring multiprocessors, may work on one item of twice as many rows: each brings one of
-  // K's and V's two panels for both. The L2 cache's bandwidth is what they save.
+  // Two CTAs, on neighbouring multiprocessors, may work on one item of twice as many rows: each loads one of K's and
+  // V's two panels for both. The L2 cache's bandwidth is what they save.
   static constexpr bool kPairs = kQInRegisters && kPanels == 2;
   static_assert(!kFull || kPairs, "the full variant is one for pairs");
 
@@ -119,12 +119,12 @@ struct Config {
 
   static constexpr int kPanelQBytes = kTileQ * 128;
   static constexpr int kPanelKBytes = kTileK * 128;
-  static constexpr int kTileQBytes = (kPanels - kQPanelsByRing) * kPanelQBytes;  // in a place of their own
+  static constexpr int kTileQBytes = (kPanels - kQPanelsByRing) * kPanelQBytes;  // in a buffer of their own
   static constexpr int kTileKBytes = kPanels * kPanelKBytes;                     // of V too
   static_assert(kQPanelsByRing * kPanelQBytes <= kTileKBytes, "one entry of the ring has to do");
   static constexpr int kOutBytes = kStagesOutput && !kOutReusesQ ? kTileQBytes : 0;
-  // Mask tensors come to shared memory in blocks (tile/mask_map.h): what is left for them beside two stages at d = 128
-  // is four blocks of 16-bit biases, two for each warpgroup; beyond it half as much.
+  // Mask tensors are loaded to shared memory in blocks (tile/mask_map.h): what is left for them beside two stages at d
+  // = 128 is four blocks of 16-bit biases, two for each warpgroup; beyond it half as much.
   static constexpr int kMaskBytes = !kGeneral ? 0 : kHeadDim <= 128 ? 64 * 1024 : 32 * 1024;
   // How many blocks of a mask with elements of that size the ring has.
   DSPATTN_HOST_DEVICE static constexpr int mask_slots_log2(int element_bytes) {
@@ -137,8 +137,8 @@ struct Config {
   static constexpr int kRoom = 227 * 1024 - 1024 - 512 - kQBuffers * kTileQBytes - kOutBytes - kMaskBytes;
   static constexpr int kStages = kRoom / (2 * kTileKBytes) < 4 ? kRoom / (2 * kTileKBytes) : 4;
   static_assert(kStages >= 2, "the producer could not run ahead");
-  // Where results have no place of their own, items of one or two tiles do with a stage less, and its V is that place:
-  // such items come to their end so often that Q's place would be missed (docs/fused_kernel.md).
+  // Where results have no buffer of their own, items of one or two tiles do with a stage less, and its V is that
+  // buffer: such items end so often that Q's buffer would be missed (docs/log/forward.md).
   static constexpr bool kSparesStage = !kFull && kOutReusesQ && kStages == 3 && kTileQ == kTileK;
 };
 

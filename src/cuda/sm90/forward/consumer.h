@@ -43,7 +43,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     products.point_to(shared, index);
   }
 
-  // Masks of a tile that only others need. Before the ping-pong: the turn may come only when another warpgroup has the
+  // Masks of a tile that only others need. Before the ping-pong: another warpgroup may pass it on only when it has the
   // next tile's K, and a producer that copies that tile itself begins when it has found room for all of this tile's
   // masks.
   __device__ __forceinline__ void pass_masks() {
@@ -313,7 +313,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
         continue;
       }
       // A run of tiles that need no masking has a loop of its own, which nothing rare interrupts: 2 to 8 % faster than
-      // one loop with a branch for either kind (docs/fused_kernel.md).
+      // one loop with a branch for either kind (docs/log/forward.md).
       const int stop = uniform(min(tile_end, interior.end * C::kTilesPerBlock));
 #pragma unroll 1
       for (;;) {

@@ -27,7 +27,7 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
       Base::tile_index, Base::weigher;
 
   // The item's results, for the warp that stores them. They take Q's buffer: the next one, if there is one, is in
-  // registers, and it could come only when the results before these had been sent.
+  // registers, and it could be loaded only when the results before these had been sent.
   __device__ __forceinline__ void hand_over(const RowSums& sums) {
     const int lane = Base::lane();
     const std::uint32_t tile = ptx::shared_address(shared.q[0]) + static_cast<std::uint32_t>(Base::warp_row()) * 128;
@@ -87,7 +87,7 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
     } else {
       ptx::wgmma_wait<0>();
       Base::release(shared.v_empty, ring);
-      // No next Q has come: waits until the results of the item before have been sent.
+      // No next Q was loaded: waits until the results of the item before have been sent.
       if (number > 0) ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[0]), number & 1);
       hand_over(sums);
     }

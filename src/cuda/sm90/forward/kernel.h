@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
     std::conditional_t<C::kFull, FullConsumer<C>, Consumer<C>>(params, shared, warpgroup - 1).run();
   } else {
     ptx::shrink_registers<C::kProducerRegisters>();
-    if (overlaps) ptx::wait_for_kernels_before();  // consumers touch global memory when a first Q has come
+    if (overlaps) ptx::wait_for_kernels_before();  // consumers touch global memory when a first Q has arrived
     produce<C>(params, shared, ragged);
   }
   if (pairs != 0) {

@@ -14,9 +14,9 @@
 
 namespace dspattn::cuda::sm90 {
 
-// Before a copy by all threads: waits until the consumers have left the stage. The threads that do not drive the copy
-// engine run ahead of the one that does, so they first wait for it to get here: a parity tells only neighbouring uses
-// of a stage apart.
+// Before a copy by all threads: waits until the consumers have left the stage. The threads that do not ask TMA run
+// ahead of the one that does, so they first wait for it to get here: a parity tells only neighbouring uses of a stage
+// apart.
 __device__ __forceinline__ void begin_copy(std::uint32_t empty, int parity) {
   ptx::named_barrier_sync(barrier_number(NamedBarrier::producer), 128);
   ptx::mbarrier_wait(empty, parity ^ 1);

@@ -12,8 +12,8 @@
 
 namespace dspattn::cuda::sm90 {
 
-// Q of item number `number` of this CTA, but for what comes through the ring, and its description where items differ.
-// Q first: it takes longer. After await_description().
+// Q of item number `number` of this CTA, but for what goes through the ring, and its description where items differ. Q
+// first: it takes longer. After await_description().
 template <typename C>
 __device__ __forceinline__ void load_q_and_describe(const ForwardParams& params, Shared<C>& shared, const Work& work,
                                                     int number) {

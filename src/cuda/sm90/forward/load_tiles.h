@@ -40,7 +40,7 @@ struct TileRun {
   int tiles;
   int first_row;  // of K and V: the first key of the block that is loaded first
   int batch, head;
-  int q_row;    // of Q, where part of it comes through the ring
+  int q_row;    // of Q, where part of it goes through the ring
   bool common;  // pairs: K and V are the same for both CTAs
   Tail tail;    // of the item's last key block
 };
@@ -68,7 +68,7 @@ struct TileLoader {
     ptx::pin(rank);
   }
 
-  // An item's first entry of the ring, where part of its Q comes that way: in K's stage, beside nothing in V's. Every
+  // An item's first entry of the ring, where part of its Q goes that way: in K's stage, beside nothing in V's. Every
   // item has it, also one without keys.
   __device__ __forceinline__ void load_q_entry(const TileRun& run, bool keys, std::uint32_t to, std::uint32_t full) {
     if (keys) {
@@ -143,8 +143,8 @@ __device__ __forceinline__ void load_walked_items(const ForwardParams& params, S
       continue;
     }
     const int tiles = (work.blocks.end - work.blocks.begin) * C::kTilesPerBlock;
-    // All CTAs begin at once, and what they ask for takes microseconds to come: V, which is needed last, is asked for
-    // when the consumers have taken the first Q. They come to no second one without this V.
+    // All CTAs begin at once, and what they ask for takes microseconds to arrive: V, which is needed last, is asked for
+    // when the consumers have taken the first Q. They get to no second one without this V.
     if (C::kPairs && !C::kFull && round == 0 && role == Role::load_v && tiles > 0) {
       ptx::mbarrier_wait(loader.address(shared.q_empty), 0);
     }
@@ -162,7 +162,7 @@ __device__ __forceinline__ void load_walked_items(const ForwardParams& params, S
   }
 }
 
-// Sequences may end within a key block: items come as the warp with Role::load_q describes them.
+// Sequences may end within a key block: items are those that the warp with Role::load_q describes.
 template <typename C>
 __device__ __forceinline__ void load_described_items(const ForwardParams& params, Shared<C>& shared, Role role) {
   const bool pairs = C::kPairs && params.work.pairs != 0;

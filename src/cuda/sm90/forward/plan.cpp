@@ -154,7 +154,7 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
   plan.threads = 128 * (traits.consumers + 1);
   choose_order(question, item_rows, used, plan);
   plan.workspace_bytes = schedule_bytes(question);
-  if (question.scheduled && !general) plan.walk = Walk::schedule;  // the general variant walks items as they come
+  if (question.scheduled && !general) plan.walk = Walk::schedule;  // the general variant walks items in order
 
   // How an item's key blocks are loaded. Those that need masking come first where that is faster: there their code
   // stands in for the first tile's, and the rest is one run. Not under causal masks in general, whose first rows would

@@ -29,7 +29,7 @@ struct Config {
   // one of 16-bit types. Larger head dims take quarters: two stages of K and V must fit beside Q, and the general
   // variant needs registers for reading masks.
   static constexpr int kTileK = kHeadDim <= 96 || (kHeadDim <= 128 && !kGeneral) ? 64 : 32;
-  static constexpr int kQEntries = 0;  // none of Q comes through the ring
+  static constexpr int kQEntries = 0;  // none of Q goes through the ring
   static constexpr int kQBuffers = 1;
   static constexpr bool kPairs = false;  // no CTAs that share their loads
   static constexpr bool kMayDescend = false;
@@ -51,7 +51,7 @@ struct Config {
   // Q in registers halves what the score product reads from shared memory; beyond d = 128 there is no room for it.
   static constexpr bool kQInRegisters = kHeadDim <= 128;
   static constexpr bool kQIsScaledInPlace = false;   // scores are compared as they are
-  static constexpr bool kPingPong = kConsumers > 1;  // warpgroups issue their products by turns
+  static constexpr bool kPingPong = kConsumers > 1;  // warpgroups issue their products one after the other
 
   static constexpr bool kHalfExponentials = false;
   static constexpr float kHeadroom = 0;
@@ -63,9 +63,9 @@ struct Config {
   static constexpr int kTileQBytes = kPanels * kPanelQBytes;
   static constexpr int kTileKBytes = kPanels * kPanelKBytes;  // of V too
   static constexpr int kPanelVBytes = kHeadDim * 128;
-  // V passes through shared memory twice: as TMA brings it (raw), and transposed. As many stages of K and
-  // transposed V as fit beside Q and raw V (227 KiB a block, 1 KiB of it for alignment), at most four; two raw stages
-  // where two stages are left then.
+  // V passes through shared memory twice: as TMA loads it (raw), and transposed. As many stages of K and transposed V
+  // as fit beside Q and raw V (227 KiB a block, 1 KiB of it for alignment), at most four; two raw stages where two
+  // stages are left then.
   static constexpr int kRoom = 227 * 1024 - 1024 - 1024 - kTileQBytes;
   static constexpr int kRawStages = kRoom >= 6 * kTileKBytes ? 2 : 1;
   static constexpr int kStagesThatFit = (kRoom / kTileKBytes - kRawStages) / 2;

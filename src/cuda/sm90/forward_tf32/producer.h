@@ -1,8 +1,8 @@
 // The producer warpgroup of the fused tf32 kernel: walks the items and their key tiles and fills the stages.
 //
-// One thread drives TMA, which rounds to tf32 on the way. V arrives as it lies in memory; all 128 threads
-// then write it transposed, four keys of one value side by side, as the tensor core wants a tf32 operand. Tensors the
-// TMA cannot address all threads copy, V straight to its transposed place.
+// One thread drives TMA, which rounds to tf32 on the way. V arrives as it lies in memory; all 128 threads then write it
+// transposed, four keys of one value side by side, as the tensor core wants a tf32 operand. Tensors that TMA cannot
+// address all threads copy, V straight to the transposed tile.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Producer {
   const ForwardParams& params;
   Shared<C>& shared;
 
-  // The tile to come: item, block and tile of the block.
+  // The next tile: item, block and tile of the block.
   int round = 0, number = 0;  // of the walk; items so far
   int kv_head = 0, batch = 0;
   int row = 0;                       // of K and V: the block's first key
@@ -87,7 +87,7 @@ struct Producer {
     }
   }
 
-  // What comes after the tile before: another one, of this item or the next that has any; nothing; or, for now, nothing
+  // What follows the tile before: another one, of this item or the next that has any; nothing; or, for now, nothing
   // before the fetched tiles are transposed.
   enum class Next : std::uint8_t { tile, end, later };
 
@@ -173,7 +173,7 @@ struct Producer {
     }
   }
 
-  // K of the tile to come. Rows past the sequence's end may be anything, even NaN: their scores are masked.
+  // K of the next tile. Rows past the sequence's end may be anything, even NaN: their scores are masked.
   __device__ __forceinline__ void load_k(const Ring<C::kStages>& at) {
     if (by_tma_k() && thread() != 0) return;
     const std::uint32_t full = at.barrier(shared.k_full);
@@ -195,7 +195,7 @@ struct Producer {
 
   __device__ __forceinline__ static tile::TransposeShare share() { return tile::transpose_share(thread(), C::kTileK); }
 
-  // This thread's share of the tile to come.
+  // This thread's share of the next tile.
   __device__ __forceinline__ TileShare own_share() const {
     const int key = params.keys.key(part, tile::pair_of_v_column(4 * share().chunk).group, 0);
     TileShare result{present - key, nullptr};
