@@ -102,7 +102,7 @@ fi
 
 if wanted sanitizers; then
   # Reduced sets: random problems of two rows of the fused kernel, a graph, whole blocks by three warpgroups and by
-  # pairs of thread blocks, mask tensors, many packed sequences, pairs for unequal lengths, the tf32 rows, the pipeline.
+  # pairs of CTAs, mask tensors, many packed sequences, pairs for unequal lengths, the tf32 rows, the pipeline.
   declare -A reduced=(
     [random]='cuda_fused_gpu_tests *RandomProblems/*2_4_bf16_d64:*FromAGraph*'
     [random_fp16]='cuda_fused_gpu_tests *RandomProblems/*1_2_fp16_d128'
