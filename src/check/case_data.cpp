@@ -20,17 +20,6 @@ double draw_value(Random& random, bool integers) {
   return integers ? static_cast<double>(random.between(-2, 2)) : random.bell();
 }
 
-double lowest(DType dtype) {
-  switch (dtype) {
-    case DType::f16:
-      return -core::kMaxF16;
-    case DType::bf16:
-      return -0x1.fep127;
-    default:
-      return static_cast<double>(std::numeric_limits<float>::lowest());
-  }
-}
-
 ConstTensorView mask_view(DType dtype, const Broadcast& broadcast, std::array<std::int64_t, 4> full) {
   for (std::size_t dim = 0; dim < 4; ++dim) {
     if (broadcast.one[dim]) full[dim] = 1;
@@ -124,7 +113,7 @@ void CaseData::make_masks() {
       const double step = static_cast<double>(random.between(-8, 8));
       const double fine = drawn_.integers ? 0.0 : random.uniform();
       if (random.chance(10)) return -std::numeric_limits<double>::infinity();
-      return drawn_.lowest_bias && random.chance(30) ? lowest(drawn_.bias_dtype) : unit * (step + fine);
+      return drawn_.lowest_bias && random.chance(30) ? -core::largest_of(drawn_.bias_dtype) : unit * (step + fine);
     });
   }
 }
