@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "dspattn/nm_matrix.h"
 #include "place.h"
@@ -113,13 +115,16 @@ void run_decode(Stack& stack) {
   const std::int64_t count = metadata.size(0);
   const auto blocks = static_cast<std::size_t>(metadata.size(1) * metadata.size(2));
   const std::int64_t slots = group_count(cols, pattern.group, grouping) * pattern.keep;
-  const Tensor indices = empty_like_strided(metadata, aoti_torch_dtype_uint8(), {count, rows, slots}, {0, 1, 2});
   const auto* in = static_cast<const std::uint16_t*>(metadata.const_data_ptr());
-  auto* out = static_cast<std::uint8_t*>(indices.mutable_data_ptr());
+  // Decoded before memory is asked for: rows and columns that the metadata does not have are refused by name.
+  std::vector<std::uint8_t> decoded;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::span<const std::uint16_t> one(in + static_cast<std::size_t>(i) * blocks, blocks);
-    std::ranges::copy(decode_metadata(one, rows, cols, pattern, grouping, dtype), out + i * rows * slots);
+    const std::vector<std::uint8_t> matrix = decode_metadata(one, rows, cols, pattern, grouping, dtype);
+    decoded.insert(decoded.end(), matrix.begin(), matrix.end());
   }
+  const Tensor indices = empty_like_strided(metadata, aoti_torch_dtype_uint8(), {count, rows, slots}, {0, 1, 2});
+  std::ranges::copy(decoded, static_cast<std::uint8_t*>(indices.mutable_data_ptr()));
   stack.give(indices);
 }
 

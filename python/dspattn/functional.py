@@ -248,7 +248,8 @@ def varlen_attention(
         query: ``[total_q, heads, d]``.
         key: ``[total_k, kv_heads, d]``; heads a multiple of kv_heads.
         value: ``[total_k, kv_heads, d_v]``.
-        cu_seqlens_q: ``[batch + 1]`` integers, starts at 0, never decreases.
+        cu_seqlens_q: ``[batch + 1]`` integers, starts at 0, never decreases. Rows past its end see no key: their
+            output is 0, their LSE -inf and their gradients are 0.
         cu_seqlens_k: the same for the keys.
         max_seqlen_q: longest query sequence; default: read from ``cu_seqlens_q`` (which waits for a GPU).
         max_seqlen_k: longest key sequence; default: read from ``cu_seqlens_k``.
