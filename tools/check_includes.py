@@ -24,9 +24,9 @@ LAYERS = {
     "api": ("src/api", ["public", "core", "theory", "cpu", "cuda"]),
     "check": ("src/check", ["public", "core", "cpu", "cuda", "api"]),
     "apps": ("apps", ["public", "core", "api", "check"]),
-    "bench": ("bench", ["public", "core", "cuda", "api", "check"]),
+    "bench": ("bench", ["public", "core", "cuda"]),
     "bindings": ("bindings", ["public"]),
-    "tests": ("tests", ["public", "core", "theory", "cpu", "cuda", "api", "check", "apps", "bench"]),
+    "tests": ("tests", ["public", "core", "theory", "cpu", "cuda", "api", "check", "apps"]),
 }
 
 # Headers from elsewhere that only some layers may see.
