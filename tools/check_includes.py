@@ -54,9 +54,9 @@ LAYERS = {
     "api": ("src/api", ["public", "core", "theory", "cpu", "cuda", "cuda/device", "cuda/pipeline"]),
     "check": ("src/check", ["public", "core", "cpu", "cuda", "cuda/device", "api"]),
     "apps": ("apps", ["public", "core", "api", "check"]),
-    "bench": ("bench", ["public", "core", "cuda", "cuda/*", "api", "check"]),
+    "bench": ("bench", ["public", "core", "cuda", "cuda/*"]),
     "bindings": ("bindings", ["public"]),
-    "tests": ("tests", ["public", "core", "theory", "cpu", "cuda", "cuda/*", "api", "check", "apps", "bench"]),
+    "tests": ("tests", ["public", "core", "theory", "cpu", "cuda", "cuda/*", "api", "check", "apps"]),
 }
 
 # Headers from elsewhere that only some layers may see.

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "check/check.h"
+#include "core/geometry.h"
 #include "cuda/device/device.h"
 #include "cuda/sm90/forward/rows.h"
 #include "cuda/tile/head_dims.h"
@@ -64,9 +65,11 @@ check::CheckOptions options_of(const Row& row, std::int64_t index, bool short_on
   return options;
 }
 
-bool dims_fit(const Row& row, const check::Case& drawn) {
+// What the row says it takes: its head dims, results in the inputs' type, scales that fp16 inputs can be multiplied by.
+bool takes(const Row& row, const check::Case& drawn) {
   const std::int64_t dim = std::max(drawn.d, drawn.d_v);
-  return dim > row.dim_above && dim <= row.dim;
+  return dim > row.dim_above && dim <= row.dim && !drawn.fp32_results &&
+         (!drawn.scale || core::selection_scale_fits(row.dtype, *drawn.scale));
 }
 
 class FusedRow : public ::testing::TestWithParam<std::string> {
@@ -108,7 +111,7 @@ TEST_P(FusedRow, AgreesWithTheOracleAndTheCpuOnRandomProblems) {
   const auto work = [&] {
     for (std::int64_t index = next++; taken < wanted && index < 100 * wanted; index = next++) {
       const check::CheckOptions options = options_of(row, index, wanted < 20);
-      if (!dims_fit(row, check::draw_case(seed, index, options.limits))) continue;
+      if (!takes(row, check::draw_case(seed, index, options.limits))) continue;
       if (taken++ >= wanted) break;
       const check::CaseReport report = check::check_case(seed, index, row.name, options);
       if (report.served) {

@@ -22,14 +22,15 @@ struct Work {
   int common = 1;  // pairs: both CTAs' keys are the same
 };
 
-// Where the sequence lies; returns its number of keys.
+// Where the sequence lies; returns its number of keys. kLengths: only the device may know its lengths.
+template <bool kLengths = true>
 __device__ __forceinline__ int describe_sequence(const WorkParams& params, int sequence, Work& work) {
   work.sequence = sequence;
   work.rows = params.n_q;
   work.q_row = 0;
   work.batch = sequence;
   work.k_row = 0;
-  if (!params.cumulative_q.present()) return params.n_k;
+  if (!kLengths || !params.cumulative_q.present()) return params.n_k;
   work.batch = 0;
   const tile::RowSpan queries = tile::packed_span(params.cumulative_q, sequence, params.q_rows, params.n_q);
   const tile::RowSpan keys = tile::packed_span(params.cumulative_k, sequence, params.k_rows, params.n_k);
@@ -40,9 +41,9 @@ __device__ __forceinline__ int describe_sequence(const WorkParams& params, int s
 }
 
 // Which keys the item's rows see, of n_k.
-template <typename C>
+template <typename C, bool kLengths = true>
 __device__ __forceinline__ void describe_keys(const WorkParams& params, int n_k, Work& work) {
-  const int key_length = tile::visible_keys(params.key_lengths, work.sequence, n_k);
+  const int key_length = kLengths ? tile::visible_keys(params.key_lengths, work.sequence, n_k) : n_k;
   work.band = {params.left, params.right, params.offset + (params.bottom_right != 0 ? n_k - work.rows : 0), key_length};
   const int tile_q = C::kTileQ << (C::kPairs ? params.pairs : 0);
   const int last = work.row_begin + tile_q < work.rows ? work.row_begin + tile_q - 1 : work.rows - 1;
@@ -52,19 +53,20 @@ __device__ __forceinline__ void describe_keys(const WorkParams& params, int n_k,
 // Which of a pair this CTA is.
 __device__ __forceinline__ int pair_rank(int pairs) { return static_cast<int>(blockIdx.x) & pairs; }
 
-// False when there is none in this round, or it lies past the end of its (packed) sequence.
-template <typename C>
+// False when there is none in this round, or it lies past the end of its (packed) sequence. Without kLengths there is
+// less code to fetch, which short problems wait for.
+template <typename C, bool kLengths = true>
 __device__ __forceinline__ bool describe_item(const WorkParams& params, int round, Work& work) {
   const int pairs = C::kPairs ? params.pairs : 0;
   const tile::ItemIndex index =
       tile::item_of_round<C::kShortLast>(params.order, round, static_cast<int>(blockIdx.x) >> pairs);
   if (index.row_tile < 0) return false;
   const int sequence = params.heads.quotient(index.sequence_head);
-  const int n_k = describe_sequence(params, sequence, work);
+  const int n_k = describe_sequence<kLengths>(params, sequence, work);
   work.head = index.sequence_head - sequence * params.heads.value;
   work.row_begin = index.row_tile * (C::kTileQ << pairs);
-  if (work.row_begin >= work.rows) return false;
-  describe_keys<C>(params, n_k, work);
+  if (kLengths && work.row_begin >= work.rows) return false;
+  describe_keys<C, kLengths>(params, n_k, work);
   // A pair's CTAs take the first half of the rows alternately: under a causal mask that is the cheaper one. Its rows
   // may lie past the end: then this CTA only loads its share of keys.
   work.row_begin += ((pair_rank(pairs) ^ round) & pairs) * C::kTileQ;

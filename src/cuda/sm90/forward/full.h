@@ -120,7 +120,7 @@ __device__ __forceinline__ void store_results(const ForwardParams& params, Share
 #pragma unroll 1
   for (int number = 0; number < items; ++number) {
     Work work{};
-    describe_item<C>(params.work, number, work);
+    describe_item<C, false>(params.work, number, work);
 #pragma unroll 1
     for (int index = 0; index < C::kConsumers; ++index) {
       const int first = work.row_begin + index * 64;

@@ -134,7 +134,7 @@ __device__ __forceinline__ void load_walked_items(const ForwardParams& params, S
 #pragma unroll 1
   for (int round = 0; round < params.work.order.rounds; ++round) {
     Work work;
-    if (!describe_item<C>(params.work, round, work)) continue;
+    if (!describe_item<C, false>(params.work, round, work)) continue;
     if (role == Role::load_q) {
       await_description<C>(shared, number);
       if (ptx::elect()) load_q_and_describe<C>(params, shared, work, number);
