@@ -7,7 +7,6 @@
 #include <string>
 
 #include "dspattn/attention.h"
-#include "pattern.h"
 #include "place.h"
 #include "stack.h"
 #include "views.h"
@@ -26,6 +25,8 @@ struct ProblemArguments {
   std::optional<double> scale;
   bool full_fp32 = false;
   std::string kernel;
+  std::int64_t offset = 0;
+  bool fp32_results = false;
 
   explicit ProblemArguments(Stack& in) {
     each([&](const char*, auto member) { in.read(this->*member); });
@@ -44,10 +45,11 @@ struct ProblemArguments {
     p.q = const_view(q, "q");
     p.k = const_view(k, "k");
     p.v = const_view(v, "v");
-    p.pattern = pattern_of(keep, group);
-    p.grouping = grouping_of(interleaved);
+    p.pattern = PatternNumbers{keep, group}.checked();
+    p.grouping = interleaved ? Grouping::interleaved : Grouping::consecutive;
     p.mask.causal = causal;
     p.mask.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;
+    p.mask.offset = offset;
     p.mask.window_left = window_left;
     p.mask.window_right = window_right;
     p.mask.key_lengths = const_view(key_lengths, "key_lengths", "int32");
@@ -85,6 +87,8 @@ struct ProblemArguments {
     visit("float? scale", &A::scale);
     visit("bool full_fp32", &A::full_fp32);
     visit("str kernel", &A::kernel);
+    visit("SymInt offset=0", &A::offset);
+    visit("bool fp32_results=False", &A::fp32_results);
   }
 
   void require_same_device(Device device) const {
@@ -99,12 +103,13 @@ struct ProblemArguments {
 };
 
 // [batch, heads, n, d] with the heads of one position next to each other, so that joining the heads afterwards, as
-// every model does, copies nothing.
-Tensor empty_heads(const Tensor& like, std::int64_t batch, std::int64_t heads, std::int64_t n, std::int64_t d) {
-  return empty_like_strided(like, scalar_type_of(like), {batch, heads, n, d}, {0, 2, 1, 3});
+// every model does, copies nothing. In the type of `like`, or fp32.
+Tensor empty_heads(const Tensor& like, std::int64_t d, bool fp32) {
+  const std::int32_t type = fp32 ? aoti_torch_dtype_float32() : scalar_type_of(like);
+  return empty_like_strided(like, type, {like.size(0), like.size(1), like.size(2), d}, {0, 2, 1, 3});
 }
 
-Tensor empty_gradient(const Tensor& of) { return empty_heads(of, of.size(0), of.size(1), of.size(2), of.size(3)); }
+Tensor empty_gradient(const Tensor& of, bool fp32) { return empty_heads(of, of.size(3), fp32); }
 
 void require_rank_4(const Tensor& tensor, std::string_view argument) {
   if (tensor.dim() != 4) {
@@ -120,16 +125,16 @@ void run_forward(Stack& stack) {
   ForwardArgs args;
   args.problem = given.problem();
   const DeviceScope scope(args.problem.device);
-  const Tensor out = empty_heads(given.q, given.q.size(0), given.q.size(1), given.q.size(2), given.v.size(3));
+  const Tensor out = empty_heads(given.q, given.v.size(3), given.fp32_results);
   const Tensor lse = empty_like_strided(given.q, aoti_torch_dtype_float32(),
                                         {given.q.size(0), given.q.size(1), given.q.size(2)}, {0, 1, 2});
   args.out = mutable_view(out, "out");
   args.lse = mutable_view(lse, "lse");
   args.run = execution_on(args.problem.device);
   args.run.kernel = given.kernel;
-  const Workspace workspace(given.q, forward_workspace_bytes(args));
-  workspace.lend_to(args.run);
-  forward(args);
+  Prepared call(args);
+  const Workspace workspace(given.q, call.workspace_bytes());
+  call.run(workspace.address(), workspace.bytes());
   stack.give(out, lse);
 }
 
@@ -147,9 +152,9 @@ void run_backward(Stack& stack) {
   require_device(out, "out", args.problem.device);
   require_device(lse, "lse", args.problem.device);
   const DeviceScope scope(args.problem.device);
-  const Tensor d_q = empty_gradient(given.q);
-  const Tensor d_k = empty_gradient(given.k);
-  const Tensor d_v = empty_gradient(given.v);
+  const Tensor d_q = empty_gradient(given.q, given.fp32_results);
+  const Tensor d_k = empty_gradient(given.k, given.fp32_results);
+  const Tensor d_v = empty_gradient(given.v, given.fp32_results);
   args.out = const_view(out, "out");
   args.lse = const_view(lse, "lse");
   args.d_out = const_view(d_out, "d_out");
@@ -158,9 +163,9 @@ void run_backward(Stack& stack) {
   args.d_v = mutable_view(d_v, "d_v");
   args.run = execution_on(args.problem.device);
   args.run.kernel = given.kernel;
-  const Workspace workspace(given.q, backward_workspace_bytes(args));
-  workspace.lend_to(args.run);
-  backward(args);
+  Prepared call(args);
+  const Workspace workspace(given.q, call.workspace_bytes());
+  call.run(workspace.address(), workspace.bytes());
   stack.give(d_q, d_k, d_v);
 }
 

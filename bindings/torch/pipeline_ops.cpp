@@ -6,7 +6,6 @@
 #include <string>
 
 #include "dspattn/pipeline.h"
-#include "pattern.h"
 #include "place.h"
 #include "stack.h"
 #include "views.h"
@@ -42,20 +41,21 @@ std::int64_t metadata_columns(const SparseShape& shape) {
   return rows == 0 ? 0 : static_cast<std::int64_t>(shape.metadata_bytes()) / 2 / rows;
 }
 
+Grouping grouping_of(bool interleaved) { return interleaved ? Grouping::interleaved : Grouping::consecutive; }
+
 // sparse_scores(q, k, allowed, bias, keep, group, interleaved, causal, top_left, scale) -> (nonzeros, metadata)
 void run_scores(Stack& stack) {
   const Tensor q = stack.tensor();
   const Tensor k = stack.tensor();
   const MaybeTensor allowed = stack.maybe_tensor();
   const MaybeTensor bias = stack.maybe_tensor();
-  const std::int64_t keep = stack.integer();
-  const std::int64_t group = stack.integer();
+  const PatternNumbers given = stack.pattern();
   const Grouping grouping = grouping_of(stack.boolean());
   QkPruneArgs args;
   args.mask.causal = stack.boolean();
   args.mask.alignment = stack.boolean() ? Alignment::top_left : Alignment::bottom_right;
   args.scale = stack.maybe_real();
-  const Pattern pattern = pattern_of(keep, group);
+  const Pattern pattern = given.checked();
   require_rank_4(q, "q", "[batch, heads, n, d]");
   require_rank_4(k, "k", "[batch, heads, n, d]");
   args.device = device_of(q, "q");
@@ -105,10 +105,9 @@ void run_product(Stack& stack) {
   const Tensor metadata = stack.tensor();
   const Tensor v = stack.tensor();
   const std::int64_t n_q = stack.integer();
-  const std::int64_t keep = stack.integer();
-  const std::int64_t group = stack.integer();
+  const PatternNumbers given = stack.pattern();
   const Grouping grouping = grouping_of(stack.boolean());
-  const Pattern pattern = pattern_of(keep, group);
+  const Pattern pattern = given.checked();
   if (n_q < 0) throw Error("n_q: expected at least 0, got " + std::to_string(n_q));
   require_rank_4(nonzeros, "nonzeros", "[batch, heads, rows, nonzeros]");
   require_rank_4(metadata, "metadata", "[batch, heads, rows, blocks]");

@@ -1,6 +1,7 @@
 """Attention whose scores are pruned on the fly to N:M structured sparsity, as a drop-in for full attention.
 
 * :func:`attention`, :func:`varlen_attention`: the functions, in the signature of PyTorch's own.
+* :func:`merge`: joins attention over parts of the keys.
 * :func:`sddmm`, :func:`softmax`, :func:`spmm`: the paper's three steps, with the sparse matrix between them.
 * :class:`use`: redirect every ``scaled_dot_product_attention`` call of a block.
 * Hugging Face transformers: ``model.set_attn_implementation("dspattn_2_4")``; see
@@ -16,6 +17,7 @@ from .errors import DspattnError
 from .functional import attention, attention_weights, varlen_attention
 from .integrations import _on_import
 from .integrations.sdpa import use
+from .merging import merge
 from .reporting import report
 from .sparse import sddmm, softmax, spmm
 
@@ -24,6 +26,7 @@ __all__ = [
     "DspattnError",
     "attention",
     "attention_weights",
+    "merge",
     "nn",
     "report",
     "sddmm",

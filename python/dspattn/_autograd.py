@@ -147,8 +147,12 @@ def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Te
         more_q, more_k = (_lse_gradients if traced else _LseBackward.apply)(d_lse, lse, *problem)
         d_q = more_q if d_q is None else d_q + more_q
         d_k = more_k if d_k is None else d_k + more_k
-    wanted = (grad if need else None for grad, need in zip((d_q, d_k, d_v), needed, strict=False))
-    return (*wanted, *(None,) * (len(problem) - DIFFERENTIABLE))
+    dtype = problem.q.dtype  # fp32 results have fp32 gradients, to be added up before they are rounded
+    wanted = (
+        grad.to(dtype) if need and grad is not None else None
+        for grad, need in zip((d_q, d_k, d_v), needed, strict=False)
+    )
+    return (*wanted, *(None,) * (len(needed) - DIFFERENTIABLE))  # arguments at their defaults may have been left out
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -125,6 +125,16 @@ def _side(window: Any, i: int) -> int | None:
     return int(number)
 
 
+def wants_fp32(query: Tensor, out_dtype: torch.dtype) -> bool:
+    """Whether results are to be float32 whatever the inputs' type."""
+    if out_dtype == torch.float32:
+        return True
+    if out_dtype == query.dtype:
+        return False
+    names = [str(dtype).removeprefix("torch.") for dtype in (query.dtype, out_dtype)]
+    raise DspattnError([f"out_dtype: expected the query's {names[0]} or float32, got {names[1]}"])
+
+
 def lengths_as_int32(name: str, lengths: Any) -> Tensor:
     """Lengths in the operator's type. What does not fit raises where it can be read without waiting for a device; on a
     GPU it becomes the largest length there is, which the kernels cut to the tensor's own."""
@@ -246,6 +256,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "max_seqlen_q": ((int, torch.SymInt, type(None)), "an integer or None"),
     "max_seqlen_k": ((int, torch.SymInt, type(None)), "an integer or None"),
     "kernel": ((str,), "a string"),
+    "offset": ((int, torch.SymInt), "an integer"),
 }
 _OPTIONAL_TENSORS = ("attn_mask", "attn_bias", "key_lengths")
 

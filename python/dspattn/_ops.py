@@ -66,6 +66,7 @@ PYTHON_NAMES = {
     "bias": "attn_mask",
     "mask.allowed": "attn_mask",
     "mask.bias": "attn_mask",
+    "mask.offset": "offset",
     "mask.window_left": "window[0]",
     "mask.window_right": "window[1]",
     "mask.key_lengths": "key_lengths",
@@ -94,9 +95,10 @@ def _require_one_device(tensors: dict[str, Tensor | None], of: str = "q") -> Non
             )
 
 
-def _heads(like: Tensor, n_from: Tensor, d: Any) -> Tensor:
+def _heads(like: Tensor, d: Any, fp32: bool) -> Tensor:
     """[batch, heads, n, d] laid out as the operators do: the heads of one position side by side."""
-    return like.new_empty((n_from.shape[0], n_from.shape[2], n_from.shape[1], d)).transpose(1, 2)
+    batch, heads, n, _ = like.shape
+    return like.new_empty((batch, n, heads, d), dtype=torch.float32 if fp32 else like.dtype).transpose(1, 2)
 
 
 @torch.library.register_fake("dspattn::attention")
@@ -104,15 +106,15 @@ def _attention_meta(*arguments: Any) -> tuple[Tensor, Tensor]:
     problem = ProblemArguments(*arguments)
     _require_one_device(problem.tensors())
     q = problem.q
-    return _heads(q, q, problem.v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return _heads(q, problem.v.shape[3], problem.fp32_results), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.register_fake("dspattn::attention_backward")
 def _attention_backward_meta(d_out: Tensor, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = ProblemArguments(*arguments)
     _require_one_device(problem.tensors() | {"d_out": d_out, "out": out, "lse": lse})
-    q, k, v, *_ = problem
-    return _heads(q, q, q.shape[3]), _heads(k, k, k.shape[3]), _heads(v, v, v.shape[3])
+    d_q, d_k, d_v = (_heads(t, t.shape[3], problem.fp32_results) for t in (problem.q, problem.k, problem.v))
+    return d_q, d_k, d_v
 
 
 def _slots(columns: Any, keep: int, group: int, interleaved: bool) -> Any:

@@ -37,6 +37,8 @@ class ProblemArguments(NamedTuple):
     scale: float | None = None
     full_fp32: bool = False
     kernel: str = ""
+    offset: int = 0  # of the diagonal, for pieces of longer sequences
+    fp32_results: bool = False  # whatever the type of q
 
     def tensors(self) -> dict[str, Tensor | None]:
         """The tensors by name."""

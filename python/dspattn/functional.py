@@ -22,6 +22,7 @@ from ._inputs import (
     split_mask,
     take_causal_biases,
     to_four_dims,
+    wants_fp32,
 )
 from ._schema import ProblemArguments
 from .errors import DspattnError
@@ -49,8 +50,10 @@ def attention(
     attn_bias: Tensor | None = ...,
     window: Window = ...,
     alignment: Alignment = ...,
+    offset: int = ...,
     key_lengths: Tensor | None = ...,
     allow_tf32: bool = ...,
+    out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
 ) -> Tensor: ...
 
@@ -72,8 +75,10 @@ def attention(
     attn_bias: Tensor | None = ...,
     window: Window = ...,
     alignment: Alignment = ...,
+    offset: int = ...,
     key_lengths: Tensor | None = ...,
     allow_tf32: bool = ...,
+    out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -94,8 +99,10 @@ def attention(
     attn_bias: Tensor | None = None,
     window: Window = None,
     alignment: Alignment = "top_left",
+    offset: int = 0,
     key_lengths: Tensor | None = None,
     allow_tf32: bool = True,
+    out_dtype: torch.dtype | None = None,
     kernel: str = "",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over scores pruned to ``pattern``; arguments, shapes and masks as
@@ -124,12 +131,16 @@ def attention(
             int stands for both sides.
         alignment: where position 0 of the query lies when n_q != n_k, for ``is_causal`` and ``window``:
             ``"top_left"``, at key 0, as PyTorch; ``"bottom_right"``, so that the last query sits at the last key.
+        offset: moves that position: for pieces of longer sequences, the first query's position less the first key's.
+            With pieces of keys that start at multiples of 128 (``"consecutive"``: of M), :func:`dspattn.merge` joins
+            the results.
         key_lengths: ``[batch]`` integers; keys at and past the length are masked.
         allow_tf32: whether GPU kernels may run the products of float32 inputs in tf32.
+        out_dtype: type of the result: the query's (default) or ``torch.float32``, for results that are to be merged.
         kernel: name of a row of the kernel table to run; default: the first that fits.
 
     Returns:
-        ``[..., heads, n_q, d_v]`` in the query's type and, with ``return_lse``, float32 ``[..., heads, n_q]``.
+        ``[..., heads, n_q, d_v]`` in ``out_dtype`` and, with ``return_lse``, float32 ``[..., heads, n_q]``.
 
     Raises:
         DspattnError: with every reason the call cannot be served.
@@ -151,7 +162,8 @@ def attention(
                 return torch.overrides.handle_torch_function(
                     attention, (query,), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
                     pattern=pattern, grouping=grouping, return_lse=return_lse, attn_bias=attn_bias, window=window,
-                    alignment=alignment, key_lengths=key_lengths, allow_tf32=allow_tf32, kernel=kernel,
+                    alignment=alignment, key_lengths=key_lengths, offset=offset, allow_tf32=allow_tf32,
+                    out_dtype=out_dtype, kernel=kernel,
                 )  # fmt: skip
             for name, tensor in (("query", query), ("key", key), ("value", value)):
                 require_known(name, tensor)
@@ -189,6 +201,8 @@ def attention(
                 scale=scale,
                 full_fp32=not allow_tf32,
                 kernel=kernel,
+                offset=offset,
+                fp32_results=out_dtype is not None and wants_fp32(query, out_dtype),
             )
         )
     except DspattnError:
@@ -206,6 +220,7 @@ def attention(
                 "is_causal": is_causal,
                 "scale": scale,
                 "kernel": kernel,
+                "offset": offset,
             },
         ) from None
     if lead is not None:
@@ -232,7 +247,9 @@ def varlen_attention(
     return_lse: Literal[False] = ...,
     window: Window = ...,
     alignment: Alignment = ...,
+    offset: int = ...,
     allow_tf32: bool = ...,
+    out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
 ) -> Tensor: ...
 
@@ -255,7 +272,9 @@ def varlen_attention(
     return_lse: Literal[True],
     window: Window = ...,
     alignment: Alignment = ...,
+    offset: int = ...,
     allow_tf32: bool = ...,
+    out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -277,7 +296,9 @@ def varlen_attention(
     return_lse: bool = False,
     window: Window = None,
     alignment: Alignment = "bottom_right",
+    offset: int = 0,
     allow_tf32: bool = True,
+    out_dtype: torch.dtype | None = None,
     kernel: str = "",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over a packed batch: sequences of different lengths laid end to end, without padding.
@@ -289,7 +310,8 @@ def varlen_attention(
         query: ``[total_q, heads, d]``.
         key: ``[total_k, kv_heads, d]``; heads a multiple of kv_heads.
         value: ``[total_k, kv_heads, d_v]``.
-        cu_seqlens_q: ``[batch + 1]`` integers, starts at 0, never decreases.
+        cu_seqlens_q: ``[batch + 1]`` integers, starts at 0, never decreases. Rows past its end see no key: their
+            output is 0, their LSE -inf and their gradients are 0.
         cu_seqlens_k: the same for the keys.
         max_seqlen_q: longest query sequence; default: read from ``cu_seqlens_q`` (which waits for a GPU).
         max_seqlen_k: longest key sequence; default: read from ``cu_seqlens_k``.
@@ -352,6 +374,8 @@ def varlen_attention(
                 scale=scale,
                 full_fp32=not allow_tf32,
                 kernel=kernel,
+                offset=offset,
+                fp32_results=out_dtype is not None and wants_fp32(query, out_dtype),
             )
         )
     except DspattnError:
@@ -371,6 +395,7 @@ def varlen_attention(
                 "is_causal": is_causal,
                 "scale": scale,
                 "kernel": kernel,
+                "offset": offset,
             },
         ) from None
     out = out.squeeze(0).transpose(0, 1)

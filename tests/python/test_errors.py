@@ -206,5 +206,5 @@ def test_operators_check_patterns_before_they_narrow_or_divide(keep: int, group:
 def test_operators_check_extents() -> None:
     metadata = torch.zeros(1, 32, 2, dtype=torch.int16)
     for rows, columns in ((-4, 8), (4, -8), (4, 2**62)):
-        with pytest.raises(RuntimeError, match=r"(rows|columns): expected between 0"):
+        with pytest.raises(RuntimeError, match=r"(rows|columns): expected a count from 0"):
             torch.ops.dspattn.nm_decode(metadata, rows, columns, 1, 2, False, True)

@@ -55,11 +55,11 @@ def test_every_argument_of_the_functions_reaches_its_name(packed: bool, monkeypa
     monkeypatch.setattr(dspattn.functional._autograd, "run", run)
     given: dict[str, Any] = {
         "is_causal": True, "scale": 0.25, "pattern": "3:8", "grouping": "consecutive", "window": (5, 6),
-        "alignment": "bottom_right", "allow_tf32": False, "kernel": "name",
+        "alignment": "bottom_right", "allow_tf32": False, "kernel": "name", "offset": 5, "out_dtype": torch.float32,
     }  # fmt: skip
     wanted = {
         "keep": 3, "group": 8, "interleaved": False, "causal": True, "top_left": False, "window_left": 5,
-        "window_right": 6, "scale": 0.25, "full_fp32": True, "kernel": "name",
+        "window_right": 6, "scale": 0.25, "full_fp32": True, "kernel": "name", "offset": 5, "fp32_results": True,
     }  # fmt: skip
     with pytest.raises(TookItError):
         if packed:
