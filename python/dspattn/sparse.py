@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from . import _ops
-from ._inputs import Alignment, parse_alignment, require_known, take_causal_biases
+from ._inputs import Alignment, parse_alignment, take_causal_biases
+from ._sparse_inputs import check_product, leading_dims, require_device
 from .errors import DspattnError
 from .patterns import INTERLEAVE_BLOCK, Grouping, default_pattern, parse_grouping, parse_pattern
 
@@ -62,11 +63,11 @@ def sddmm(
     """
     top_left = parse_alignment(alignment)
     for name, tensor in (("query", query), ("key", key)):
-        _require_device(name, tensor)
+        require_device(name, tensor)
     masks = {"attn_mask": attn_mask}
     is_causal, top_left = take_causal_biases(masks, query, key, is_causal, top_left, None)
     (attn_mask,) = masks.values()
-    lead = _leading_dims(query, key, attn_mask)
+    lead = leading_dims(query, key, attn_mask)
     pattern = default_pattern(query.dtype) if pattern is None else pattern
     keep, group = parse_pattern(pattern)
     interleaved = parse_grouping(grouping)
@@ -118,7 +119,7 @@ def softmax(nonzeros: Tensor) -> Tensor:
         >>> softmax(torch.tensor([[0.0, 0.0], [float("-inf"), float("-inf")]])).tolist()
         [[0.5, 0.5], [0.0, 0.0]]
     """
-    _require_device("nonzeros", nonzeros)
+    require_device("nonzeros", nonzeros)
     if nonzeros.is_cuda:
         softened: Tensor = _Softmax.apply(nonzeros)
         return softened
@@ -153,9 +154,9 @@ def spmm(
         >>> spmm(softmax(nonzeros), metadata, v).shape
         torch.Size([32, 16])
     """
-    _require_device("nonzeros", nonzeros)
+    require_device("nonzeros", nonzeros)
     layout = (*parse_pattern(default_pattern(nonzeros.dtype) if pattern is None else pattern), parse_grouping(grouping))
-    _check_product(nonzeros, metadata, value)
+    check_product(nonzeros, metadata, value)
     if nonzeros.is_cuda:
         return _product_on_gpu(nonzeros, metadata, value, layout)
     dense = to_dense(nonzeros, metadata, value.shape[-2], pattern=pattern, grouping=grouping)
@@ -192,7 +193,7 @@ def to_dense(
         >>> torch.allclose(weights, attention_weights(q, k, pattern="1:2", grouping="consecutive"), atol=1e-6)
         True
     """
-    _require_device("nonzeros", nonzeros)
+    require_device("nonzeros", nonzeros)
     pattern = default_pattern(nonzeros.dtype) if pattern is None else pattern
     places = _stored_columns(nonzeros, metadata, columns, (*parse_pattern(pattern), parse_grouping(grouping)))
     lead, n_q = nonzeros.shape[:-2], nonzeros.shape[-2]
@@ -264,12 +265,6 @@ def from_semi_structured(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return packed, meta
 
 
-def _require_device(name: str, tensor: Tensor) -> None:
-    require_known(name, tensor)
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise DspattnError([f"{name}: expected a tensor on cpu or cuda, got one on {tensor.device}"])
-
-
 def _stored_columns(nonzeros: Tensor, metadata: Tensor, columns: int, layout: tuple[int, int, bool]) -> Tensor:
     """The column of each nonzero. The codec runs on the CPU, wherever the matrix is."""
     keep, group, interleaved = layout
@@ -296,39 +291,6 @@ def _four_dims(tensor: Tensor, lead: torch.Size) -> Tensor:
     if len(lead) != 2:
         tensor = tensor.reshape(math.prod(lead), 1, *tensor.shape[-2:])
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
-
-
-def _leading_dims(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> torch.Size:
-    """Those of the scores, once everything fits together."""
-    reasons = [
-        f"{name}: expected at least two dimensions, got {list(tensor.shape)}"
-        for name, tensor in (("query", query), ("key", key))
-        if tensor.dim() < 2
-    ]
-    if reasons:
-        raise DspattnError(reasons)
-    if key.dtype != query.dtype:
-        reasons.append(f"key.dtype: expected query's {query.dtype}, got {key.dtype}")
-    if key.shape[-1] != query.shape[-1]:
-        reasons.append(f"key: expected query's d = {query.shape[-1]}, got {list(key.shape)}")
-    try:
-        lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
-    except RuntimeError:
-        reasons.append(
-            f"key: expected leading dimensions that broadcast with query's {list(query.shape)}, got {list(key.shape)}"
-        )
-        raise DspattnError(reasons) from None
-    if attn_mask is not None:
-        full = (*lead, query.shape[-2], key.shape[-2])
-        try:
-            attn_mask.expand(full)
-        except RuntimeError:
-            reasons.append(f"attn_mask: expected a shape that broadcasts to {list(full)}, got {list(attn_mask.shape)}")
-        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-            reasons.append(f"attn_mask.dtype: expected bool or a floating type, got {attn_mask.dtype}")
-    if reasons:
-        raise DspattnError(reasons)
-    return lead
 
 
 def _scores_on_gpu(
@@ -402,32 +364,6 @@ class _Softmax(torch.autograd.Function):
         w, d = weights.float(), d_weights.float()
         gradient: Tensor = (w * (d - (w * d).sum(-1, keepdim=True))).to(weights.dtype)
         return gradient
-
-
-def _check_product(nonzeros: Tensor, metadata: Tensor, value: Tensor) -> None:
-    require_known("value", value)
-    reasons = [
-        f"{name}: expected at least two dimensions, got {list(tensor.shape)}"
-        for name, tensor in (("nonzeros", nonzeros), ("metadata", metadata), ("value", value))
-        if tensor.dim() < 2
-    ]
-    if reasons:
-        raise DspattnError(reasons)
-    lead = nonzeros.shape[:-2]
-    if metadata.shape[:-2] != lead:
-        reasons.append(
-            f"metadata: expected the leading dimensions of nonzeros {list(lead)}, got {list(metadata.shape[:-2])}"
-        )
-    try:
-        fits = torch.broadcast_shapes(lead, value.shape[:-2]) == lead
-    except RuntimeError:
-        fits = False
-    if not fits:
-        reasons.append(
-            f"value: expected leading dimensions that broadcast to nonzeros' {list(lead)}, got {list(value.shape)}"
-        )
-    if reasons:
-        raise DspattnError(reasons)
 
 
 def _product_on_gpu(nonzeros: Tensor, metadata: Tensor, value: Tensor, layout: tuple[int, int, bool]) -> Tensor:
