@@ -13,17 +13,17 @@ GRADIENTS = ("out", "lse", "d_q", "d_k", "d_v")
 
 
 def draw(seed):
-    """A problem as a dictionary of numbers and names."""
+    """A problem as a dictionary of numbers and names. Neighbouring seeds go through what every promise names."""
     r = random.Random(seed)
     kv_heads = r.choice([1, 2, 3])
     problem = {
         "seed": seed,
-        "world": r.choice([1, 2, 2, 3, 3, 4, 4]),
-        "method": r.choice(["ring", "all_to_all"]),
+        "world": 1 + seed // 8 % 4,
+        "method": ["ring", "all_to_all"][seed % 2],
         "pattern": r.choice(["2:4", "2:4", "1:2", "dense", "1:4", "4:8"]),
-        "grouping": r.choice(["interleaved", "consecutive"]),
+        "grouping": ["interleaved", "consecutive"][seed // 2 % 2],
         "dtype": r.choice(["float32", "float32", "bfloat16", "float16"]),
-        "is_causal": r.random() < 0.6,
+        "is_causal": seed // 4 % 2 == 0,
         "window": (r.randint(0, 300), r.choice([None, r.randint(0, 100)])) if r.random() < 0.2 else None,
         "heads": kv_heads * r.choice([1, 1, 2, 3]),
         "kv_heads": kv_heads,
