@@ -15,7 +15,8 @@ import traceback
 from pathlib import Path
 
 WORLD = 4
-TIMEOUT = 60.0
+TIMEOUT = 120.0  # of the process group
+PATIENCE = 600.0  # for an answer, on a machine that is busy
 
 
 def _serve(rank, world, store, seconds, connection):
@@ -28,11 +29,12 @@ def _serve(rank, world, store, seconds, connection):
     groups = {size: dist.new_group(list(range(size))) for size in range(1, world + 1)}
     with contextlib.suppress(EOFError):
         while (job := connection.recv()) is not None:
-            function, size, arguments = job
+            number, function, size, arguments = job
             try:
-                connection.send((True, function(groups[size], rank, *arguments)))
+                answer = (number, True, function(groups[size], rank, *arguments))
             except Exception as error:
-                connection.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+                answer = (number, False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+            connection.send(answer)
 
 
 class Failure(str):
@@ -42,7 +44,8 @@ class Failure(str):
 class Pool:
     def __init__(self, world=WORLD, timeout=TIMEOUT):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "dspattn.parallel"])
+        context.set_forkserver_preload(["parallel_imports"])
+        self.jobs = 0
         self.folder = tempfile.TemporaryDirectory()
         self.world, self.timeout = world, timeout
         self.processes, self.connections = [], []
@@ -58,19 +61,24 @@ class Pool:
     def run(self, function, *arguments, size=None):
         """function(group, rank, *arguments) on every rank of a group; what each returned, or a Failure."""
         size = self.world if size is None else size
+        self.jobs += 1
         for connection in self.connections[:size]:
-            connection.send((function, size, arguments))
+            connection.send((self.jobs, function, size, arguments))
         results = []
-        deadline = time.monotonic() + 2 * self.timeout
+        deadline = time.monotonic() + PATIENCE
         for rank, connection in enumerate(self.connections[:size]):
-            if not connection.poll(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError(f"rank {rank} hangs")
-            try:
-                good, result = connection.recv()
-            except EOFError:
-                good, result = False, "died"
-            results.append(result if good else Failure(result))
+            results.append(self._answer(rank, connection, deadline))
         return results
+
+    def _answer(self, rank, connection, deadline):
+        while connection.poll(max(0.0, deadline - time.monotonic())):
+            try:
+                number, good, result = connection.recv()
+            except EOFError:
+                return Failure("died")
+            if number == self.jobs:  # not the late answer to a job that was given up
+                return result if good else Failure(result)
+        raise TimeoutError(f"rank {rank} hangs")
 
     def close(self):
         for connection in self.connections:

@@ -16,7 +16,7 @@ LENGTH = 400
 
 @pytest.fixture(scope="module")
 def pool():
-    opened = Pool(world=3)
+    opened = Pool(world=2)
     yield opened
     opened.close()
 
@@ -84,7 +84,7 @@ def test_a_training_step_has_the_gradients_of_one_process(pool, method):
     model = model_of("decoder")
     loss = model(input_ids=tokens(), labels=tokens()).loss
     loss.backward()
-    for result in pool.run(step_on_rank, method, size=3):
+    for result in pool.run(step_on_rank, method, size=2):
         assert not isinstance(result, Failure), result
         total, gradients = result
         assert total == pytest.approx(float(loss), rel=1e-6)

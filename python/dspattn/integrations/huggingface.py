@@ -39,6 +39,7 @@ HARMLESS = frozenset(
         "position_ids",
         "return_dict",
         "seq_idx",
+        "shift_labels",
         "use_cache",
     }
 )
