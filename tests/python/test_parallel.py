@@ -8,6 +8,7 @@ import torch
 import dspattn
 import parallel_problems as problems
 from dspattn import parallel
+from parallel_foreign import under_context_parallel
 from parallel_pool import Failure, Pool
 
 COUNT = 210  # random problems of the default suite
@@ -170,6 +171,11 @@ def inside_context(group, rank, method):
 @pytest.mark.parametrize("method", ["ring", "all_to_all"])
 def test_calls_inside_the_context_go_parallel(pool, method):
     succeeded(pool.run(inside_context, method, size=2))
+
+
+def test_beside_pytorchs_context_parallel(pool):
+    for cut_alike, difference in succeeded(pool.run(under_context_parallel, size=2)):
+        assert cut_alike and difference < 1e-5
 
 
 def refused(group, rank, case):

@@ -87,7 +87,7 @@ def test_a_training_step_has_the_gradients_of_one_process(pool, method):
     for result in pool.run(step_on_rank, method, size=2):
         assert not isinstance(result, Failure), result
         total, gradients = result
-        assert total == pytest.approx(float(loss), rel=1e-6)
+        assert total == pytest.approx(loss.item(), rel=1e-6)
         for name, parameter in model.named_parameters():
             scale = float(parameter.grad.abs().max())
             torch.testing.assert_close(torch.from_numpy(gradients[name]), parameter.grad, atol=2e-5 * scale, rtol=1e-4)
