@@ -42,6 +42,7 @@ plots: setup  ## redraw the pictures and tables of docs/ from the committed meas
 	@.venv/bin/python bench/plot_forward.py bench/results/forward_h200.json docs/images/forward_h200.png
 	@.venv/bin/python bench/forward_tables.py && .venv/bin/python bench/fp32_table.py
 	@.venv/bin/python bench/contention.py --table
+	@.venv/bin/python experiments/parallel/simulate.py --write
 
 install: build  ## install the library and the program into PREFIX (default /usr/local)
 	@$(RUN) cmake --install build/release --prefix $(PREFIX)

@@ -1,6 +1,6 @@
 """What cutting a sequence over GPUs would cost: a model on paper, with one GPU's measured rates.
 
-    python experiments/parallel/simulate.py                          # a table and docs/images/parallel.png
+    python experiments/parallel/simulate.py                          # a table; --write puts it into docs/parallel.md
     python experiments/parallel/simulate.py --inter 25 --d 64        # slower links, smaller heads
     python experiments/parallel/simulate.py --check measured.json    # against runs of experiments/parallel/measure.py
 
@@ -117,6 +117,14 @@ def table(model: Model, machine: Machine) -> str:
     return "\n".join(lines)
 
 
+def write_page(path: Path, text: str) -> None:
+    """Puts the table between the page's two marks."""
+    begin, end = "<!-- simulated, written by experiments/parallel/simulate.py -->\n", "<!-- end of simulated -->"
+    page = path.read_text()
+    head, rest = page.split(begin)
+    path.write_text(head + begin + text + "\n" + end + rest.split(end)[1])
+
+
 def draw(model: Model, machine: Machine, path: Path) -> None:
     import matplotlib
 
@@ -160,7 +168,7 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=10, help="microseconds of a transfer")
     parser.add_argument("--node", type=int, default=8, help="GPUs of a node")
     parser.add_argument("--rates", type=Path, default=ROOT / "bench/results/forward_h200.json")
-    parser.add_argument("--image", type=Path, default=ROOT / "docs/images/parallel.png")
+    parser.add_argument("--write", action="store_true", help="into docs/parallel.md, with its picture")
     parser.add_argument("--check", type=Path, help="results of measure.py")
     options = parser.parse_args()
     if options.check:
@@ -170,7 +178,9 @@ def main() -> None:
     rates = measured_rates(options.rates, options.d)
     machine = Machine(rates, options.intra * 1e9, options.inter * 1e9, options.latency * 1e-6, options.node)
     print(table(model, machine))
-    draw(model, machine, options.image)
+    if options.write:
+        write_page(ROOT / "docs/parallel.md", table(model, machine))
+        draw(model, machine, ROOT / "docs/images/parallel.png")
 
 
 if __name__ == "__main__":
