@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DspattnError
-from ..functional import attention, attention_weights, varlen_attention
+from ..functional import attention, attention_weights, stand_in, varlen_attention
 from ..patterns import Grouping, group_period
 
 PATTERNS = ("2:4", "1:2", "1:4", "4:8")
@@ -39,6 +39,7 @@ HARMLESS = frozenset(
         "position_ids",
         "return_dict",
         "seq_idx",
+        "shift_labels",
         "use_cache",
     }
 )
@@ -93,6 +94,9 @@ def make_mask(period: int) -> Callable[..., Tensor | None]:
     def dspattn_mask(*, kv_offset: int = 0, **kwargs: Any) -> Tensor | None:
         from transformers.masking_utils import sdpa_mask
 
+        if (parallel := stand_in()) is not None:
+            _check_pieces_mask(parallel.cu_seqlens is not None, **kwargs)
+            return None
         dropped = kv_offset % period
         if dropped:
             kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
@@ -102,6 +106,59 @@ def make_mask(period: int) -> Callable[..., Tensor | None]:
         return mask
 
     return dspattn_mask
+
+
+# What mask functions of transformers are made of where is_causal, the window or cu_seqlens say the same.
+EXPRESSED = frozenset(
+    {
+        "add_offsets_to_mask_function",
+        "and_masks",
+        "bidirectional_mask_function",
+        "causal_mask_function",
+        "packed_sequence_compatibility_function",
+        "packed_sequence_mask_function",
+        "remap_positions_for_packed_sequence",
+        "sliding_window_bidirectional_overlay",
+        "sliding_window_overlay",
+    }
+)
+
+
+def _check_pieces_mask(
+    packed: bool,
+    *,
+    q_length: int = 0,
+    kv_length: int = 0,
+    attention_mask: Tensor | None = None,
+    mask_function: Callable[..., Any] | None = None,
+    **kwargs: Any,
+) -> None:
+    """Inside dspattn.parallel.context a mask would be one of this rank's rows alone, and none is made: refuses what
+    is_causal, windows and cu_seqlens do not say."""
+    reasons = []
+    if attention_mask is not None and not bool(attention_mask.all()):
+        reasons.append("attention_mask: expected no padding in a sequence cut over ranks (pack the batch), got some")
+    if kv_length != q_length:
+        reasons.append(f"past_key_values: expected none in a sequence cut over ranks, got {kv_length - q_length} keys")
+    waiting, seen = [mask_function], set()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, (list, tuple)):
+            waiting += part
+        elif callable(part) and id(part) not in seen:
+            seen.add(id(part))
+            name = getattr(part, "__qualname__", type(part).__name__).split(".")[0]
+            if name not in EXPRESSED:
+                reasons.append(f"mask_function: expected a causal or full mask, with or without a window, got {name}")
+            cells = dict(zip(part.__code__.co_freevars, part.__closure__ or (), strict=True))
+            waiting += [cell.cell_contents for cell in cells.values()]
+            positions = cells.get("position_ids")
+            if positions is not None and not packed and bool((positions.cell_contents.diff(dim=-1) < 0).any()):
+                reasons.append(
+                    "position_ids: expected those of one sequence (else give context() cu_seqlens), got more"
+                )
+    if reasons:
+        raise DspattnError(reasons)
 
 
 def make_attention(pattern: str, grouping: Grouping) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -151,7 +208,8 @@ def make_attention(pattern: str, grouping: Grouping) -> Callable[..., tuple[Tens
 
         # Without a mask, one query sees all keys (decoding) and several are causal from key 0 (their length is that of
         # the keys, or a preallocated cache holds nothing past them): both are what transformers means by no mask.
-        causal = n_q > 1 and attention_mask is None and is_causal
+        # A piece of a longer sequence may have one row, too.
+        causal = (n_q > 1 or stand_in() is not None) and attention_mask is None and is_causal
         window = _window(sliding_window, is_causal) if causal else None
         if attention_mask is not None and attention_mask.shape[-1] > n_k:
             dropped = attention_mask.shape[-1] - n_k
