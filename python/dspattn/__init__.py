@@ -2,6 +2,8 @@
 
 * :func:`attention`, :func:`varlen_attention`: the functions, in the signature of PyTorch's own.
 * :func:`sddmm`, :func:`softmax`, :func:`spmm`: the paper's three steps, with the sparse matrix between them.
+* :func:`block_attention`, :mod:`dspattn.block_masks`: blocked-ELL masks with N:M inside the blocks.
+* :mod:`dspattn.zoo`: the other mechanisms of the paper's comparison, by name.
 * :class:`use`: redirect every ``scaled_dot_product_attention`` call of a block.
 * Hugging Face transformers: ``model.set_attn_implementation("dspattn_2_4")``; see
   :mod:`dspattn.integrations.huggingface`.
@@ -11,7 +13,8 @@
 
 from __future__ import annotations
 
-from . import nn, sparse
+from . import block_masks, nn, sparse, zoo
+from .block_masks import block_attention
 from .errors import DspattnError
 from .functional import attention, attention_weights, varlen_attention
 from .integrations import _on_import
@@ -24,6 +27,8 @@ __all__ = [
     "DspattnError",
     "attention",
     "attention_weights",
+    "block_attention",
+    "block_masks",
     "nn",
     "report",
     "sddmm",
@@ -32,6 +37,7 @@ __all__ = [
     "spmm",
     "use",
     "varlen_attention",
+    "zoo",
 ]
 
 _on_import.watch()
