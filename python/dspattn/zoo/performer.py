@@ -18,8 +18,10 @@ def draw_features(features: int, dim: int, orthogonal: bool, generator: torch.Ge
     if not orthogonal:
         return independent
     count = -(-features // dim)
-    directions = torch.linalg.qr(torch.randn(count, dim, dim, generator=generator)).Q.transpose(-1, -2)
-    return directions.reshape(-1, dim)[:features] * independent.norm(dim=1, keepdim=True)
+    basis, triangle = torch.linalg.qr(torch.randn(count, dim, dim, generator=generator))
+    # A QR factorisation chooses its signs; with those of R's diagonal every rotation is as likely as any other.
+    directions = basis * triangle.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    return directions.transpose(-1, -2).reshape(-1, dim)[:features] * independent.norm(dim=1, keepdim=True)
 
 
 class Performer(Mechanism):
