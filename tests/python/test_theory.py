@@ -185,6 +185,7 @@ def bench_rows() -> list[dict]:
         row | {"n_k": 4096, "median_us": None, "peers": {"unfused": {"peak_bytes": 5}}},
         row | {"pattern": "dense", "peers": {"unfused": {"median_us": 1.0}}},
         row | {"stage": "softmax", "peers": {"unfused": {"median_us": 80.0}}},
+        row | {"stage": "softmax", "dtype": "fp32", "peers": {"unfused": {"median_us": 60.0}}},
         row | {"mask": "causal", "peers": {"unfused": {"median_us": 1.0}}},
     ]
 
@@ -195,7 +196,10 @@ def test_measured_times_become_speedups(tmp_path):
     (series,) = bench.read_measured(tmp_path)
     assert series.keys == [512, 1024] and series.speedups == [1.2, 2.0]
     assert series.label == "pipeline 2:4 bf16 measured, d = 64"
-    assert bench.read_stages(tmp_path) == {("2:4", 1024, 64): {"softmax": 1.6}}
+    assert bench.read_stages(tmp_path) == {
+        ("2:4", "bf16", 1024, 64): {"softmax": 1.6},
+        ("2:4", "fp32", 1024, 64): {"softmax": 1.2},  # another type does not take the place of the first
+    }
 
 
 def test_pictures_redraw_from_the_committed_files_alone(tmp_path):
