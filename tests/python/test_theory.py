@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -221,3 +223,9 @@ def test_the_speed_picture_gains_a_panel_with_measured_stages(tmp_path):
     without = pictures.speedups(rows, [], {})
     assert len(with_times.axes) == 3 and len(without.axes) == 2
     with_times.savefig(tmp_path / "speedups.png")
+
+
+def test_the_page_says_what_the_results_say():
+    script = ROOT / "experiments" / "theory" / "tables.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
