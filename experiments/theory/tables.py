@@ -164,8 +164,8 @@ def pipeline_parts() -> str:
         f"one. The ratio {ours / theirs:.2f} is a factor {theirs / matrix:.0f} from the softmax in place and a\nfactor "
         f"{matrix / ours:.2f} from the pruning; beside an unfused pipeline with a softmax in place it would be "
         f"{ours / matrix:.2f}. *Time*: PyTorch's\nsoftmax reads long rows more than once. Were it to read and write "
-        "each score once, at the rate of ours, the ratios would be\nthose of the last column but one; what is above them "
-        "is that softmax, not the pruning:",
+        "each score once, at the rate of ours, the ratios would be\nthose of the last column but one; what is above "
+        "them is that softmax, not the pruning:",
         "",
         "| | n | unfused, µs | its softmax, µs | at our rate, µs | together, over that | together, measured |",
         "|---|---|---|---|---|---|---|",
