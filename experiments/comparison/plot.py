@@ -40,7 +40,7 @@ def _lines(axis: Any, rows: Rows, value: str) -> None:
             continue
         kind = of(rows, kernel=name)[0]["kind"]
         strong = kind in ("dense", "ours")
-        axis.plot(*zip(*points, strict=True), "o-" if strong else "-", color=COLOURS[kind], ms=4,
+        axis.plot(*zip(*points, strict=True), marker="o" if strong else "", color=COLOURS[kind], ms=4,
                   lw=2 if strong else 0.9, ls="--" if name in ("sdpa", "cudnn") else "-",
                   alpha=1 if strong else 0.7)  # fmt: skip
         ends.append((points[-1][1], points[-1][0], name, COLOURS[kind]))
