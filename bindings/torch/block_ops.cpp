@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "dspattn/pipeline.h"
 #include "place.h"
@@ -13,6 +14,14 @@
 namespace dspattn::torch_binding {
 namespace {
 
+// The library counts these in int: 2^32 + 64 must not pass for 64.
+int as_int(std::int64_t value, const char* argument) {
+  if (!std::in_range<int>(value)) {
+    throw Error(std::string(argument) + ": expected a number of 32 bits, got " + std::to_string(value));
+  }
+  return static_cast<int>(value);
+}
+
 // block_mask(like, n_q, n_k, block, window, global_blocks, random, seed, causal) -> (counts, columns)
 // `like` is any CPU tensor: an operator without one has no place to run.
 void run_block_mask(Stack& stack) {
@@ -20,12 +29,13 @@ void run_block_mask(Stack& stack) {
   const std::int64_t n_q = stack.integer();
   const std::int64_t n_k = stack.integer();
   BlockMaskParts parts;
-  parts.block = static_cast<int>(stack.integer());
+  const std::int64_t block = stack.integer();
   parts.window = stack.integer();
   parts.global = stack.integer();
   parts.random = stack.integer();
   parts.seed = static_cast<std::uint64_t>(stack.integer());
   parts.causal = stack.boolean();
+  parts.block = as_int(block, "block");
   const BlockMask mask = bigbird_blocks(n_q, n_k, parts);
   const Tensor counts = empty_like_strided(like, aoti_torch_dtype_int32(), {mask.block_rows()}, {0});
   const Tensor columns = empty_like_strided(like, aoti_torch_dtype_int32(), {mask.block_rows(), mask.width}, {0, 1});
@@ -46,16 +56,18 @@ void run_block_attention(Stack& stack) {
   const MaybeTensor bias = stack.maybe_tensor();
   const MaybeTensor key_lengths = stack.maybe_tensor();
   BlockMaskView blocks;
-  blocks.block = static_cast<int>(stack.integer());
+  const std::int64_t block = stack.integer();
   ForwardArgs args;
   Problem& problem = args.problem;
-  problem.pattern.keep = static_cast<int>(stack.integer());
-  problem.pattern.group = static_cast<int>(stack.integer());
+  const std::int64_t keep = stack.integer();
+  const std::int64_t group = stack.integer();
   problem.grouping = stack.boolean() ? Grouping::interleaved : Grouping::consecutive;
   problem.mask.causal = stack.boolean();
   problem.mask.alignment = stack.boolean() ? Alignment::top_left : Alignment::bottom_right;
   problem.scale = stack.maybe_real();
   problem.fp32_products = stack.boolean() ? Fp32Products::full : Fp32Products::tf32_allowed;
+  blocks.block = as_int(block, "blocks.block");
+  problem.pattern = {as_int(keep, "pattern.keep"), as_int(group, "pattern.group")};
   if (q.dim() != 4) throw Error("q: expected 4 dimensions [batch, heads, n, d], got " + std::to_string(q.dim()));
   if (v.dim() != 4) throw Error("v: expected 4 dimensions [batch, heads, n, d], got " + std::to_string(v.dim()));
   problem.device = device_of(q, "q");

@@ -133,3 +133,6 @@ def test_errors_name_what_was_expected() -> None:
         block_masks.sliding_window(100, window=-1)
     with pytest.raises(DspattnError, match=r"seen: expected a boolean tensor \[2, 2\], got torch.int64 \[2, 2\]"):
         block_masks.from_block_map(torch.eye(2).long(), 128, 128)
+    # A 64-bit number must not pass for the 32-bit one it ends in.
+    with pytest.raises(DspattnError, match="block: expected a number of 32 bits, got 4294967360"):
+        block_masks.bigbird(100, block=2**32 + 64)
