@@ -49,16 +49,29 @@ def test_nystromformer_prunes_both_long_softmaxes(pattern: str) -> None:
     close(module(q, k, v), expected, 2e-3)
 
 
+def mask_of(kind: str) -> tuple[Tensor | None, bool, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    if kind == "none":
+        return None, False, torch.tensor(True)
+    if kind == "causal":
+        return None, True, torch.ones(N, N, dtype=torch.bool).tril()
+    mask = torch.rand(BATCH, 1, 1 if kind == "key" else N, N, generator=generator) > 0.3
+    return mask, False, mask
+
+
+@pytest.mark.parametrize("kind", ["none", "key", "pair", "causal"])
 @pytest.mark.parametrize("name", ["bigbird", "longformer"])
-def test_block_masks_with_pruning_inside(name: str) -> None:
+def test_block_masks_with_pruning_inside(name: str, kind: str) -> None:
     q, k, v = inputs()
+    given, is_causal, allowed = mask_of(kind)
     if name == "bigbird":
         module = create("bigbird", window=0, random=1, pattern="1:2")
         mask = block_masks.bigbird(N, window=0, random=1)
     else:
         module = create("longformer", window=64, global_tokens=1, pattern="1:2")
         mask = block_masks.longformer(N, window=1, global_blocks=1)
-    close(module(q, k, v), contract.attention(q, k, v, "1:2", "consecutive", mask=mask.to_dense())[0])
+    expected = contract.attention(q, k, v, "1:2", "consecutive", mask=mask.to_dense() & allowed)[0]
+    close(module(q, k, v, given, is_causal=is_causal), expected)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -9,6 +9,7 @@ from ..errors import DspattnError
 from ..patterns import Grouping, parse_grouping, parse_pattern
 from .blocks import block_attention
 from .mechanism import Mechanism, require_not_negative, require_positive
+from .pruned_blocks import pruned_attention, without_first_rows
 
 
 class BigBird(Mechanism):
@@ -54,7 +55,7 @@ class BigBird(Mechanism):
         # The builder knows blocks of 64 only as a unit: which blocks are seen depends on their number alone.
         mask = block_masks.bigbird(64 * count, window=window, global_blocks=global_blocks, random=random, seed=seed)
         self.global_blocks = min(global_blocks, count)
-        self.register_buffer("counts", mask.counts, persistent=False)
+        self.share = mask.density
         if pattern is None:
             # Global rows are computed apart, and global columns are seen by all: the table has the others.
             seen = mask.block_map()
@@ -63,18 +64,20 @@ class BigBird(Mechanism):
             mask = block_masks.from_block_map(seen, 64 * count, 64 * count)
             self.register_buffer("table", mask.columns.long(), persistent=False)
         else:
+            same = block_masks.from_block_map(mask.block_map(), n, n, block=block)
+            mask = without_first_rows(same, self.global_blocks)
+            self.rows = mask.n_q
             self.register_buffer("table", mask.columns, persistent=False)
+        self.register_buffer("counts", mask.counts, persistent=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         if self.pattern is None:
             extra = min(self.global_blocks * self.block, self.n)
             table = self.table if self.table.shape[1] else self.table.new_full((len(self.table), 1), -1)
             return block_attention(q, k, v, table, self.block, self.scale, mask, is_causal, None, extra)
-        blocks = block_masks.BlockMask(self.n, self.n, self.block, self.counts, self.table)
-        return block_masks.block_attention(
-            q, k, v, blocks, mask, is_causal=is_causal, scale=self.scale, pattern=self.pattern, grouping=self.grouping
-        )
+        blocks = block_masks.BlockMask(self.rows, self.n, self.block, self.counts, self.table)
+        return pruned_attention(q, k, v, blocks, mask, is_causal, self.scale, self.pattern, self.grouping)
 
     def density(self) -> float:
         """Share of all blocks that are seen."""
-        return float(self.counts.sum()) / (len(self.counts) ** 2)
+        return self.share

@@ -10,6 +10,7 @@ from ..errors import DspattnError
 from ..patterns import Grouping, parse_grouping, parse_pattern
 from .blocks import block_attention, window_table
 from .mechanism import Mechanism, require_not_negative, require_positive
+from .pruned_blocks import pruned_attention, without_first_rows
 
 
 class Longformer(Mechanism):
@@ -56,9 +57,11 @@ class Longformer(Mechanism):
         if block not in (64, 128):
             raise DspattnError([f"block: expected 64 or 128 with a pattern, got {block}"])
         self.block = block
-        mask = block_masks.longformer(
-            n, block=block, window=-(-self.reach // block), global_blocks=-(-self.global_tokens // block)
+        whole = -(-self.global_tokens // block)
+        mask = without_first_rows(
+            block_masks.longformer(n, block=block, window=-(-self.reach // block), global_blocks=whole), whole
         )
+        self.rows = mask.n_q
         self.register_buffer("table", mask.columns, persistent=False)
         self.register_buffer("counts", mask.counts, persistent=False)
 
@@ -67,7 +70,5 @@ class Longformer(Mechanism):
             return block_attention(
                 q, k, v, self.table, self.block, self.scale, mask, is_causal, self.reach, self.global_tokens
             )
-        blocks = block_masks.BlockMask(self.n, self.n, self.block, self.counts, self.table)
-        return block_masks.block_attention(
-            q, k, v, blocks, mask, is_causal=is_causal, scale=self.scale, pattern=self.pattern, grouping=self.grouping
-        )
+        blocks = block_masks.BlockMask(self.rows, self.n, self.block, self.counts, self.table)
+        return pruned_attention(q, k, v, blocks, mask, is_causal, self.scale, self.pattern, self.grouping)

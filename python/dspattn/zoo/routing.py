@@ -72,7 +72,7 @@ class Routing(Mechanism):
 
     def _nearness(self, tensor: Tensor) -> Tensor:
         """[batch, heads, clusters, n]: cosine to each centre."""
-        return self.centres @ torch.nn.functional.normalize(tensor.float(), dim=-1).transpose(-1, -2)
+        return self.centres.float() @ torch.nn.functional.normalize(tensor.float(), dim=-1).transpose(-1, -2)
 
     def _take(self, tensor: Tensor, at: Tensor) -> Tensor:
         flat = at.flatten(2).unsqueeze(-1).expand(-1, -1, -1, tensor.shape[-1])
