@@ -3,6 +3,8 @@
 * :func:`attention`, :func:`varlen_attention`: the functions, in the signature of PyTorch's own.
 * :func:`merge`: joins attention over parts of the keys.
 * :func:`sddmm`, :func:`softmax`, :func:`spmm`: the paper's three steps, with the sparse matrix between them.
+* :func:`block_attention`, :mod:`dspattn.block_masks`: blocked-ELL masks with N:M inside the blocks.
+* :mod:`dspattn.zoo`: the other mechanisms of the paper's comparison, by name.
 * :class:`use`: redirect every ``scaled_dot_product_attention`` call of a block.
 * Hugging Face transformers: ``model.set_attn_implementation("dspattn_2_4")``; see
   :mod:`dspattn.integrations.huggingface`.
@@ -12,7 +14,8 @@
 
 from __future__ import annotations
 
-from . import nn, sparse
+from . import block_masks, nn, sparse, zoo
+from .block_masks import block_attention
 from .errors import DspattnError
 from .functional import attention, attention_weights, varlen_attention
 from .integrations import _on_import
@@ -26,6 +29,8 @@ __all__ = [
     "DspattnError",
     "attention",
     "attention_weights",
+    "block_attention",
+    "block_masks",
     "merge",
     "nn",
     "report",
@@ -35,6 +40,7 @@ __all__ = [
     "spmm",
     "use",
     "varlen_attention",
+    "zoo",
 ]
 
 _on_import.watch()
