@@ -2,6 +2,7 @@
 
 * :func:`attention`, :func:`varlen_attention`: the functions, in the signature of PyTorch's own.
 * :func:`sddmm`, :func:`softmax`, :func:`spmm`: the paper's three steps, with the sparse matrix between them.
+* :func:`apply`: prune a model layer by layer, with a check that it is so; :func:`restore` undoes it.
 * :class:`use`: redirect every ``scaled_dot_product_attention`` call of a block.
 * Hugging Face transformers: ``model.set_attn_implementation("dspattn_2_4")``; see
   :mod:`dspattn.integrations.huggingface`.
@@ -18,14 +19,17 @@ from .integrations import _on_import
 from .integrations.sdpa import use
 from .reporting import report
 from .sparse import sddmm, softmax, spmm
+from .switching import apply, restore
 
 __version__ = "0.1.0"
 __all__ = [
     "DspattnError",
+    "apply",
     "attention",
     "attention_weights",
     "nn",
     "report",
+    "restore",
     "sddmm",
     "softmax",
     "sparse",
