@@ -137,7 +137,7 @@ def apply(
         raise DspattnError([f'rest: expected "drop" (no other is offered), got {rest!r}'])
     if hasattr(model, MARK):
         raise DspattnError(
-            ["model: expected one that dspattn.apply has not switched; dspattn.restore(model) undoes it"]
+            ["model: expected one that dspattn.apply has not switched yet; dspattn.restore(model) undoes it"]
         )
     call = _caller(model, example)
     names = {module: name for name, module in model.named_modules()}
@@ -340,9 +340,7 @@ def _switch(module: torch.nn.Module, layer: Layer) -> Callable[[], None]:
         steps.append(back)
     elif layer.kind == "scaled_dot_product_attention":
         if plan.heads is not None:
-            raise DspattnError(
-                [f"heads: expected None for {layer.name}, which calls PyTorch directly, got {plan.heads}"]
-            )
+            raise DspattnError([f"heads: expected None for {layer.name} (it calls PyTorch directly), got {plan.heads}"])
         inner = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:

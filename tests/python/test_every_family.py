@@ -1,5 +1,5 @@
-"""Every family that transformers has, as one small random model: with ``dspattn_dense`` it gives what it gave before, or
-the name is refused, at load and at set. None stays dense without a word, none gets wrong."""
+"""Every family of transformers, as one small random model: with ``dspattn_dense`` it gives what it gave before, or the
+name is refused, at load and at set. None stays dense without a word, none gets wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 import dspattn
 
-transformers = pytest.importorskip("transformers", minversion="5.0")
+pytest.importorskip("transformers", minversion="5.0")
 from transformers import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
@@ -117,7 +117,7 @@ def test_sample(family: str) -> None:
 @pytest.mark.parametrize("family", [name for name in MODEL_MAPPING_NAMES if name not in SAMPLE])
 def test_family(family: str) -> None:
     if family in tiny_families.NOT_RUN:
-        pytest.skip(tiny_families.NOT_RUN[family])
+        pytest.skip(f"not run: {tiny_families.NOT_RUN[family]}")
     try:
         check(family)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Which transformers models can take their attention from a name, and an error at load and at set for those that cannot.
+"""Which transformers models can take attention from a name, and an error at load and at set for those that cannot.
 
 transformers checks a name it knows ("sdpa") against the model and takes any registered one for granted. A model that
 computes attention in its own code then either ignores the name, or is handed the boolean mask that belongs to it and
