@@ -15,7 +15,10 @@ from typing import Any
 
 import torch
 
+from dspattn import DspattnError
+
 WIDTH, HEADS, HEAD_DIM, LAYERS, VOCABULARY = 64, 4, 16, 2, 256
+LARGEST = 30_000_000  # parameters; filling more takes longer than all the rest
 PADDED = 5  # tokens at the end of the second text
 
 BY_NAME: dict[str, Any] = {
@@ -180,6 +183,10 @@ def quiet() -> Any:
         logger.setLevel(before)
 
 
+class NotMade(Exception):
+    """No small model of a family, or no inputs for it, comes out of its configuration's names alone."""
+
+
 def build(model_type: str, seed: int = 0, attn_implementation: str | None = None) -> Any:
     """A model of the family with random weights, in evaluation; as transformers would load it with that attention."""
     from transformers.initialization import no_init_weights
@@ -192,10 +199,17 @@ def build(model_type: str, seed: int = 0, attn_implementation: str | None = None
             change(config, name, value)
         if attn_implementation is not None:
             config._attn_implementation = attn_implementation
-        cls = MODEL_MAPPING[type(config)]
-        cls = cls[0] if isinstance(cls, tuple) else cls
-        with no_init_weights():
-            model = cls(config).eval()
+        try:
+            cls = MODEL_MAPPING[type(config)]
+            cls = cls[0] if isinstance(cls, tuple) else cls
+            with no_init_weights():
+                model = cls(config).eval()
+        except DspattnError:
+            raise
+        except Exception as error:
+            raise NotMade(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+        if sum(parameter.numel() for parameter in model.parameters()) > LARGEST:
+            raise NotMade(f"more than {LARGEST} parameters remain")
     fill(model, seed)
     return model
 
@@ -330,7 +344,7 @@ def runnable_inputs(model: torch.nn.Module) -> tuple[dict[str, Any], Any]:
                 return inputs, model(**inputs)
         except Exception as error:
             failures[f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"] = None
-    raise NotImplementedError(f"no inputs that {type(model).__name__} takes: {'; '.join(failures)}")
+    raise NotMade(f"no inputs that {type(model).__name__} takes: {'; '.join(failures)}")
 
 
 def tensors_of(output: Any) -> list[torch.Tensor]:
@@ -358,6 +372,3 @@ CHANGES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "dots1": {"n_routed_experts": 4},
 }
-
-# Families for which nothing here builds a small model or inputs; whether a name is refused is checked for them, too.
-NOT_RUN: dict[str, str] = {}
