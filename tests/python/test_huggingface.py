@@ -187,7 +187,7 @@ def test_a_model_with_sinks_raises_instead_of_dropping_them() -> None:
         num_key_value_heads=2, head_dim=16, num_local_experts=2, num_experts_per_tok=1,
     )  # fmt: skip
     model = transformers.GptOssForCausalLM(config).eval()
-    with pytest.raises(dspattn.DspattnError, match="attn_implementation: .*s_aux"):
+    with pytest.raises(dspattn.DspattnError, match=r"attn_implementation: .*s_aux"):
         logits(model, "dspattn_2_4", text(pad=0))
 
 

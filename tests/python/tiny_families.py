@@ -183,7 +183,7 @@ def quiet() -> Any:
         logger.setLevel(before)
 
 
-class NotMade(Exception):
+class NotMadeError(Exception):
     """No small model of a family, or no inputs for it, comes out of its configuration's names alone."""
 
 
@@ -207,9 +207,9 @@ def build(model_type: str, seed: int = 0, attn_implementation: str | None = None
         except DspattnError:
             raise
         except Exception as error:
-            raise NotMade(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+            raise NotMadeError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
         if sum(parameter.numel() for parameter in model.parameters()) > LARGEST:
-            raise NotMade(f"more than {LARGEST} parameters remain")
+            raise NotMadeError(f"more than {LARGEST} parameters remain")
     fill(model, seed)
     return model
 
@@ -344,7 +344,7 @@ def runnable_inputs(model: torch.nn.Module) -> tuple[dict[str, Any], Any]:
                 return inputs, model(**inputs)
         except Exception as error:
             failures[f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"] = None
-    raise NotMade(f"no inputs that {type(model).__name__} takes: {'; '.join(failures)}")
+    raise NotMadeError(f"no inputs that {type(model).__name__} takes: {'; '.join(failures)}")
 
 
 def tensors_of(output: Any) -> list[torch.Tensor]:
