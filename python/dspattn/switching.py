@@ -180,6 +180,13 @@ def restore(model: torch.nn.Module) -> None:
 
     Args:
         model: the module that was given to :func:`apply`.
+
+    Example:
+        >>> encoder = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> applied = apply(encoder, "2:4", example=torch.randn(1, 100, 64))
+        >>> restore(encoder)
+        >>> type(encoder.self_attn).__module__
+        'torch.nn.modules.activation'
     """
     undo = getattr(model, MARK, None)
     if undo is None:

@@ -24,11 +24,16 @@ from dspattn import _ops
 DOCUMENTED = [
     "dspattn.errors",
     "dspattn.functional",
+    "dspattn.inspection",
+    "dspattn.integrations._account",
     "dspattn.integrations.huggingface",
     "dspattn.integrations.sdpa",
     "dspattn.nn",
     "dspattn.patterns",
+    "dspattn.reporting",
     "dspattn.sparse",
+    "dspattn.switching",
+    "dspattn.versions",
 ]
 
 
