@@ -3,6 +3,7 @@
 * :func:`attention`, :func:`varlen_attention`: the functions, in the signature of PyTorch's own.
 * :func:`sddmm`, :func:`softmax`, :func:`spmm`: the paper's three steps, with the sparse matrix between them.
 * :func:`apply`: prune a model layer by layer, with a check that it is so; :func:`restore` undoes it.
+* :func:`propose`: which layers to leave dense, measured on the user's own inputs.
 * :class:`use`: redirect every ``scaled_dot_product_attention`` call of a block.
 * Hugging Face transformers: ``model.set_attn_implementation("dspattn_2_4")``; see
   :mod:`dspattn.integrations.huggingface`.
@@ -17,6 +18,7 @@ from .errors import DspattnError
 from .functional import attention, attention_weights, varlen_attention
 from .integrations import _on_import
 from .integrations.sdpa import use
+from .proposing import propose
 from .reporting import report
 from .sparse import sddmm, softmax, spmm
 from .switching import apply, restore
@@ -28,6 +30,7 @@ __all__ = [
     "attention",
     "attention_weights",
     "nn",
+    "propose",
     "report",
     "restore",
     "sddmm",

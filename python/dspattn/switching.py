@@ -213,6 +213,18 @@ def _caller(model: torch.nn.Module, example: Any) -> Callable[[], Any]:
     raise DspattnError([f"example: expected a dict, a tuple or a tensor, got {type(example).__name__}"])
 
 
+def called(model: torch.nn.Module, example: Any) -> Any:
+    """The model's output for an example, in evaluation."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.no_grad():
+            return _caller(model, example)()
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
 def _planned(
     index: int, name: str, kind: Kind, n_k: int, pattern: str, grouping: Grouping, layers: Layers,
     skip: Sequence[int | str], heads: Heads,

@@ -185,3 +185,22 @@ def test_a_model_that_computes_attention_itself_is_refused() -> None:
     model = transformers.BloomModel(transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2))
     with pytest.raises(dspattn.DspattnError, match="computes attention in its own code"):
         dspattn.apply(model)
+
+
+def test_propose_finds_the_layer_that_suffers() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(SelfAttention() for _ in range(3))).eval()
+    model = torch.nn.Sequential(*[torch.nn.Sequential(part, torch.nn.Linear(32, 32)) for part in model]).eval()
+    with torch.no_grad():
+        for index, part in enumerate(model):
+            part[0].qkv.weight[:64] *= 0.0 if index == 1 else 3.0  # equal scores: half of the weight is pruned
+    plain = model(X)
+    proposal = dspattn.propose(model, "1:2", example=X)
+    assert list(proposal.losses) == ["0.0", "1.0", "2.0"] and all(loss > 0 for loss in proposal.losses.values())
+    worst = max(proposal.losses, key=proposal.losses.__getitem__)
+    assert worst in proposal.skip and len(proposal.skip) < 3 and worst in str(proposal)
+    assert dspattn.propose(model, "1:2", example=X, share=0.0).skip == ()
+    assert len(dspattn.propose(model, "1:2", example=X, share=1.0, measure=lambda out: float(out.std())).losses) == 3
+    assert torch.equal(model(X), plain)
+    with pytest.raises(dspattn.DspattnError, match="share: expected a number between 0 and 1, got 2"):
+        dspattn.propose(model, example=X, share=2)

@@ -30,6 +30,7 @@ DOCUMENTED = [
     "dspattn.integrations.sdpa",
     "dspattn.nn",
     "dspattn.patterns",
+    "dspattn.proposing",
     "dspattn.reporting",
     "dspattn.sparse",
     "dspattn.switching",
