@@ -117,3 +117,28 @@ def test_sentence_transformers(tmp_path: Any) -> None:
     assert moved(vectors["sdpa"], vectors["dspattn_1_2"]) > 1e-4
     applied = dspattn.apply(model, "1:2", example=(model.tokenize(texts),))
     assert len(applied.changed) == 2
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_pytorch_flash_attention() -> None:
+    attend = torch.nn.functional.scaled_dot_product_attention
+    pytest.importorskip("torch.nn.attention._registry", reason="this torch has no registry of flash attention")
+    from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
+
+    from dspattn.integrations import flash
+
+    q, k, v = (torch.randn(1, 2, 150, 16) for _ in range(3))
+    stock = attend(q, k, v)
+    activate_flash_attention_impl(flash.register("1:2"))
+    try:
+        assert torch.equal(attend(q, k, v, is_causal=True), dspattn.attention(q, k, v, is_causal=True, pattern="1:2"))
+        assert torch.equal(
+            torch.ops.aten.scaled_dot_product_attention(q, k, v), dspattn.attention(q, k, v, pattern="1:2")
+        )
+        leaf = q.clone().requires_grad_()
+        with pytest.raises(dspattn.DspattnError, match="expected no gradients"):
+            attend(leaf, k, v).sum().backward()
+    finally:
+        restore_flash_attention_impl()
+    assert torch.equal(attend(q, k, v), stock)
+    assert moved(stock, pruned) > 1e-3

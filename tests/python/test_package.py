@@ -26,6 +26,7 @@ DOCUMENTED = [
     "dspattn.functional",
     "dspattn.inspection",
     "dspattn.integrations._account",
+    "dspattn.integrations.flash",
     "dspattn.integrations.huggingface",
     "dspattn.integrations.sdpa",
     "dspattn.nn",
