@@ -335,6 +335,13 @@ class _Watch(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _LayerBlock(use):
+    """``use`` around one call of a layer, which need not compute attention every time."""
+
+    def tell(self) -> None:
+        pass
+
+
 def _switch(module: torch.nn.Module, layer: Layer) -> Callable[[], None]:
     """Make one module compute its plan; returns what undoes it."""
     plan = layer.plan
@@ -363,7 +370,7 @@ def _switch(module: torch.nn.Module, layer: Layer) -> Callable[[], None]:
         inner = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            with use(plan.pattern, plan.grouping) as switched:
+            with _LayerBlock(plan.pattern, plan.grouping) as switched:
                 out = inner(*args, **kwargs)
             if switched.served:
                 _count(module)

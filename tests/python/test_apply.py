@@ -104,7 +104,7 @@ def test_what_cannot_be_done_raises_and_changes_nothing() -> None:
     with pytest.raises(dspattn.DspattnError, match="expected attention layers"):
         dspattn.apply(torch.nn.Linear(32, 32), example=X)
     dspattn.apply(model, example=X)
-    with pytest.raises(dspattn.DspattnError, match="expected one not switched"):
+    with pytest.raises(dspattn.DspattnError, match="has not switched yet"):
         dspattn.apply(model, example=X)
 
 

@@ -79,8 +79,13 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         mode, fastpath = self._entered.pop()
         mode.__exit__(*exception)
         torch.backends.mha.set_fastpath_enabled(fastpath)
-        if not self._entered and exception[0] is None and _account.is_worth_a_warning(self.served, self.left):
-            warnings.warn(self.report(), stacklevel=2)
+        if not self._entered and exception[0] is None:
+            self.tell()
+
+    def tell(self) -> None:
+        """Warn at the end of a block about what was left to PyTorch, and when nothing arrived."""
+        if _account.is_worth_a_warning(self.served, self.left):
+            warnings.warn(self.report(), stacklevel=3)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
