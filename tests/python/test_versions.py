@@ -7,7 +7,7 @@ import pytest
 from dspattn import versions
 from dspattn.integrations import _on_import, huggingface
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 
 def test_an_old_torch_is_named() -> None:
@@ -18,7 +18,7 @@ def test_an_old_torch_is_named() -> None:
 
 
 def test_an_old_transformers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "__version__", "4.46.3")
+    monkeypatch.setattr(_on_import, "_transformers_version", lambda: "4.46.3")
     monkeypatch.setattr(huggingface, "register", lambda: pytest.fail("registered"))
     with pytest.warns(UserWarning, match=r"not registered with transformers 4.46.3; expected 5.0 or later"):
         _on_import._register()

@@ -27,11 +27,15 @@ def watch() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def _register() -> None:
-    """Register, or say why not: an import of transformers must not fail because dspattn is installed."""
+def _transformers_version() -> str:
     import transformers
 
-    version = transformers.__version__
+    return str(transformers.__version__)
+
+
+def _register() -> None:
+    """Register, or say why not: an import of transformers must not fail because dspattn is installed."""
+    version = _transformers_version()
     if versions.release(version) < versions.OLDEST_TRANSFORMERS:
         wanted = ".".join(map(str, versions.OLDEST_TRANSFORMERS))
         warnings.warn(
