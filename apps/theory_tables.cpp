@@ -1,7 +1,9 @@
 #include "apps/theory_tables.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "dspattn/error.h"
@@ -73,6 +75,15 @@ std::vector<double> parse_correlation(const std::string& text, std::size_t count
   return correlation;
 }
 
+// Where top-k of the density, in whole keys, overtakes the pattern; never where the row is too short for both to
+// differ.
+double overtakes_in_rows(Pattern pattern, double density, std::int64_t keys) {
+  const std::int64_t whole = whole_groups(keys, pattern.group);
+  const std::int64_t kept = std::max<std::int64_t>(1, std::llround(density * static_cast<double>(keys)));
+  if (kept * pattern.group >= whole * pattern.keep) return std::numeric_limits<double>::infinity();
+  return theory::spread_where_topk_overtakes_finite(pattern, kept, whole);
+}
+
 Rows paper_rows(const TheoryOptions& options) {
   const std::int64_t d = options.head_dim;
   const std::int64_t t = options.tile;
@@ -85,8 +96,9 @@ Rows paper_rows(const TheoryOptions& options) {
       paper_row("speedup of 1:2 and 2:4", "(64d+48T)/(57d+25T)", theory::nm_speedup(half, d, t), "equ:speedup_12"),
       paper_row("top-k density as fast as 1:2", "< 0.02", matching, ""),
       paper_row("p sigma where top-k overtakes 1:2", "7", theory::spread_where_topk_overtakes(half, matching), ""),
+      paper_row("it overtakes, rows of --keys", "-", overtakes_in_rows(half, matching, options.keys), "exact"),
       paper_row("Q of 1:2 at p sigma = 7", "0.9999996", theory::one_of_two_quality(7.0, 1.0), "long rows"),
-      paper_row("the same, rows of --keys", "-",
+      paper_row("Q of 1:2 at 7, rows of --keys", "-",
                 theory::nm_quality_finite(half, 7.0, 1.0, whole_groups(options.keys, 2)), "exact"),
       paper_row("fixed density as fast as 1:2", "0.63", theory::fixed_density_matching_nm(half, d, t), "corrected"),
       paper_row("the same, as printed", "0.63", theory::fixed_density_matching_nm_as_printed(d, t),

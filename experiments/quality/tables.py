@@ -103,9 +103,35 @@ def short_table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def replaced(text: str, table: str) -> str | None:
+def kept_share(keys: int, keep: int, group: int, stride: int) -> float:
+    """Share of a row's keys that stay when members of a group are ``stride`` apart: 1 for neighbours."""
+    kept, block = 0, group * stride
+    for start in range(0, keys, block):
+        present = min(block, keys - start)
+        for first in range(min(stride, present)):
+            kept += min(keep, len(range(first, present, stride)))
+    return kept / keys
+
+
+def kept_table() -> str:
+    """How many scores stay, counted: interleaved groups of a block that a row has only begun are not full."""
+    lines = ["| kept, % of the visible scores | groups | " + " | ".join(PATTERNS) + " |", "|---|---|" + "---|" * 4]
+    causal = {f"causal, context {n}": range(1, n + 1) for n in (512, 1024, 2048)}
+    for label, rows in {**causal, "a passage of 174 tokens": range(174, 175)}.items():
+        for grouping in GROUPINGS:
+            cells = []
+            for pattern in PATTERNS:
+                keep, group = map(int, pattern.split(":"))
+                stride = 128 // group if grouping == "interleaved" else 1
+                kept = sum(kept_share(keys, keep, group, stride) * keys for keys in rows)
+                cells.append(f"{100 * kept / sum(rows):.1f}")
+            lines.append(f"| {label if grouping == GROUPINGS[0] else ''} | {grouping} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def replaced(text: str, table: str, marker: str = "quality table") -> str | None:
     """``text`` with what is between its markers replaced; None when it has no markers."""
-    pattern = r"(<!-- quality table[^>]*-->\n).*?(<!-- end of table -->)"
+    pattern = rf"(<!-- {marker}[^>]*-->\n).*?(<!-- end of table -->)"
     if not re.search(pattern, text, re.DOTALL):
         return None
     return re.sub(pattern, lambda match: match[1] + table + "\n" + match[2], text, flags=re.DOTALL)
@@ -117,14 +143,15 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     results = read_results(HERE / "results")
     wrong = 0
-    for path, table in (
-        (ROOT / "docs" / "quality.md", full_table(results)),
-        (ROOT / "README.md", short_table(results)),
+    for path, table, marker in (
+        (ROOT / "docs" / "quality.md", full_table(results), "quality table"),
+        (ROOT / "docs" / "quality.md", kept_table(), "kept scores"),
+        (ROOT / "README.md", short_table(results), "quality table"),
     ):
         before = path.read_text(encoding="utf-8")
-        after = replaced(before, table)
+        after = replaced(before, table, marker)
         if after is None:
-            print(f"error: {path} has no markers for the table", file=sys.stderr)
+            print(f"error: {path} has no markers for {marker}", file=sys.stderr)
             return 2
         if after != before and options.check:
             print(f"{path} is not what the results say: run experiments/quality/tables.py", file=sys.stderr)

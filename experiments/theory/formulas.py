@@ -50,6 +50,7 @@ def evaluate_formulas(program: Path, out: Path) -> None:
     """theory.json (tables and curves) and prediction.json (measured heads), from the maps already measured."""
     sets: dict[str, tuple[str, ...]] = {
         "tables": ("--monte-carlo", "--keys", "512", "--rows", "400"),
+        "page": ("--section", "quality", "--p", "1,2,4", "--density", "0.02,0.5", "--keys", "1024"),
         "spread": ("--section", "quality", "--p", _numbers(np.arange(0.25, 10.01, 0.25)), "--keys", "1024",
                    "--density", "0.02,0.63"),
         "simulated": ("--section", "quality", "--p", "0.5,1,2,3,4,5,6,7,8,9", "--keys", "1024", "--density", "0.02",
@@ -62,6 +63,8 @@ def evaluate_formulas(program: Path, out: Path) -> None:
             sets[f"length {keys} {dim}"] = (
                 "--section", "speed", "--keys", str(keys), "--head-dim", str(dim), "--density", "0.05",
             )  # fmt: skip
+    for keys in (384, 1024, 4096):
+        sets[f"overtakes {keys}"] = ("--section", "paper", "--keys", str(keys))
     predictions: list[dict[str, Any]] = []
     mixtures: dict[str, str] = {}
     for model, file in MODELS.items():

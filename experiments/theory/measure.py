@@ -41,6 +41,10 @@ TASK_RULES = [
     *(at_density("strided", s, per_row=False) for s in (0.5, 0.75, 0.9)),
 ]
 MAP_POWERS = (1.0, 2.0, 4.0, 7.0)  # the paper sweeps "several typical values" up to 7
+# Values of the task on resampled items, the same items for every rule: the spread of a difference between two rules
+# is that of the differences of their draws. Tokens are drawn in runs, since neighbours are not independent.
+DRAWS = 200
+RUN_TOKENS = 128
 SEARCH_POWERS = tuple(np.round(np.concatenate([np.arange(0.1, 1.0, 0.1), np.arange(1.0, 10.01, 0.25)]), 2).tolist())
 
 
@@ -109,7 +113,13 @@ def measure_maps(data: Path, out: Path, windows: int, rows_per_map: int) -> None
 
 
 def _task_rows(
-    model: str, task: str, metric: str, values: dict[str, float], rules: Sequence[Rule], observer: MapObserver
+    model: str,
+    task: str,
+    metric: str,
+    values: dict[str, float],
+    draws: dict[str, list[float]],
+    rules: Sequence[Rule],
+    observer: MapObserver,
 ) -> list[dict[str, Any]]:
     qualities, norms, densities = observer.mean_quality(), observer.mean_frobenius(), observer.mean_density()
     return [
@@ -124,9 +134,23 @@ def _task_rows(
             "value": round(values[rule.name], 5),
             "frobenius": norms[rule.name],
             "quality": qualities[rule.name],
+            "draws": [round(value, 5) for value in draws[rule.name]],
         }
         for rule in rules
     ]
+
+
+def _resampled(items: int) -> NDArray[np.int64]:
+    """[DRAWS, items]: which items each draw takes; the same for every rule."""
+    return np.random.default_rng(0).integers(0, items, (DRAWS, items))
+
+
+def _drawn_perplexities(losses: Sequence[Array]) -> list[float]:
+    runs = [run for window in losses for run in np.split(window, range(RUN_TOKENS, len(window), RUN_TOKENS))]
+    sums, counts = np.array([run.sum() for run in runs]), np.array([len(run) for run in runs])
+    chosen = _resampled(len(runs))
+    drawn: list[float] = np.exp(sums[chosen].sum(1) / counts[chosen].sum(1)).tolist()
+    return drawn
 
 
 def _perplexities(data: Path, tokens: int, window: int) -> tuple[list[dict[str, Any]], int]:
@@ -135,18 +159,19 @@ def _perplexities(data: Path, tokens: int, window: int) -> tuple[list[dict[str, 
     windows = wikitext_windows(tokenizer, data, tokens, window)
     rules = [DENSE, *TASK_RULES]
     observer = MapObserver(rules, SEARCH_POWERS, rows_per_map=12, least_keys=1, statistics=False)
-    values = {}
+    values, draws = {}, {}
     for rule in rules:
         began = time.monotonic()
         with attention.using(rule):
             losses = [evaluate.token_losses(model, ids)[0].numpy() for ids in windows]
         values[rule.name] = evaluate.perplexity(np.concatenate(losses))
+        draws[rule.name] = _drawn_perplexities(losses)
         _say(f"  {rule.name}: perplexity {values[rule.name]:.3f} ({time.monotonic() - began:.1f} s)")
     with attention.using(observer=observer):
         for ids in windows:
             model(ids.unsqueeze(0), use_cache=False)
     count = sum(len(ids) - 1 for ids in windows)
-    return _task_rows("SmolLM2-135M", "WikiText-2", "perplexity", values, rules, observer), count
+    return _task_rows("SmolLM2-135M", "WikiText-2", "perplexity", values, draws, rules, observer), count
 
 
 def _spearmans(data: Path, pairs: int) -> tuple[list[dict[str, Any]], int]:
@@ -155,16 +180,17 @@ def _spearmans(data: Path, pairs: int) -> tuple[list[dict[str, Any]], int]:
     first, second, gold = stsb_pairs(data, pairs)
     rules = [DENSE, *TASK_RULES]
     observer = MapObserver(rules, SEARCH_POWERS, rows_per_map=4, least_keys=1, statistics=False)
-    values = {}
+    values, draws = {}, {}
     for rule in rules:
         with attention.using(rule):
             vectors = evaluate.embed(model, tokenizer, first + second).double()
         cosines = (vectors[: len(first)] * vectors[len(first) :]).sum(-1).numpy()
         values[rule.name] = evaluate.spearman(cosines, gold)
+        draws[rule.name] = [evaluate.spearman(cosines[chosen], gold[chosen]) for chosen in _resampled(len(gold))]
         _say(f"  {rule.name}: Spearman {values[rule.name]:.4f}")
     with attention.using(observer=observer):
         evaluate.embed(model, tokenizer, (first + second)[::8])
-    return _task_rows("MiniLM", "STS-B", "spearman", values, rules, observer), len(gold)
+    return _task_rows("MiniLM", "STS-B", "spearman", values, draws, rules, observer), len(gold)
 
 
 def measure_tasks(data: Path, out: Path, tokens: int, window: int, pairs: int) -> None:

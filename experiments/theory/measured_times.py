@@ -70,11 +70,14 @@ def read_measured(folder: Path) -> Measured:
     return found
 
 
-def read_stages(folder: Path) -> dict[tuple[str, int, int], dict[str, float]]:
-    """Speedup of each stage of the pipeline, by (pattern, keys, head size); stages named as in the traffic model."""
-    found: dict[tuple[str, int, int], dict[str, float]] = {}
+Stages = dict[tuple[str, str, int, int], dict[str, float]]
+
+
+def read_stages(folder: Path) -> Stages:
+    """Speedup of each stage of the pipeline, by (pattern, dtype, keys, head size); stages as in the traffic model."""
+    found: Stages = {}
     for row in _rows(folder / PIPELINE):
         if row.get("stage") in STAGES:
-            key = (row["pattern"], int(row["n_k"]), int(row["d"]))
+            key = (row["pattern"], row.get("dtype", ""), int(row["n_k"]), int(row["d"]))
             found.setdefault(key, {})[STAGES[row["stage"]]] = _speedup(row)
     return found

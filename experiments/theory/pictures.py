@@ -320,33 +320,32 @@ def grouping_task(tasks: dict[str, Any], maps: dict[str, Any], predictions: Rows
     return figure
 
 
-def _stage_bars(axis: Axes, theory: Rows, stages: dict[tuple[str, int, int], dict[str, float]]) -> None:
+def _stage_bars(axis: Axes, theory: Rows, stages: measured_times.Stages) -> None:
     """Speedup of each stage at the longest timed length for which the model was evaluated: model and measured."""
     evaluated = {row["set"] for row in theory}
     names = ("scores", "softmax", "values")
-    place = 0.0
+    place, longest = 0.0, 0
     ticks: list[tuple[float, str]] = []
-    for pattern in sorted({key[0] for key in stages}):
-        timed = [key for key in stages if key[0] == pattern and f"length {key[1]} {key[2]}" in evaluated]
+    for pattern, dtype in sorted({key[:2] for key in stages}):
+        timed = [key for key in stages if key[:2] == (pattern, dtype) and f"length {key[2]} {key[3]}" in evaluated]
         if not timed:
             continue
-        _, keys, dim = max(timed, key=lambda key: key[1])
+        _, _, keys, dim = max(timed, key=lambda key: key[2])
+        longest = max(longest, keys)
         rows = _of(theory, set=f"length {keys} {dim}")
         full, pruned = _of(rows, rule="full")[0], _of(rows, rule=pattern)[0]
         for name in names:
             axis.bar(place, full[name] / pruned[name], 0.4, color=COLOURS[pattern], alpha=0.4)
-            axis.bar(place + 0.4, stages[pattern, keys, dim].get(name, 0.0), 0.4, color=COLOURS[pattern])
-            ticks.append((place + 0.2, f"{name}\n{pattern}\nn = {keys}"))
+            axis.bar(place + 0.4, stages[pattern, dtype, keys, dim].get(name, 0.0), 0.4, color=COLOURS[pattern])
+            ticks.append((place + 0.2, f"{name}\n{pattern}\n{dtype}"))
             place += 1.0
     axis.axhline(1, color="black", lw=0.8)
     axis.set_xticks([x for x, _ in ticks], [text for _, text in ticks], fontsize=7)
     axis.set(ylabel="speedup over unfused dense")
-    axis.set_title("Stages: model (pale), measured (full)", fontsize=10)
+    axis.set_title(f"Stages, n = {longest}: model (pale), measured (full)", fontsize=10)
 
 
-def speedups(
-    theory: Rows, measured: measured_times.Measured, stages: dict[tuple[str, int, int], dict[str, float]]
-) -> Figure:
+def speedups(theory: Rows, measured: measured_times.Measured, stages: measured_times.Stages) -> Figure:
     """The three speed models against density, and against length with measured times where there are any."""
     figure, axes = _panels(3 if stages else 2)
     density, length = axes[:2]

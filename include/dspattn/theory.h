@@ -53,6 +53,8 @@ double nm_quality_grouped(Pattern pattern, Grouping grouping, double p, double s
 
 // p * sigma above which top-k of this density keeps more than the pattern does ("p sigma < 7" in the paper).
 double spread_where_topk_overtakes(Pattern pattern, double density);
+// The same for rows of `keys` keys of which top-k keeps `kept_keys`; infinite where it is beyond 30.
+double spread_where_topk_overtakes_finite(Pattern pattern, std::int64_t kept_keys, std::int64_t keys);
 
 // ---------------------------------------------------------------------------------------------------------------
 // Memory traffic of one head, in elements, products tiled T x T. [tab:density_theory]

@@ -70,5 +70,17 @@ Traffic count_nm_traffic(const Shape& shape, Pattern pattern, int element_bits =
 Traffic count_performer_traffic(const Shape& shape, std::int64_t features);
 Traffic count_nystrom_traffic(const NystromShape& shape, Pattern pattern, int element_bits = 16);
 Traffic count_linformer_traffic(const LinformerShape& shape, Pattern pattern, int element_bits = 16);
+// Blocks of tile x tile; kept[row * columns + column] says whether a block is computed. Blocks are whole: keys must be
+// a multiple of the tile.
+Traffic count_block_sparse_traffic(const Shape& shape, std::span<const bool> kept, Pattern pattern,
+                                   int element_bits = 16);
+
+// Nystromformer by doing: F, A+ and B are made with their nonzeros in place, (F A+)(B V) is multiplied out entry by
+// entry, and every product and every stored value is counted. Keys and landmarks must be multiples of the group.
+struct NystromCount {
+  std::int64_t products = 0;       // multiplications by stored values
+  std::int64_t stored_values = 0;  // landmarks of Q, F, B, A+ and the output; metadata is not a value
+};
+NystromCount count_nystrom(const NystromShape& shape, Pattern pattern);
 
 }  // namespace dspattn::theory

@@ -3,6 +3,10 @@
 * :func:`attention`, :func:`varlen_attention`: the functions, in the signature of PyTorch's own.
 * :func:`merge`: joins attention over parts of the keys.
 * :func:`sddmm`, :func:`softmax`, :func:`spmm`: the paper's three steps, with the sparse matrix between them.
+* :func:`block_attention`, :mod:`dspattn.block_masks`: blocked-ELL masks with N:M inside the blocks.
+* :mod:`dspattn.zoo`: the other mechanisms of the paper's comparison, by name.
+* :func:`apply`: prune a model layer by layer, with a check that it is so; :func:`restore` undoes it.
+* :func:`propose`: which layers to leave dense, measured on the user's own inputs.
 * :class:`use`: redirect every ``scaled_dot_product_attention`` call of a block.
 * Hugging Face transformers: ``model.set_attn_implementation("dspattn_2_4")``; see
   :mod:`dspattn.integrations.huggingface`.
@@ -12,29 +16,38 @@
 
 from __future__ import annotations
 
-from . import nn, sparse
+from . import block_masks, nn, sparse, zoo
+from .block_masks import block_attention
 from .errors import DspattnError
 from .functional import attention, attention_weights, varlen_attention
 from .integrations import _on_import
 from .integrations.sdpa import use
 from .merging import merge
+from .proposing import propose
 from .reporting import report
 from .sparse import sddmm, softmax, spmm
+from .switching import apply, restore
 
 __version__ = "0.1.0"
 __all__ = [
     "DspattnError",
+    "apply",
     "attention",
     "attention_weights",
+    "block_attention",
+    "block_masks",
     "merge",
     "nn",
+    "propose",
     "report",
+    "restore",
     "sddmm",
     "softmax",
     "sparse",
     "spmm",
     "use",
     "varlen_attention",
+    "zoo",
 ]
 
 _on_import.watch()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import versions
 from ._schema import ProblemArguments
 from .errors import DspattnError
 from .patterns import INTERLEAVE_BLOCK, MAX_GROUP
@@ -37,6 +38,7 @@ def _library_file() -> Path:
     )
 
 
+versions.require_torch(torch.__version__)
 torch.ops.load_library(_library_file())
 
 attention = torch.ops.dspattn.attention.default

@@ -1,5 +1,9 @@
 // Traffic by counting: every product is walked tile by tile and each load and store is added up.
 #include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "dspattn/theory_monte_carlo.h"
 #include "theory/check.h"
@@ -49,6 +53,46 @@ double walk_product(std::int64_t rows, std::int64_t cols, std::int64_t inner, st
     }
   }
   return moved;
+}
+
+// A matrix of which only some entries are stored: per row the columns.
+using StoredRows = std::vector<std::vector<std::int64_t>>;
+
+// `keep` of every `group` columns; which ones does not matter to a count, but they differ from row to row.
+StoredRows nonzeros(std::int64_t rows, std::int64_t cols, Pattern pattern) {
+  StoredRows matrix(static_cast<std::size_t>(rows));
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t column = 0; column < cols; ++column) {
+      const bool kept = (column + row) % pattern.group < pattern.keep;
+      if (kept) matrix[static_cast<std::size_t>(row)].push_back(column);
+    }
+  }
+  return matrix;
+}
+
+std::int64_t stored_count(const StoredRows& matrix) {
+  std::int64_t count = 0;
+  for (const auto& row : matrix) count += static_cast<std::int64_t>(row.size());
+  return count;
+}
+
+// The product of two such matrices, entry by entry: how often it multiplies, and which entries it has.
+std::pair<std::int64_t, StoredRows> multiply(const StoredRows& left, const StoredRows& right, std::int64_t cols) {
+  std::int64_t products = 0;
+  StoredRows result(left.size());
+  for (std::size_t row = 0; row < left.size(); ++row) {
+    std::vector<bool> touched(static_cast<std::size_t>(cols), false);
+    for (const std::int64_t inner : left[row]) {
+      for (const std::int64_t column : right[static_cast<std::size_t>(inner)]) {
+        ++products;
+        touched[static_cast<std::size_t>(column)] = true;
+      }
+    }
+    for (std::int64_t column = 0; column < cols; ++column) {
+      if (touched[static_cast<std::size_t>(column)]) result[row].push_back(column);
+    }
+  }
+  return {products, std::move(result)};
 }
 
 // Reads `in` elements of each row and writes `out`.
@@ -171,6 +215,51 @@ Traffic count_linformer_traffic(const LinformerShape& shape, Pattern pattern, in
           .softmax = walk_rows(n, pruned.values(k), pruned.values(k)),
           .values = walk_product(n, d, k, shape.tile, pruned, {}),
           .other = walk_product(k, d, n, shape.tile, pruned, {}) + walk_product(k, d, n, shape.tile, pruned, {})};
+}
+
+Traffic count_block_sparse_traffic(const Shape& shape, std::span<const bool> kept, Pattern pattern, int element_bits) {
+  check_shape("count_block_sparse_traffic", shape.keys, shape.head_dim, shape.tile);
+  const std::int64_t blocks = shape.keys / shape.tile;
+  Check check("count_block_sparse_traffic");
+  check.pattern(pattern);
+  check.require(shape.keys % shape.tile == 0, "keys", "a multiple of the tile", std::to_string(shape.keys));
+  check.require(static_cast<std::int64_t>(kept.size()) == blocks * blocks, "kept",
+                std::to_string(blocks * blocks) + " blocks", std::to_string(kept.size()));
+  check.raise();
+  const Stored pruned = stored(pattern, element_bits);
+  const std::int64_t t = shape.tile;
+  Traffic total;
+  for (std::int64_t row = 0; row < blocks; ++row) {
+    std::int64_t seen = 0;
+    for (std::int64_t column = 0; column < blocks; ++column) {
+      if (!kept[static_cast<std::size_t>(row * blocks + column)]) continue;
+      ++seen;
+      total.scores += walk_product(t, t, shape.head_dim, t, {}, pruned);
+    }
+    total.softmax += walk_rows(t, pruned.values(seen * t), pruned.values(seen * t));
+    total.values += walk_product(t, shape.head_dim, seen * t, t, pruned, {});
+  }
+  return total;
+}
+
+NystromCount count_nystrom(const NystromShape& shape, Pattern pattern) {
+  Check check("count_nystrom");
+  check.pattern(pattern).at_least("landmarks", shape.landmarks, 1).at_least("keys", shape.keys, 1);
+  check.at_least("head_dim", shape.head_dim, 1);
+  check.require(shape.keys % pattern.group == 0, "keys", "a multiple of the group", std::to_string(shape.keys));
+  check.require(shape.landmarks % pattern.group == 0, "landmarks", "a multiple of the group",
+                std::to_string(shape.landmarks));
+  check.raise();
+  const std::int64_t n = shape.keys, m = shape.landmarks, d = shape.head_dim;
+  const StoredRows f = nonzeros(n, m, pattern), b = nonzeros(m, n, pattern);
+  const StoredRows square = nonzeros(m, m, Pattern::dense()), v = nonzeros(n, d, Pattern::dense());
+  const auto [of_f, f_inverse] = multiply(f, square, m);
+  const auto [of_b, few_values] = multiply(b, v, d);
+  const auto [of_both, out] = multiply(f_inverse, few_values, d);
+  const std::int64_t of_inverse = multiply(square, square, m).first;  // one step of the pseudo-inverse
+  const std::int64_t landmarks = stored_count(nonzeros(m, d, Pattern::dense()));
+  return {.products = of_f + of_b + of_both + of_inverse,
+          .stored_values = landmarks + stored_count(f) + stored_count(b) + stored_count(square) + stored_count(out)};
 }
 
 }  // namespace dspattn::theory

@@ -34,7 +34,7 @@ double sum_norm2(const KernelPoint& point) {
 
 double kernel_squared(const KernelPoint& point) { return std::exp(2.0 * point.dot / root_dim(point)); }
 
-// exp(-(|x|^2+|y|^2)/2): what the kernel would be if q . k were 0 after both feature maps' scaling.
+// exp(-(|x|^2+|y|^2)/2): what the kernel SM = exp(x.y) is times exp(-|x+y|^2/2).
 double norm_factor(const KernelPoint& point) {
   return std::exp(-0.5 * (point.query_norm2 + point.key_norm2) / root_dim(point));
 }
@@ -146,8 +146,8 @@ double performer_relative_mse(std::int64_t head_dim, std::int64_t features) {
   check.require(head_dim > 36, "head_dim", "> 36 (the mean square diverges for q, k ~ N(0, I) otherwise)",
                 show(head_dim));
   check.raise();
-  // E exp(c(|q|^2+|k|^2) + 2 b q.k) = ((1-2(c+b))(1-2(c-b)))^(-d/2): b = c = 1/sqrt d twice over for SM^2 exp(v), and
-  // c = 0, b = 1/sqrt d for SM^2.
+  // E exp(c(|q|^2+|k|^2) + 2 b q.k) = ((1-2(c+b))(1-2(c-b)))^(-d/2): c = 1/sqrt d, b = 2/sqrt d for SM^2 exp(v), since
+  // v = (|q|^2+|k|^2+2 q.k)/sqrt d, and c = 0, b = 1/sqrt d for SM^2.
   const auto d = static_cast<double>(head_dim);
   const double root = std::sqrt(d);
   const double log_square = -0.5 * d * (std::log1p(-6.0 / root) + std::log1p(2.0 / root));

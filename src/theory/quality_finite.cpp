@@ -6,6 +6,8 @@
 // the chance that fewer than N of the other M-1 scores of the group are larger. Top-k of n keys is k:n.
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "dspattn/theory.h"
@@ -86,6 +88,31 @@ double topk_quality_finite(std::int64_t kept_keys, double p, double sigma, std::
   check.require(kept_keys >= 1 && kept_keys <= keys, "kept_keys", "in [1, keys = " + show(keys) + "]", show(kept_keys));
   check.raise();
   return mean_ratio(kept_keys, keys, p * sigma, keys);
+}
+
+double spread_where_topk_overtakes_finite(Pattern pattern, std::int64_t kept_keys, std::int64_t keys) {
+  Check check("spread_where_topk_overtakes_finite");
+  check.pattern(pattern).at_least("keys", keys, 1).at_least("kept_keys", kept_keys, 1).raise();
+  const double share = static_cast<double>(pattern.keep) / pattern.group * static_cast<double>(keys);
+  check.require(static_cast<double>(kept_keys) < share, "kept_keys",
+                "fewer than the pattern's " + show(share) + " (top-k of more never keeps less)",
+                std::to_string(kept_keys));
+  check.raise();
+  const auto topk_behind = [&](double spread) {
+    return topk_quality_finite(kept_keys, spread, 1.0, keys) < nm_quality_finite(pattern, spread, 1.0, keys);
+  };
+  double low = 0.0;
+  double high = 1.0;
+  while (topk_behind(high)) {
+    low = high;
+    high *= 1.5;
+    if (high > 30.0) return std::numeric_limits<double>::infinity();
+  }
+  for (int i = 0; i < 16; ++i) {  // to 1e-4: each step costs two double integrals
+    const double middle = 0.5 * (low + high);
+    (topk_behind(middle) ? low : high) = middle;
+  }
+  return 0.5 * (low + high);
 }
 
 }  // namespace dspattn::theory

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +187,7 @@ def bench_rows() -> list[dict]:
         row | {"n_k": 4096, "median_us": None, "peers": {"unfused": {"peak_bytes": 5}}},
         row | {"pattern": "dense", "peers": {"unfused": {"median_us": 1.0}}},
         row | {"stage": "softmax", "peers": {"unfused": {"median_us": 80.0}}},
+        row | {"stage": "softmax", "dtype": "fp32", "peers": {"unfused": {"median_us": 60.0}}},
         row | {"mask": "causal", "peers": {"unfused": {"median_us": 1.0}}},
     ]
 
@@ -195,7 +198,10 @@ def test_measured_times_become_speedups(tmp_path):
     (series,) = measured_times.read_measured(tmp_path)
     assert series.keys == [512, 1024] and series.speedups == [1.2, 2.0]
     assert series.label == "pipeline 2:4 bf16 measured, d = 64"
-    assert measured_times.read_stages(tmp_path) == {("2:4", 1024, 64): {"softmax": 1.6}}
+    assert measured_times.read_stages(tmp_path) == {
+        ("2:4", "bf16", 1024, 64): {"softmax": 1.6},
+        ("2:4", "fp32", 1024, 64): {"softmax": 1.2},  # another type does not take the place of the first
+    }
 
 
 @pytest.mark.long
@@ -218,3 +224,9 @@ def test_the_speed_picture_gains_a_panel_with_measured_stages(tmp_path):
     without = pictures.speedups(rows, [], {})
     assert len(with_times.axes) == 3 and len(without.axes) == 2
     with_times.savefig(tmp_path / "speedups.png")
+
+
+def test_the_page_says_what_the_results_say():
+    script = ROOT / "experiments" / "theory" / "tables.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

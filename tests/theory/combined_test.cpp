@@ -25,6 +25,15 @@ TEST(Combined, TrafficEqualsTheCountOnWholeTiles) {
   }
 }
 
+TEST(Combined, NystromFormulasEqualAProductMultipliedOut) {
+  constexpr NystromShape kSmall{.keys = 96, .head_dim = 12, .tile = 64, .landmarks = 24};
+  for (const Pattern pattern : {Pattern::dense(), Pattern{1, 2}, Pattern{2, 4}, Pattern{1, 4}, Pattern{4, 8}}) {
+    const NystromCount counted = count_nystrom(kSmall, pattern);
+    EXPECT_DOUBLE_EQ(nystrom_products(kSmall, pattern), static_cast<double>(counted.products));
+    EXPECT_DOUBLE_EQ(nystrom_memory(kSmall, pattern), static_cast<double>(counted.stored_values));
+  }
+}
+
 TEST(Combined, NystromCountsArethePapers) {
   const double n = 1024, d = 64, m = 128;
   EXPECT_DOUBLE_EQ(nystrom_products(kNystrom, Pattern::dense()), n * m * m + m * n * d + m * m * m + n * m * d);
@@ -36,6 +45,22 @@ TEST(Combined, NystromCountsArethePapers) {
 TEST(Combined, PruningAlwaysMovesLess) {
   EXPECT_LT(nystrom_traffic(kNystrom, {2, 4}).total(), nystrom_traffic(kNystrom, Pattern::dense()).total());
   EXPECT_LT(linformer_traffic(kLinformer, {2, 4}).total(), linformer_traffic(kLinformer, Pattern::dense()).total());
+}
+
+// A quarter of the blocks in rows of unequal length, one of them empty; every extent a multiple of the tile.
+TEST(Combined, BlockSparsityEqualsTheCountOfItsBlocks) {
+  const Shape shape{.keys = 512, .head_dim = 128, .tile = 64};
+  bool kept[64] = {};
+  for (const int block : {0, 1, 2, 3, 4, 5, 6, 9, 18, 27, 34, 36, 45, 54, 55, 63}) kept[block] = true;
+  for (const Pattern pattern : {Pattern::dense(), Pattern{1, 2}, Pattern{2, 4}}) {
+    for (const int bits : {16, 32}) {
+      const Traffic formula = block_sparse_traffic(shape, 0.25, pattern, bits);
+      const Traffic counted = count_block_sparse_traffic(shape, kept, pattern, bits);
+      EXPECT_DOUBLE_EQ(formula.scores, counted.scores);
+      EXPECT_DOUBLE_EQ(formula.softmax, counted.softmax);
+      EXPECT_DOUBLE_EQ(formula.values, counted.values);
+    }
+  }
 }
 
 TEST(Combined, BlockSparsityIsFixedSparsityTimesThePattern) {

@@ -148,6 +148,16 @@ TEST(NmQuality, DependsOnPTimesSigmaOnly) {
   EXPECT_NEAR(nm_quality_finite({2, 4}, 2.0, 1.5, 64), nm_quality_finite({2, 4}, 1.0, 3.0, 64), 1e-12);
 }
 
+TEST(TopkOvertakes, LaterInFiniteRows) {
+  constexpr std::int64_t kKeys = 4096, kKept = 83;
+  const double spread = spread_where_topk_overtakes_finite({1, 2}, kKept, kKeys);
+  const auto topk = [&](double at) { return topk_quality_finite(kKept, at, 1.0, kKeys); };
+  const auto pruned = [&](double at) { return nm_quality_finite({1, 2}, at, 1.0, kKeys); };
+  EXPECT_LT(topk(spread - 0.01), pruned(spread - 0.01));
+  EXPECT_GT(topk(spread + 0.01), pruned(spread + 0.01));
+  EXPECT_GT(spread, spread_where_topk_overtakes({1, 2}, static_cast<double>(kKept) / kKeys) + 1.0);
+}
+
 TEST(TopkOvertakes, IsWhereTheQualitiesCross) {
   for (const Pattern pattern : {Pattern{1, 2}, Pattern{2, 4}}) {
     const double spread = spread_where_topk_overtakes(pattern, 0.1);

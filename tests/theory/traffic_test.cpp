@@ -81,6 +81,31 @@ TEST(Density, GivesEqualSpeed) {
   }
 }
 
+// The densities by counting: 2 % of the density to either side the walks of long rows are in the stated order.
+TEST(Density, IsWhereTheWalksCross) {
+  const Shape shape{.keys = 16384, .head_dim = 128, .tile = 64};
+  const auto n = static_cast<double>(shape.keys);
+  const double pruned = count_nm_traffic(shape, {2, 4}).total();
+  const double full = count_full_traffic(shape).total();
+  const auto topk = [&](double density) {
+    return count_topk_traffic(shape, static_cast<std::int64_t>(density * n)).total();
+  };
+  const double to_win = topk_density_to_win(shape.head_dim, shape.tile);
+  EXPECT_LT(topk(0.98 * to_win), full);
+  EXPECT_GT(topk(1.02 * to_win), full);
+  const double matching = topk_density_matching_nm({2, 4}, shape.head_dim, shape.tile);
+  EXPECT_LT(topk(0.98 * matching), pruned);
+  EXPECT_GT(topk(1.02 * matching), pruned);
+  for (const FixedReads reads : {FixedReads::all_values, FixedReads::kept_values}) {
+    const double fixed = fixed_density_matching_nm({2, 4}, shape.head_dim, shape.tile, reads);
+    const auto traffic = [&](double density) {
+      return count_fixed_traffic(shape, static_cast<std::int64_t>(density * n), reads).total();
+    };
+    EXPECT_LT(traffic(0.98 * fixed), pruned);
+    EXPECT_GT(traffic(1.02 * fixed), pruned);
+  }
+}
+
 TEST(Metadata, IsOneSixteenthForTheHardwarePatterns) {
   EXPECT_DOUBLE_EQ(metadata_fraction({2, 4}, 16), 1.0 / 16);
   EXPECT_DOUBLE_EQ(metadata_fraction({1, 2}, 32), 1.0 / 16);

@@ -13,7 +13,7 @@ import torch
 from ..errors import DspattnError
 from ..functional import attention
 from ..patterns import Grouping, parse_grouping, parse_pattern
-from . import _beyond_modes, _redirect
+from . import _account, _beyond_modes, _redirect
 from ._wrapping import wrapped
 
 P = ParamSpec("P")
@@ -36,14 +36,16 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         pattern: ``"2:4"``, ``"1:2"``, any ``"N:M"``, or ``"dense"``.
         grouping: ``"interleaved"`` or ``"consecutive"``.
         strict: raise for a call that cannot be served (dropout, a type or size the kernels do not take). With False,
-            such calls are left to PyTorch; ``left`` then says how many and why, and a warning tells at the end.
+            such calls are left to PyTorch; ``left`` then says how many and why, and a warning tells at the end. So it
+            does when no call arrived at all.
 
     Attributes:
         served: how many calls :func:`dspattn.attention` answered.
+        short: how many of those had so few keys that nothing was pruned.
         left: for each reason, how many calls were left to PyTorch.
 
     Example:
-        >>> q = k = v = torch.randn(1, 2, 10, 8)
+        >>> q = k = v = torch.randn(1, 2, 100, 8)
         >>> with use("2:4") as switched:
         ...     out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
         >>> print(switched.report())
@@ -53,7 +55,7 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         ... def forward(q, k, v):
         ...     return torch.nn.functional.scaled_dot_product_attention(q, k, v)
         >>> forward(q, k, v).shape
-        torch.Size([1, 2, 10, 8])
+        torch.Size([1, 2, 100, 8])
     """
 
     def __init__(self, pattern: str = "2:4", grouping: Grouping = "interleaved", *, strict: bool = True) -> None:
@@ -63,6 +65,7 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         self.grouping: Grouping = grouping
         self.strict = strict
         self.served = 0
+        self.short = 0
         self.left: Counter[str] = Counter()
         self._counting = threading.Lock()  # one object may be open in many threads
 
@@ -76,8 +79,8 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
             self.tell()
 
     def tell(self) -> None:
-        """Warn about what was left to PyTorch, at the end of a block."""
-        if self.left:
+        """Warn at the end of a block about what was left to PyTorch, and when nothing arrived."""
+        if _account.is_worth_a_warning(self.served, self.left):
             warnings.warn(self.report(), stacklevel=3)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -85,12 +88,7 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
 
     def report(self) -> str:
         """How many calls were served and, for each reason, how many were left to PyTorch."""
-        served = f"{_calls(self.served)} ran with {self.pattern} {self.grouping}"
-        if not self.left:
-            return f"{served}; none was left to PyTorch"
-        lines = [f"{served}; {_calls(sum(self.left.values()))} left to PyTorch:"]
-        lines += [f"  {count} x {reason}" for reason, count in self.left.most_common()]
-        return "\n".join(lines)
+        return _account.summary(f"{self.pattern} {self.grouping}", self.served, self.short, self.left)
 
     def answer(self, *args: Any, **kwargs: Any) -> Any:
         """One call of scaled_dot_product_attention made inside the block."""
@@ -101,7 +99,8 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
             except DspattnError as error:
                 reasons = list(error.reasons)
             else:
-                self._count(None)
+                key = args[1] if len(args) > 1 else kwargs["key"]
+                self._count(None, _account.is_short(key.shape[-2], self.pattern, self.grouping))
                 return out
         return self.leave_to_pytorch(reasons, _redirect.SDPA, *args, **kwargs)
 
@@ -120,22 +119,19 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         with _redirect.as_in(None):  # a block around this one does not prune it either
             return function(*args, **kwargs)
 
-    def _count(self, left_because: str | None) -> None:
+    def _count(self, left_because: str | None, short: bool = False) -> None:
         if torch.compiler.is_compiling():  # one thread traces, and a compiler knows no locks
-            self._add(left_because)
+            self._add(left_because, short)
             return
         with self._counting:
-            self._add(left_because)
+            self._add(left_because, short)
 
-    def _add(self, left_because: str | None) -> None:
+    def _add(self, left_because: str | None, short: bool) -> None:
         if left_because is None:
             self.served += 1
+            self.short += short
         else:
             self.left[left_because] += 1
-
-
-def _calls(count: int) -> str:
-    return f"{count} attention call{'' if count == 1 else 's'}"
 
 
 def _foreign(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> list[str]:
