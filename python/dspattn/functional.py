@@ -459,6 +459,8 @@ def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = Non
 
 def stand_in() -> Any:
     """The open block of dspattn.parallel.context that this thread is in, or None."""
+    if not stand_ins:  # a compiler that traces this cannot ask for the thread
+        return None
     thread = threading.get_ident()
     return next((other for other in reversed(stand_ins) if other.thread == thread), None)
 
