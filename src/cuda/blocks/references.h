@@ -23,12 +23,14 @@ struct Raised {
 };
 
 // To those of a tile, minus which are given; NaN: no visible key in the tile.
-__device__ __forceinline__ Raised raise_references(float tile_minus0, float tile_minus1, RowState& state) {
-  const auto raise = [](float of_tile, float& minus, float& shrink, bool& unset) {
+// `unit`: from references to logarithms.
+__device__ __forceinline__ Raised raise_references(float tile_minus0, float tile_minus1, RowState& state,
+                                                   float unit = 1.0f) {
+  const auto raise = [unit](float of_tile, float& minus, float& shrink, bool& unset) {
     // fminf takes the number when the other is NaN: an unset reference, no key in this tile, or a NaN score, whose
     // weight shows it.
     const float raised = fminf(minus, of_tile);
-    shrink = minus > raised ? ptx::exp2_fast(raised - minus) : 1.0f;
+    shrink = minus > raised ? ptx::exp2_fast((raised - minus) * unit) : 1.0f;
     unset = std::isnan(raised);
     minus = unset ? 0.0f : raised;
   };

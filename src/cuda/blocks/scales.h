@@ -12,6 +12,8 @@ struct ScoreScales {
   std::uint32_t exp2_scale_half = 0;  // the same in fp16, twice: where exponentials are taken in fp16
   float exp2_scale_ratio = 1;         // of the two
   float bias_scale = 1;               // from a bias to the compared scores: 2^-e / scale
+  // fp32 with a bias: a power of two, at most 1, that scores are multiplied by, so that no finite bias overflows them.
+  float score_unit = 1;
 
   // A factor and a summand that change nothing; the compiler does not know, and must not.
   float opaque_one = 1;

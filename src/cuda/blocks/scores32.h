@@ -3,6 +3,7 @@
 // A thread holds rows g and g + 8 of its warp's 16 (g = lane / 4) and, of every pair of keys in its quad's share, both.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "cuda/blocks/mask_pointers.h"
@@ -49,16 +50,16 @@ __device__ __forceinline__ void mask_band(Scores<C>& scores, const tile::KeyMap&
   });
 }
 
-// Adds the bias; -inf masks, and a finite bias does not, however low: sums are clamped to a score whose weight a float
-// can still tell from nothing. Absent keys read key 0's: they are masked afterwards.
+// Adds the bias; -inf masks, and a finite bias does not, however low: sums stay finite. Absent keys read key 0's: they
+// are masked afterwards.
 template <typename C>
 __device__ __forceinline__ void add_bias(Scores<C>& scores, const ScoreScales& scales, const tile::KeyMap& keys,
                                          const MaskPointers& bias, int present, int part, int t) {
-  const float lowest = -0x1p28f / scales.exp2_scale;
+  constexpr float kLargest = 3.402823466e38f;
   const auto add = [&](const std::uint8_t* pointer, float& score) {
     const float value = *reinterpret_cast<const float*>(pointer);
-    const float sum = ptx::max_nan(fmaf(value, scales.bias_scale, score), lowest);
-    score = value == -INFINITY ? -INFINITY : sum;
+    const float sum = fmaf(value, scales.bias_scale, score * scales.score_unit);
+    score = value == -INFINITY ? -INFINITY : std::isinf(sum) ? copysignf(kLargest, sum) : sum;
   };
   each_score<C>(keys, part, t, [&](int at, int key) {
     const int offset = (key < present ? key : 0) * bias.key_bytes;
@@ -78,13 +79,20 @@ __device__ __forceinline__ void mask_allowed(Scores<C>& scores, const tile::KeyM
   });
 }
 
+// Beyond this a reference's rounding (times `scale`, base 2) would show in the weights, and far beyond it overflow
+// them.
+inline constexpr float kLargestNearReference = 0x1p20f;
+
 // Weights as the sparse product takes them, and their sums, unrounded, added to tile0 and tile1. Adding half a unit of
 // tf32 rounds to nearest, because the tensor core drops the bits below: weights are not negative. A NaN may turn into
-// something else here; the row's sum keeps it.
-template <typename C>
+// something else here; the row's sum keeps it. kFar: the difference from the reference is taken before the product with
+// `scale`, which is exact wherever weights are not 0; one instruction more a weight.
+template <typename C, bool kFar>
 __device__ __forceinline__ void weigh_tile(const Scores<C>& scores, const tile::QuadTranspose& transpose, float scale,
                                            const RowState& state, std::uint32_t (&weights)[C::kTileK / 4],
                                            std::uint32_t (&metadata)[C::kTileK / 32], float& tile0, float& tile1) {
+  const float minus0 = state.minus0 * scale;
+  const float minus1 = state.minus1 * scale;
   constexpr std::uint32_t kHalfUnit = 0x1000;
 #pragma unroll
   for (int word = 0; word < C::kTileK / 32; ++word) {
@@ -97,8 +105,8 @@ __device__ __forceinline__ void weigh_tile(const Scores<C>& scores, const tile::
       const int b = tile::pair_register(j, i, 1, C::kTileK);
       const tile::KeptOfPair kept = tile::keep_one(scores[a], scores[b], scores[a + 2], scores[b + 2]);
       second[p] = kept.second;
-      const float weight0 = ptx::exp2_fast(fmaf(kept.row0, scale, state.minus0));
-      const float weight1 = ptx::exp2_fast(fmaf(kept.row1, scale, state.minus1));
+      const float weight0 = ptx::exp2_fast(kFar ? (kept.row0 + state.minus0) * scale : fmaf(kept.row0, scale, minus0));
+      const float weight1 = ptx::exp2_fast(kFar ? (kept.row1 + state.minus1) * scale : fmaf(kept.row1, scale, minus1));
       tile0 += weight0;
       tile1 += weight1;
       weights[tile::weight_register(j, i, 0)] = __float_as_uint(weight0) + kHalfUnit;
@@ -110,7 +118,7 @@ __device__ __forceinline__ void weigh_tile(const Scores<C>& scores, const tile::
   }
 }
 
-// Raises the references to the tile's largest scores: a row's largest always survives pruning.
+// Raises the references, which are scores here, to the tile's largest: a row's largest always survives pruning.
 template <typename C>
 __device__ __forceinline__ Raised raise_reference(const Scores<C>& scores, float scale, RowState& state) {
   float top0 = scores[0];
@@ -125,8 +133,8 @@ __device__ __forceinline__ Raised raise_reference(const Scores<C>& scores, float
     x = ptx::max_nan(x, __shfl_xor_sync(~0u, x, 1));
     return ptx::max_nan(x, __shfl_xor_sync(~0u, x, 2));
   };
-  const auto minus = [&](float top) { return top == -INFINITY ? NAN : -top * scale; };
-  return raise_references(minus(over_quad(top0)), minus(over_quad(top1)), state);
+  const auto minus = [](float top) { return top == -INFINITY ? NAN : -top; };
+  return raise_references(minus(over_quad(top0)), minus(over_quad(top1)), state, scale);
 }
 
 }  // namespace dspattn::cuda::blocks::tf32

@@ -61,6 +61,9 @@ __device__ __forceinline__ float inverse(float sum) {
 template <typename C>
 __device__ __forceinline__ float log_sum_exp(const ScoreScales& scales, float sum, float minus) {
   constexpr float kLn2 = 0.6931471805599453f;
+  if constexpr (C::kReferenceIsScore) {
+    return sum == 0 ? -INFINITY : fmaf(-minus, scales.exp2_scale, ptx::log2_fast(sum)) * kLn2;
+  }
   // Of the reference, the part that is a score is taken at the precise scale.
   const float precise = C::kHalfExponentials ? scales.exp2_scale_ratio : 1.0f;
   const float score = -minus - C::kHeadroom;

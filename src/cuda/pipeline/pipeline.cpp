@@ -114,7 +114,9 @@ void run_qk_prune(const QkPruneArgs& args, const BlockWalk& walk, Code code) {
   params.interleaved = shape.grouping == Grouping::interleaved;
   const double d = static_cast<double>(args.q.extent(3) > 0 ? args.q.extent(3) : 1);
   const double scale = args.scale.value_or(1.0 / std::sqrt(d));
-  const double key_scale = shape.dtype == DType::f32 ? 1.0 : core::selection_scale(scale);
+  // fp32 is compared as it is; beside a bias in a unit in which no finite bias overflows.
+  const double unit = args.mask.bias.present() ? std::min(1.0, core::selection_scale(scale)) : 1.0;
+  const double key_scale = shape.dtype == DType::f32 ? unit : core::selection_scale(scale);
   params.key_scale = static_cast<float>(key_scale);
   params.value_scale = static_cast<float>(scale / key_scale);
   params.bias_scale = static_cast<float>(1.0 / scale);

@@ -171,16 +171,30 @@ __device__ __forceinline__ LaneResult prune_half(const QkPruneParams& p, int row
                                                  Visible visible, int group_log2, float value_scale,
                                                  float (&scores)[Job::kPlaces / 8][4]) {
   constexpr bool kScaled = std::is_same_v<Element, __nv_bfloat16>;  // see prepare_keys
+  constexpr bool kFp32 = std::is_same_v<Element, float>;
   if constexpr (kMasks == QkMasks::elements) {
     if (p.mask.bias != nullptr) {
+      if constexpr (kFp32) {
+#pragma unroll
+        for (int i = 0; i < Job::kPlaces / 2; ++i) scores[i / 4][i % 4] *= p.key_scale;
+      }
       add_bias<Job::kPlaces / 8>(p, lane_tile_of(p, same_job<Job>(p), row16, own),
-                                 kScaled ? p.bias_scale * p.key_scale : p.bias_scale, scores);
+                                 kScaled || kFp32 ? p.bias_scale * p.key_scale : p.bias_scale, scores);
     }
   }
   LaneKeys<Element> keys(scores, kScaled ? 1.0f : p.key_scale);
   if (!all_visible) keys.hide(visible());
   LaneResult result;
   keys.prune(group_log2, value_scale, result);
+  if constexpr (kFp32 && kMasks == QkMasks::elements) {
+    if (p.mask.bias != nullptr) {  // a finite score stays finite when it is stored
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        std::uint32_t& bits = result.nonzeros[i / 4][i % 4];
+        if (bits == 0x7F800000u) bits = 0x7F7FFFFFu;
+      }
+    }
+  }
   return result;
 }
 

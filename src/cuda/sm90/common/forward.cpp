@@ -17,6 +17,15 @@ tile::LengthsView lengths_of(const ConstTensorView& tensor) {
   return {static_cast<const std::int32_t*>(tensor.data), tensor.step(0)};
 }
 
+OutView out_of(const ForwardArgs& args) {
+  return {args.out.data, args.out.step(0), args.out.step(1), args.out.step(2), static_cast<int>(args.out.extent(3))};
+}
+
+LseView lse_of(const ForwardArgs& args) {
+  if (!args.lse.present()) return {};
+  return {static_cast<float*>(args.lse.data), args.lse.step(0), args.lse.step(1), args.lse.step(2)};
+}
+
 // The first element of the last row of the last head.
 std::int64_t last_row(const ConstTensorView& tensor) {
   std::int64_t offset = 0;
@@ -24,9 +33,11 @@ std::int64_t last_row(const ConstTensorView& tensor) {
   return offset;
 }
 
-ScoreScales scales_of(DType type, double scale) {
+ScoreScales scales_of(DType type, double scale, bool has_bias) {
   ScoreScales s;
-  const double selection = type == DType::f32 ? 1.0 : core::selection_scale(scale);
+  const double unit = type == DType::f32 && has_bias ? std::min(1.0, core::selection_scale(scale)) : 1.0;
+  const double selection = type == DType::f32 ? unit : core::selection_scale(scale);
+  s.score_unit = static_cast<float>(unit);
   s.q_scale = 0x10001u * (type == DType::f16 ? core::encode_f16(selection) : core::encode_bf16(selection));
   s.exp2_scale = static_cast<float>(scale / selection * std::numbers::log2e);
   const std::uint16_t half = core::encode_f16(s.exp2_scale);
@@ -98,14 +109,12 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.q = rows_of(problem.q);
   p.k = rows_of(problem.k);
   p.v = rows_of(problem.v);
-  p.out = {args.out.data, args.out.step(0), args.out.step(1), args.out.step(2), static_cast<int>(geometry.d_v)};
-  if (args.lse.present()) {
-    p.lse = {static_cast<float*>(args.lse.data), args.lse.step(0), args.lse.step(1), args.lse.step(2)};
-  }
+  p.out = out_of(args);
+  p.lse = lse_of(args);
   p.masks = masks_of(problem.mask, geometry, plan.variant == Variant::general && plan.tma_masks);
   p.work = work_of(problem, geometry, plan);
   if (plan.walk == Walk::schedule) p.work.schedule = static_cast<tile::ScheduleHeader*>(args.run.workspace);
-  p.scales = scales_of(type, geometry.scale);
+  p.scales = scales_of(type, geometry.scale, problem.mask.bias.present());
   p.d = static_cast<int>(geometry.d);
   if (plan.tma_q) make_map(p.q_map, rows_shape(p.q, extents_of(problem.q), type, plan.traits.tile_q, 1), type);
   if (plan.tma_out) {
@@ -128,27 +137,44 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   return p;
 }
 
-void prepare(const ForwardArgs& args, const ForwardPlan& plan, const ForwardParams& params, std::int64_t entries) {
+namespace {
+
+PrepareParams packed_rows(const ForwardArgs& args) {
+  const Problem& problem = args.problem;
+  const core::Geometry geometry = core::geometry_of(problem);
   PrepareParams s;
-  s.cumulative_q = params.work.cumulative_q;
-  s.cumulative_k = params.work.cumulative_k;
-  s.key_lengths = params.work.key_lengths;
-  const core::Geometry geometry = core::geometry_of(args.problem);
+  if (problem.packed) {
+    s.cumulative_q = lengths_of(problem.packed->cu_q);
+    s.cumulative_k = lengths_of(problem.packed->cu_k);
+  }
+  s.key_lengths = lengths_of(problem.mask.key_lengths);
   s.sequences = static_cast<int>(geometry.batch);
-  s.n_q = params.work.n_q;
-  s.n_k = params.work.n_k;
-  s.q_rows = params.work.q_rows;
-  s.k_rows = params.work.k_rows;
+  s.n_q = static_cast<int>(geometry.n_q);
+  s.n_k = static_cast<int>(geometry.n_k);
+  s.q_rows = static_cast<int>(problem.q.extent(2));
+  s.k_rows = static_cast<int>(problem.k.extent(2));
+  s.out = out_of(args);
+  s.lse = lse_of(args);
+  s.heads = static_cast<int>(geometry.heads);
+  s.out_bytes = static_cast<int>(size_bytes(args.out.dtype));
+  return s;
+}
+
+}  // namespace
+
+void clear_packed(const ForwardArgs& args) {
+  if (!args.problem.packed || args.problem.q.extent(1) == 0 || args.problem.q.extent(2) == 0) return;
+  launch_prepare(packed_rows(args), static_cast<cudaStream_t>(args.run.stream));
+}
+
+void prepare(const ForwardArgs& args, const ForwardPlan& plan, const ForwardParams& params, std::int64_t entries) {
+  PrepareParams s = packed_rows(args);
   if (plan.walk == Walk::schedule) {
     s.header = params.work.schedule;
     s.entries = reinterpret_cast<tile::ScheduleEntry*>(s.header + 1);
     s.capacity = static_cast<int>(entries);
     s.tile_q = plan.traits.tile_q;
   }
-  s.out = params.out;
-  s.lse = params.lse;
-  s.heads = static_cast<int>(geometry.heads);
-  s.out_bytes = static_cast<int>(size_bytes(args.out.dtype));
   launch_prepare(s, static_cast<cudaStream_t>(args.run.stream));
 }
 
@@ -170,9 +196,9 @@ void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& 
     refusals.add([&] { return "pattern: takes " + to_string(row.pattern) + ", got " + to_string(problem.pattern); });
   }
   const core::Geometry geometry = core::geometry_of(problem);
-  if (row.type == DType::f16 && !core::selection_scale_fits(row.type, geometry.scale)) {
+  if (row.type == DType::f16 && !(geometry.scale >= kLeastFp16Scale && geometry.scale < kFp16ScaleEnd)) {
     refusals.add([&] {
-      return "scale: takes 2^-14 to 2^16, for fp16 inputs are multiplied by a power of two near it, got " +
+      return "scale: takes 2^-14 to 2, for fp16 inputs are multiplied by the power of two below it, got " +
              std::to_string(geometry.scale);
     });
   }

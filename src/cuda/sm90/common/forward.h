@@ -23,6 +23,11 @@ struct FusedRow {
 std::string row_name(const FusedRow& row);
 core::RowKey key_of(const FusedRow& row);
 
+// fp16 inputs are multiplied by the largest power of two not above the scale: that must be a normal number, and above 1
+// it could overflow them.
+inline constexpr double kLeastFp16Scale = 0x1p-14;
+inline constexpr double kFp16ScaleEnd = 2;
+
 void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& refusals);
 
 // Nothing to compute: no launch.
@@ -30,6 +35,9 @@ bool is_empty(const core::Geometry& geometry);
 
 // All but the tensor maps of K and V and the order of keys, which are the kernels' own.
 ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan);
+
+// A problem without work may still have rows of a packed output that no sequence has.
+void clear_packed(const ForwardArgs& args);
 
 // Writes what a kernel needs of packed batches and schedules before it runs.
 void prepare(const ForwardArgs& args, const ForwardPlan& plan, const ForwardParams& params, std::int64_t entries);

@@ -100,6 +100,7 @@ struct Config {
   static constexpr bool kHalfExponentials =
       kType == DType::bf16 && !kGeneral && kHeadDim <= (kSelection == Selection::two_of_four ? 128 : 64);
 
+  static constexpr bool kReferenceIsScore = false;  // references are logarithms, base 2
   // Weights are exponentials relative to a reference, which is a score of an earlier tile and this much (base 2) more.
   // In fp16 arguments near 0 are the precise ones: the reference lies in the middle of where large weights can be.
   static constexpr float kHeadroom = kHalfExponentials ? 3.0f : 0.0f;

@@ -15,8 +15,8 @@ std::string describe_plan(const ForwardKernel& kernel, const Problem& problem) {
 void fused_forward_launch(const ForwardKernel& kernel, Launcher (*launcher)(Variant),
                           Launcher (*general_launcher)(Variant), const ForwardArgs& args) {
   const Problem& problem = args.problem;
-  if (is_empty(core::geometry_of(problem))) return;
   const CurrentDevice device(problem.device.index);
+  if (is_empty(core::geometry_of(problem))) return clear_packed(args);
   const ForwardPlan plan = plan_forward(kernel, problem, args.out, device_facts(problem.device.index));
   ForwardParams params = params_of(args, plan);
   const int tile_k = plan.traits.tile_k;

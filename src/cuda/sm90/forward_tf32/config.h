@@ -55,6 +55,7 @@ struct Config {
   static constexpr bool kPingPong = kConsumers > 1;  // warpgroups issue their products one after the other
 
   static constexpr bool kHalfExponentials = false;
+  static constexpr bool kReferenceIsScore = true;  // not yet times the scale
   static constexpr float kHeadroom = 0;
   // A lane's sum of a tile's weights past this raises the reference that weights are relative to.
   static constexpr float kWeightLimit = 0x1p60f;

@@ -152,7 +152,13 @@ struct Consumer : ConsumerBase<C, Shared<C>, Consumer<C>> {
   }
 
   __device__ __forceinline__ void weigh(float& tile0, float& tile1) {
-    blocks::tf32::weigh_tile<C>(scores, transpose, params.scales.exp2_scale, state, weights, metadata, tile0, tile1);
+    const float scale = params.scales.exp2_scale;
+    const float largest = fmaxf(fabsf(state.minus0), fabsf(state.minus1)) * scale;
+    if (__any_sync(~0u, largest > blocks::tf32::kLargestNearReference) != 0) {
+      blocks::tf32::weigh_tile<C, true>(scores, transpose, scale, state, weights, metadata, tile0, tile1);
+    } else {
+      blocks::tf32::weigh_tile<C, false>(scores, transpose, scale, state, weights, metadata, tile0, tile1);
+    }
   }
 
   // First tile of an item: no product in flight; its largest scores become the reference.

@@ -23,8 +23,8 @@ std::string describe_plan(int dim, const Problem& problem) {
 void forward_launch(int dim, Launcher (*launcher)(Variant), Launcher (*general_launcher)(Variant),
                     const ForwardArgs& args) {
   const Problem& problem = args.problem;
-  if (is_empty(core::geometry_of(problem))) return;
   const CurrentDevice device(problem.device.index);
+  if (is_empty(core::geometry_of(problem))) return clear_packed(args);
   const ForwardPlan plan = plan_forward(dim, problem, args.out, device_facts(problem.device.index));
   ForwardParams params = params_of(args, plan);
   params.keys = tile::pair_map(problem.grouping, plan.traits.tile_k);
