@@ -1,4 +1,4 @@
-"""The perplexity of one long text, cut over processes: the same number whatever their count.
+"""The perplexity of one long text, cut over processes: the same number, but for rounding, whatever their count.
 
     torchrun --nproc-per-node 2 examples/parallel_perplexity.py --tokens 4096
     torchrun --nproc-per-node 4 examples/parallel_perplexity.py --tokens 4096 --method all_to_all --text book.txt

@@ -21,3 +21,29 @@ def under_context_parallel(group, rank):
             out = dspattn.attention(*pieces, is_causal=True)
     joined = parallel.unshard(out, 2, group)
     return cut_alike, float((joined - wanted).abs().max())
+
+
+def under_ulysses(group, rank):
+    """DeepSpeed's DistributedAttention takes any function of [batch, rows, heads, d]; rows are one stretch a rank."""
+    import deepspeed.comm
+    from deepspeed.sequence.layer import DistributedAttention
+
+    deepspeed.comm.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(1, 600, 4, 16) for _ in range(3))
+
+    def local(q, k, v, *rest):
+        out = dspattn.attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+        return out.transpose(1, 2).contiguous()
+
+    whole = q.clone().requires_grad_()
+    wanted = local(whole, k, v)
+    wanted.backward(torch.ones_like(wanted))
+    mine = slice(rank * 300, rank * 300 + 300)
+    piece = q[:, mine].clone().requires_grad_()
+    layer = DistributedAttention(local, group, scatter_idx=2, gather_idx=1)
+    out = layer(piece, k[:, mine].contiguous(), v[:, mine].contiguous(), 0)
+    out.backward(torch.ones_like(out))
+    torch.testing.assert_close(out, wanted[:, mine])
+    torch.testing.assert_close(piece.grad, whole.grad[:, mine])
+    return True

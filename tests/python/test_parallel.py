@@ -1,5 +1,6 @@
 """dspattn.parallel on spawned gloo processes: what a group computes is what one process computes."""
 
+import importlib.util
 import os
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import dspattn
 import parallel_problems as problems
 from dspattn import parallel
-from parallel_foreign import under_context_parallel
+from parallel_foreign import under_context_parallel, under_ulysses
 from parallel_pool import Failure, Pool
 
 COUNT = 210  # random problems of the default suite
@@ -176,6 +177,11 @@ def test_calls_inside_the_context_go_parallel(pool, method):
 def test_beside_pytorchs_context_parallel(pool):
     for cut_alike, difference in succeeded(pool.run(under_context_parallel, size=2)):
         assert cut_alike and difference < 1e-5
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_inside_deepspeeds_ulysses(pool):
+    succeeded(pool.run(under_ulysses, size=2))
 
 
 def refused(group, rank, case):
