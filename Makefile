@@ -6,7 +6,7 @@ RUN := . tools/environment.sh &&
 PREFIX ?= /usr/local
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build package test demo format tidy fuzz install clean
+.PHONY: help setup build package test check demo format tidy fuzz plots install clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -23,8 +23,11 @@ package: setup  ## the Python package, built and installed into .venv
 demo: package  ## two real models with dense, 2:4 and 1:2 attention: a table and pictures in out/demo
 	@.venv/bin/python -m dspattn.demo $(DEMO)
 
-test: setup  ## every check and test; STEPS="format build unit" runs some of them
-	@tools/test.sh $(STEPS)
+test: setup  ## build everything, run the C++, command-line and Python tests; STEPS="build unit" runs some steps
+	@tools/test.sh $(or $(STEPS),test)
+
+check: setup  ## for contributors: format, lint, clang-tidy, sanitizers, fuzzers, the emulated GPU, long tests; STEPS too
+	@tools/test.sh $(or $(STEPS),check)
 
 format: setup  ## rewrite the C++ and CUDA sources in the project's format
 	@tools/format.sh --fix
@@ -37,11 +40,11 @@ fuzz: setup  ## run the fuzzers; SECONDS_EACH=600 for longer
 
 plots: setup  ## redraw the pictures and tables of docs/ from the committed measurements
 	@.venv/bin/python experiments/quality/plot.py && .venv/bin/python experiments/quality/tables.py
-	@PYTHONPATH=python/dspattn .venv/bin/python -m theory plots
-	@.venv/bin/python bench/plot_pipeline.py && .venv/bin/python bench/pipeline_tables.py
-	@.venv/bin/python bench/plot_forward.py bench/results/forward_h200.json docs/images/forward_h200.png
-	@.venv/bin/python bench/forward_tables.py && .venv/bin/python bench/fp32_table.py
-	@.venv/bin/python bench/contention.py --table
+	@.venv/bin/python -m experiments.theory plots
+	@.venv/bin/python -m bench.pipeline.plot && .venv/bin/python -m bench.pipeline.tables
+	@.venv/bin/python -m bench.forward.plot bench/results/forward_h200.json docs/images/forward_h200.png
+	@.venv/bin/python -m bench.forward.tables && .venv/bin/python -m bench.forward.fp32_table
+	@.venv/bin/python -m bench.forward.contention --table
 
 install: build  ## install the library and the program into PREFIX (default /usr/local)
 	@$(RUN) cmake --install build/release --prefix $(PREFIX)

@@ -8,6 +8,7 @@
 
 #include "apps/device_tensor.h"
 #include "core/half.h"
+#include "dspattn/workspace.h"
 
 namespace dspattn::apps {
 namespace {
@@ -75,8 +76,7 @@ class Call {
     forward_.run.threads = threads;
     // A kernel forced for the backward pass has no forward of that name.
     if (shape.pass == Pass::forward) forward_.run.kernel = kernel;
-    forward_space_ = core::DeviceBuffer(api::memory_of(shape.device), forward_workspace_bytes(forward_));
-    give(forward_space_, forward_.run);
+    forward_space_.attach(forward_);
     if (shape.pass == Pass::backward) {
       backward_.problem = problem;
       backward_.out = tensors.out.view();
@@ -87,8 +87,7 @@ class Call {
       backward_.d_v = tensors.d_v.view();
       backward_.run.threads = threads;
       backward_.run.kernel = kernel;
-      backward_space_ = core::DeviceBuffer(api::memory_of(shape.device), backward_workspace_bytes(backward_));
-      give(backward_space_, backward_.run);
+      backward_space_.attach(backward_);
     }
   }
 
@@ -137,11 +136,6 @@ class Call {
   }
 
  private:
-  static void give(const core::DeviceBuffer& space, Execution& run) {
-    run.workspace = space.bytes() > 0 ? space.data() : nullptr;
-    run.workspace_bytes = space.bytes();
-  }
-
   void launch() { shape_.pass == Pass::forward ? forward(forward_) : backward(backward_); }
 
   // Copying from a device waits for it.
@@ -155,7 +149,7 @@ class Call {
   const Tensors& tensors_;
   ForwardArgs forward_;
   BackwardArgs backward_;
-  core::DeviceBuffer forward_space_, backward_space_;
+  Workspace forward_space_, backward_space_;
   int repeats_ = 1;
   double spent_ = 0;
   std::vector<double> samples_us_;

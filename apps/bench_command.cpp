@@ -1,16 +1,16 @@
 // dspattn bench: times the library on shapes of the user's choice, as a table and as JSON.
-#include <fstream>
 #include <iomanip>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "apps/bench_cell.h"
 #include "apps/commands.h"
 #include "apps/machine.h"
+#include "apps/output_file.h"
 #include "apps/parser.h"
 #include "apps/problem_options.h"
 #include "apps/progress.h"
@@ -143,7 +143,7 @@ nlohmann::ordered_json row_json(const CellShape& cell, const CellResult& result)
   return row;
 }
 
-void write_json(const std::string& file, const std::string& command, Device device, nlohmann::ordered_json rows) {
+nlohmann::ordered_json document(const std::string& command, Device device, nlohmann::ordered_json rows) {
   const BuildFacts build = build_facts();
   nlohmann::ordered_json all;
   all["command"] = command;
@@ -153,10 +153,7 @@ void write_json(const std::string& file, const std::string& command, Device devi
   all["versions"] = {{"compiler", build.compiler}};
   if (!build.cuda.empty()) all["versions"]["cuda"] = build.cuda;
   all["rows"] = std::move(rows);
-  std::ofstream stream(file);
-  stream << all.dump(1) << "\n";
-  stream.close();
-  if (!stream) throw std::runtime_error(file + ": could not be written");
+  return all;
 }
 
 void bench(const Options& options, const std::string& command) {
@@ -164,25 +161,32 @@ void bench(const Options& options, const std::string& command) {
     throw Error("seconds: expected above 0 and at most 3600, got " + std::to_string(options.cell.seconds));
   }
   const std::vector<CellShape> cells = all_cells(options);
+  std::optional<OutputFile> json;
+  if (!options.json.empty()) json.emplace("--json", options.json);
+  const bool table = !json || !json->is_standard_output();
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   bool alone = false;
-  print_heading();
+  if (table) print_heading();
   Progress progress("bench", std::ssize(cells));
   for (const CellShape& cell : cells) {
     const CellResult result = time_cell(cell, options.cell);
     progress.clear();
-    print_row(cell, result);
+    if (table) print_row(cell, result);
     alone |= !result.dense && !cell.pattern.is_dense();
     rows.push_back(row_json(cell, result));
     progress.show(std::ssize(rows));
   }
   progress.clear();
-  if (alone) {
+  if (alone && table) {
     std::cout << "Rows without \"vs dense\": no kernel of this build computes dense attention there (dspattn kernels "
                  "--pattern dense --device "
-              << options.device << " says why). bench/fused_forward.py times PyTorch's dense kernels beside these.\n";
+              << options.device << " says why). bench/forward/measure.py times PyTorch's dense kernels beside these.\n";
   }
-  if (!options.json.empty()) write_json(options.json, command, parse_device(options.device), std::move(rows));
+  if (!json) return;
+  json->write([&](std::ostream& stream) {
+    stream << document(command, parse_device(options.device), std::move(rows)).dump(1) << "\n";
+  });
+  json->take_place();
 }
 
 }  // namespace
@@ -213,7 +217,9 @@ void register_bench(Parser& parser, Outcome& outcome) {
   command.add_option("--seconds", options->cell.seconds, "time spent on each row and on its dense partner")
       .type_name("SECONDS")
       .capture_default_str();
-  command.add_option("--json", options->json, "also write the rows to this file").type_name("FILE");
+  command
+      .add_option("--json", options->json, "also write the rows to this file; - for standard output, without the table")
+      .type_name("FILE");
   command.footer(R"(
 Lists have commas between their items; every combination is timed. Each pattern alternates with the library's own dense
 attention on the same data, where the device has it; "vs dense" above 1 means the pattern is faster. TFLOP/s counts the
@@ -221,6 +227,7 @@ dense work.
 Examples:
   dspattn bench --n 512,1024,2048 --pattern 2:4,1:2
   dspattn bench --dtype fp32,bf16 --mask full,causal --pass forward,backward --json times.json
+  dspattn bench --n 4096 --json - | jq '.rows[].tflops'
   dspattn bench --device cuda --dtype bf16 --n 4096,16384 --d 128 --heads 16)");
   command.callback([options, &outcome] { bench(*options, outcome.command_line); });
 }

@@ -1,8 +1,9 @@
-// dspattn kernels: the kernel table; with a shape, which kernel would serve and every reason why others would not.
+// dspattn kernels: the kernel table; with a shape, which kernel would serve, and why the others would not.
 #include <algorithm>
 #include <iomanip>
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct Options {
   bool with_lengths = false;
   bool with_allowed = false;
   bool with_bias = false;
+  bool all = false;
 };
 
 // Stands for a tensor that is never read: the table is asked about shapes, not about values. Sixteen-byte aligned, and
@@ -45,7 +47,8 @@ void list_table() {
   }
 }
 
-void judge_shape(const Options& options, Outcome& outcome) {
+// The problem that the options describe. `lengths` holds what its key lengths point to.
+Problem problem_of(const Options& options, std::vector<std::int32_t>& lengths) {
   const ShapeOptions& shape = options.shape;
   const DType dtype = parse_dtype(options.dtype);
   Problem problem;
@@ -56,34 +59,65 @@ void judge_shape(const Options& options, Outcome& outcome) {
   problem.v = {stand_in(2), dtype, {shape.batch, shape.key_heads(), shape.keys(), shape.value_dim()}};
   // Lengths of a CPU problem are looked at, so these are real.
   constexpr std::int64_t kMaxBatch = 1 << 20;
-  const std::vector<std::int32_t> lengths(
-      options.with_lengths ? static_cast<std::size_t>(std::clamp(shape.batch, std::int64_t{0}, kMaxBatch)) : 0);
-  if (options.with_lengths) problem.mask.key_lengths = {lengths.data(), DType::i32, {std::ssize(lengths)}};
+  if (options.with_lengths) {
+    lengths.resize(static_cast<std::size_t>(std::clamp(shape.batch, std::int64_t{0}, kMaxBatch)));
+    problem.mask.key_lengths = {lengths.data(), DType::i32, {std::ssize(lengths)}};
+  }
   if (options.with_allowed) problem.mask.allowed = {stand_in(3), DType::b8, {1, 1, shape.queries(), shape.keys()}};
   if (options.with_bias) problem.mask.bias = {stand_in(4), DType::f32, {1, 1, shape.queries(), shape.keys()}};
+  return problem;
+}
 
-  bool chosen = false;
-  for (const Verdict& verdict : consider(problem, options.backward ? Pass::backward : Pass::forward)) {
-    std::cout << verdict.kernel.name;
-    if (verdict.reasons.empty()) {
-      std::cout << (chosen ? ": could serve too\n" : ": would serve\n");
-      chosen = true;
-    } else {
-      std::cout << ": cannot\n";
-      for (const std::string& reason : verdict.reasons) std::cout << "    " << reason << "\n";
+bool serves(const Verdict& verdict) { return verdict.reasons.empty(); }
+
+void print_refusal(const Verdict& verdict, const Command& command) {
+  std::cout << verdict.kernel.name << ": cannot\n";
+  for (const std::string& reason : command.with_option_names(verdict.reasons)) std::cout << "    " << reason << "\n";
+}
+
+// Those of the device asked for that refuse for the fewest reasons: what to change to be served.
+std::vector<Verdict> nearest(const std::vector<Verdict>& verdicts, DeviceType device) {
+  std::vector<Verdict> found;
+  for (const Verdict& verdict : verdicts) {
+    if (verdict.kernel.device != device) continue;
+    if (!found.empty() && verdict.reasons.size() < found.front().reasons.size()) found.clear();
+    if (found.empty() || verdict.reasons.size() == found.front().reasons.size()) found.push_back(verdict);
+  }
+  return found;
+}
+
+// The answer first, then what else there is; whether any kernel serves.
+bool print_answer(const Problem& problem, const std::vector<Verdict>& verdicts, bool all, const Command& command) {
+  const auto served = std::ranges::find_if(verdicts, serves);
+  const auto others = std::ranges::count_if(verdicts, [](const Verdict& verdict) { return !serves(verdict); });
+  if (served != verdicts.end()) {
+    std::cout << "would serve: " << served->kernel.name << "\n";
+    std::istringstream lines(plan(problem, served->kernel.pass, served->kernel.name));
+    for (std::string line; std::getline(lines, line);) std::cout << "    " << line << "\n";
+    for (auto verdict = served + 1; verdict != verdicts.end(); ++verdict) {
+      if (serves(*verdict)) std::cout << "could serve too: " << verdict->kernel.name << "\n";
+    }
+  } else {
+    std::cout << "No kernel of this build serves the problem.\n";
+    if (!all) {
+      for (const Verdict& verdict : nearest(verdicts, problem.device.type)) print_refusal(verdict, command);
     }
   }
-  if (!chosen) {
-    std::cout << "No kernel of this build serves the problem.\n";
-    outcome.exit = Exit::check_failed;
+  if (all) {
+    for (const Verdict& verdict : verdicts) {
+      if (!serves(verdict)) print_refusal(verdict, command);
+    }
+  } else if (others > 0) {
+    std::cout << others << (others == 1 ? " kernel" : " kernels") << " of the table cannot serve (--all says why)\n";
   }
+  return served != verdicts.end();
 }
 
 }  // namespace
 
 void register_kernels(Parser& parser, Outcome& outcome) {
   Command command = parser.add_subcommand(
-      "kernels", "The table of kernels; with a shape, which one would serve and why the others would not");
+      "kernels", "The table of kernels; with a shape, which one would serve, and why the others would not");
   auto options = std::make_shared<Options>();
   std::vector<Option> asked = options->shape.add_to(command);
   options->rule.add_to(command);
@@ -93,22 +127,26 @@ void register_kernels(Parser& parser, Outcome& outcome) {
   asked.push_back(command.add_flag("--key-lengths", options->with_lengths, "with a length per sequence"));
   asked.push_back(command.add_flag("--mask", options->with_allowed, "with a boolean mask tensor"));
   asked.push_back(command.add_flag("--bias", options->with_bias, "with an additive bias tensor"));
-  for (const char* name :
-       {"--pattern", "--grouping", "--causal", "--top-left", "--window-left", "--window-right", "--scale"}) {
+  for (const char* name : {"--pattern", "--grouping", "--causal", "--top-left", "--offset", "--window-left",
+                           "--window-right", "--scale"}) {
     asked.push_back(command.get_option(name));
   }
+  command.add_flag("--all", options->all, "with a shape: every kernel that cannot serve, and every reason");
   command.footer(R"(
 Examples:
   dspattn kernels                                    the whole table
-  dspattn kernels --n 4096 --d 64 --dtype bf16       who serves this shape, and why not the others
+  dspattn kernels --n 4096 --d 64 --dtype bf16       who serves this shape
+  dspattn kernels --n 4096 --d 64 --dtype bf16 --all and why the others do not
 Exit code 1 when no kernel serves the problem.)");
-  command.callback([options, asked, &outcome] {
-    const bool any = std::any_of(asked.begin(), asked.end(), [](const Option& option) { return option.given(); });
-    if (any) {
-      judge_shape(*options, outcome);
-    } else {
+  command.callback([options, asked, command, &outcome] {
+    if (std::ranges::none_of(asked, [](const Option& option) { return option.given(); })) {
       list_table();
+      return;
     }
+    std::vector<std::int32_t> lengths;
+    const Problem problem = problem_of(*options, lengths);
+    const std::vector<Verdict> verdicts = consider(problem, options->backward ? Pass::backward : Pass::forward);
+    if (!print_answer(problem, verdicts, options->all, command)) outcome.exit = Exit::check_failed;
   });
 }
 

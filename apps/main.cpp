@@ -2,9 +2,11 @@
 #include <exception>
 #include <iostream>
 #include <new>
+#include <stdexcept>
 #include <string>
 
 #include "apps/commands.h"
+#include "apps/machine.h"
 #include "apps/parser.h"
 #include "dspattn/error.h"
 
@@ -37,8 +39,9 @@ void refuse_unknown_command(const Parser& parser, int argc, char** argv) {
 }
 
 int run(int argc, char** argv) {
+  const dspattn::apps::BuildFacts build = dspattn::apps::build_facts();
   Parser parser(
-      "dspattn",
+      "dspattn", "dspattn " + build.version + " (" + build.revision + ")",
       "Attention whose scores are pruned on the fly to N:M structured sparsity: of every M keys a query sees,\n"
       "only the N with the largest scores take part.",
       kFooter);
@@ -53,7 +56,9 @@ int run(int argc, char** argv) {
   dspattn::apps::register_theory(parser, outcome);
 
   refuse_unknown_command(parser, argc, argv);
-  return code(parser.parse(argc, argv) ? outcome.exit : Exit::bad_input);
+  const bool parsed = parser.parse(argc, argv);
+  if (!std::cout.flush()) throw std::runtime_error("standard output could not be written in full");
+  return code(parsed ? outcome.exit : Exit::bad_input);
 }
 
 }  // namespace

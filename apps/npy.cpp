@@ -4,10 +4,8 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <deque>
 #include <fstream>
 #include <limits>
-#include <stdexcept>
 #include <string_view>
 #include <system_error>
 
@@ -27,19 +25,30 @@ struct FileType {
   std::size_t item_bytes = 0;
   bool swapped = false;  // the other byte order
   bool wide = false;     // int64, to be narrowed to int32
+  bool truth = false;    // integers that are truth values
 };
 
-FileType file_type(const std::string& descr, Uint16 uint16, const std::string& name) {
+// The bytes of an integer type ("i8", "u1", ...), or 0 for any other.
+std::size_t integer_bytes(const std::string& kind) {
+  if (kind.size() != 2 || (kind[0] != 'i' && kind[0] != 'u' && kind != "b1")) return 0;
+  const std::size_t bytes = static_cast<std::size_t>(kind[1]) - '0';
+  return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 ? bytes : 0;
+}
+
+FileType file_type(const std::string& descr, NpyUse use, const std::string& name) {
   const char order = descr.empty() ? '?' : descr[0];
   const bool little = std::endian::native == std::endian::little;
   FileType type;
   type.swapped = order == (little ? '>' : '<');
   const std::string kind = descr.empty() ? "" : descr.substr(1);
-  if (kind == "f4") {
+  if (use == NpyUse::mask && integer_bytes(kind) > 0) {
+    type.dtype = DType::b8;
+    type.truth = true;
+  } else if (kind == "f4") {
     type.dtype = DType::f32;
   } else if (kind == "f2") {
     type.dtype = DType::f16;
-  } else if (kind == "V2" || (kind == "u2" && uint16 == Uint16::is_bf16)) {
+  } else if (kind == "V2" || (kind == "u2" && use == NpyUse::bf16_bits)) {
     type.dtype = DType::bf16;
   } else if (kind == "i4") {
     type.dtype = DType::i32;
@@ -57,7 +66,7 @@ FileType file_type(const std::string& descr, Uint16 uint16, const std::string& n
   if (order != '<' && order != '>' && order != '=' && order != '|') {
     throw Error(name + ": type: expected a byte order among <, >, = and |, got \"" + descr.substr(0, 20) + "\"");
   }
-  type.item_bytes = type.wide ? 8 : size_bytes(type.dtype);
+  type.item_bytes = type.truth ? integer_bytes(kind) : type.wide ? 8 : size_bytes(type.dtype);
   return type;
 }
 
@@ -165,12 +174,21 @@ std::vector<std::byte> narrowed(const std::vector<std::byte>& bytes, const std::
   return result;
 }
 
+// One byte an integer: 1 where it is not 0.
+std::vector<std::byte> truth_values(const std::vector<std::byte>& bytes, std::size_t item_bytes) {
+  std::vector<std::byte> result(bytes.size() / item_bytes);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    if (bytes[i] != std::byte{0}) result[i / item_bytes] = std::byte{1};
+  }
+  return result;
+}
+
 }  // namespace
 
-NpyArray read_npy(std::istream& stream, std::uint64_t file_bytes, const std::string& name, Uint16 uint16) {
+NpyArray read_npy(std::istream& stream, std::uint64_t file_bytes, const std::string& name, NpyUse use) {
   std::uint64_t left = file_bytes;
   const NpyHeader header = read_header(stream, left, name);
-  const FileType type = file_type(header.descr, uint16, name);
+  const FileType type = file_type(header.descr, use, name);
   if (header.shape.size() > static_cast<std::size_t>(kMaxRank)) {
     throw Error(name + ": expected at most " + std::to_string(kMaxRank) + " dimensions, got shape " +
                 shape_text(header.shape));
@@ -185,10 +203,11 @@ NpyArray read_npy(std::istream& stream, std::uint64_t file_bytes, const std::str
     array.bytes = transposed(array.bytes, array.shape, type.item_bytes);
   }
   if (type.wide) array.bytes = narrowed(array.bytes, name);
+  if (type.truth) array.bytes = truth_values(array.bytes, type.item_bytes);
   return array;
 }
 
-NpyArray read_npy(const std::filesystem::path& path, Uint16 uint16) {
+NpyArray read_npy(const std::filesystem::path& path, NpyUse use) {
   const std::string name = path.string();
   std::error_code code;
   const std::filesystem::file_status status = std::filesystem::status(path, code);
@@ -198,12 +217,10 @@ NpyArray read_npy(const std::filesystem::path& path, Uint16 uint16) {
   if (code) throw Error(name + ": " + code.message());
   std::ifstream stream(path, std::ios::binary);
   if (!stream) throw Error(name + ": cannot be opened for reading");
-  return read_npy(stream, file_bytes, name, uint16);
+  return read_npy(stream, file_bytes, name, use);
 }
 
-namespace {
-
-void write_array(const std::filesystem::path& path, const std::string& name, const NpyArray& array) {
+void write_npy(std::ostream& stream, const NpyArray& array) {
   static_assert(std::endian::native == std::endian::little, "the writer declares its bytes to be little endian");
   constexpr std::array<std::string_view, 5> kDescr = {"<f4", "<f2", "<V2", "<i4", "|b1"};  // in the order of DType
   constexpr std::size_t kAlignment = 64;                                                   // NumPy aligns the data so
@@ -214,61 +231,9 @@ void write_array(const std::filesystem::path& path, const std::string& name, con
   const std::size_t before = kPreambleBytes + 2;
   header.append(kAlignment - 1 - (before + header.size()) % kAlignment, ' ');
   header += '\n';
-
-  std::ofstream stream(path, std::ios::binary | std::ios::trunc);
-  if (!stream) throw std::runtime_error(name + ": cannot be opened for writing");
   stream << kMagic << '\x01' << '\0' << static_cast<char>(header.size() & 0xff) << static_cast<char>(header.size() >> 8)
          << header;
   stream.write(reinterpret_cast<const char*>(array.bytes.data()), static_cast<std::streamsize>(array.bytes.size()));
-  stream.close();
-  if (!stream) throw std::runtime_error(name + ": could not be written in full; is the disk full?");
-}
-
-// A file on its way: written beside its place, removed again unless it took that place.
-class Pending {
- public:
-  explicit Pending(const std::filesystem::path& path) : name_(path.string()), place_(place_of(path)) {
-    // A device or a pipe takes its bytes as they come; what stands there must not be replaced.
-    const std::filesystem::file_status status = std::filesystem::status(place_);
-    if (!std::filesystem::exists(status) || std::filesystem::is_regular_file(status)) {
-      beside_ = place_.string() + ".partial";
-    }
-  }
-  ~Pending() {
-    std::error_code ignored;
-    if (!beside_.empty()) std::filesystem::remove(beside_, ignored);
-  }
-  Pending(const Pending&) = delete;
-  Pending& operator=(const Pending&) = delete;
-
-  void write(const NpyArray& array) const { write_array(beside_.empty() ? place_ : beside_, name_, array); }
-
-  void take_place() {
-    if (beside_.empty()) return;
-    std::error_code problem;
-    std::filesystem::rename(beside_, place_, problem);
-    if (problem) throw std::runtime_error(name_ + ": cannot be replaced: " + problem.message());
-  }
-
- private:
-  // Behind symbolic links.
-  static std::filesystem::path place_of(const std::filesystem::path& path) {
-    std::error_code problem;
-    const std::filesystem::path place = std::filesystem::weakly_canonical(path, problem);
-    return problem ? path : place;
-  }
-
-  std::string name_;
-  std::filesystem::path place_;
-  std::filesystem::path beside_;  // empty when the bytes went straight to their place
-};
-
-}  // namespace
-
-void write_npy(const std::vector<NpyFile>& files) {
-  std::deque<Pending> pending;
-  for (const NpyFile& file : files) pending.emplace_back(file.path).write(file.array);
-  for (Pending& file : pending) file.take_place();
 }
 
 }  // namespace dspattn::apps

@@ -7,6 +7,9 @@
 #include <optional>
 #include <utility>
 
+#include "apps/option_names.h"
+#include "dspattn/error.h"
+
 namespace dspattn::apps {
 
 Option& Option::type_name(const std::string& text) {
@@ -33,7 +36,10 @@ bool Option::given() const { return option_->count() > 0; }
 
 template <class T>
 Option Command::add_option(const std::string& name, T& target, const std::string& text) {
-  return Option(app_->add_option(name, target, text));
+  CLI::Option* option = app_->add_option(name, target, text);
+  option->check(
+      [](const std::string& value) { return std::string(value.empty() ? "expected a value, got \"\"" : ""); });
+  return Option(option);
 }
 
 template Option Command::add_option(const std::string&, std::string&, const std::string&);
@@ -56,10 +62,26 @@ Option Command::get_option(const std::string& name) const { return Option(app_->
 
 void Command::footer(const std::string& text) { app_->footer(text); }
 
-void Command::callback(std::function<void()> action) { app_->callback(std::move(action)); }
+void Command::callback(std::function<void()> action) {
+  app_->callback([command = *this, action = std::move(action)] {
+    try {
+      action();
+    } catch (const Error& error) {
+      throw Error(command.with_option_names(error.reasons()));
+    }
+  });
+}
 
-Parser::Parser(const std::string& name, const std::string& text, const std::string& footer)
+std::vector<std::string> Command::with_option_names(const std::vector<std::string>& reasons) const {
+  return apps::with_option_names(reasons, [app = app_](const std::string& name) {
+    const CLI::Option* option = app->get_option_no_throw(name);
+    return option == nullptr ? Known::no : option->count() > 0 ? Known::given : Known::optional;
+  });
+}
+
+Parser::Parser(const std::string& name, const std::string& version, const std::string& text, const std::string& footer)
     : app_(std::make_unique<CLI::App>(text, name)) {
+  app_->set_version_flag("--version", version, "the version of this program, and the revision it was built from");
   app_->footer(footer);
   app_->require_subcommand(1);
   app_->get_formatter()->column_width(34);

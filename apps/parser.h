@@ -33,13 +33,17 @@ class Command {
  public:
   explicit Command(CLI::App* app) : app_(app) {}
   // "--name" or, without dashes, a positional argument. The target must outlive parsing. T: the types parser.cpp lists.
+  // An empty value is refused: the targets' own emptiness means that the option was not given.
   template <class T>
   Option add_option(const std::string& name, T& target, const std::string& text);
   Option add_flag(const std::string& name, bool& target, const std::string& text);
   Option get_option(const std::string& name) const;
   void footer(const std::string& text);
-  // What the command does, once its options are parsed.
+  // What the command does, once its options are parsed. The reasons of an Error it throws name options
+  // (option_names.h).
   void callback(std::function<void()> action);
+  // The same for reasons that the action prints itself.
+  std::vector<std::string> with_option_names(const std::vector<std::string>& reasons) const;
 
  private:
   CLI::App* app_;  // the parser's
@@ -48,7 +52,7 @@ class Command {
 // The whole command line.
 class Parser {
  public:
-  Parser(const std::string& name, const std::string& text, const std::string& footer);
+  Parser(const std::string& name, const std::string& version, const std::string& text, const std::string& footer);
   ~Parser();
   Parser(const Parser&) = delete;
   Parser& operator=(const Parser&) = delete;

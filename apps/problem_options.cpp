@@ -40,6 +40,8 @@ void RuleOptions::add_to(Command& command) {
   command.add_flag("--causal", causal, "a query sees only keys up to its own position");
   command.add_flag("--top-left", top_left,
                    "with n_q != n_k, put the diagonal of --causal and windows at the first key instead of the last");
+  command.add_option("--offset", offset, "move that diagonal: with --top-left, the key position of query 0")
+      .type_name("KEYS");
   command.add_option("--window-left", window_left, "a query sees at most this many keys before its position")
       .type_name("KEYS");
   command.add_option("--window-right", window_right, "a query sees at most this many keys after its position")
@@ -53,6 +55,7 @@ void RuleOptions::apply(Problem& problem) const {
   problem.scale = scale;
   problem.mask.causal = causal;
   problem.mask.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;
+  problem.mask.offset = offset;
   problem.mask.window_left = window_left;
   problem.mask.window_right = window_right;
 }

@@ -23,6 +23,7 @@ struct RuleOptions {
   std::string grouping = "interleaved";
   bool causal = false;
   bool top_left = false;
+  std::int64_t offset = 0;
   std::optional<std::int64_t> window_left;
   std::optional<std::int64_t> window_right;
   std::optional<double> scale;

@@ -1,4 +1,5 @@
 // dspattn run: attention of arrays in .npy files.
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <iostream>
@@ -10,10 +11,12 @@
 #include "apps/commands.h"
 #include "apps/device_tensor.h"
 #include "apps/npy.h"
+#include "apps/output_file.h"
 #include "apps/parser.h"
 #include "apps/problem_options.h"
 #include "dspattn/attention.h"
 #include "dspattn/kernels.h"
+#include "dspattn/workspace.h"
 
 namespace dspattn::apps {
 namespace {
@@ -47,10 +50,21 @@ DeviceTensor upload(const NpyArray& array, Device device, const std::vector<std:
   return tensor;
 }
 
+// The array of a file that was given as this argument, which the errors name first.
+NpyArray read_array(const std::string& argument, const std::string& file, NpyUse use = NpyUse::numbers) {
+  try {
+    return read_npy(file, use);
+  } catch (const Error& error) {
+    std::vector<std::string> reasons;
+    for (const std::string& reason : error.reasons()) reasons.push_back(argument + ": " + reason);
+    throw Error(std::move(reasons));
+  }
+}
+
 // "3,5,7", or a .npy file of integers.
 NpyArray read_integers(const std::string& text, const std::string& option) {
   if (text.ends_with(".npy")) {
-    NpyArray array = read_npy(text);
+    NpyArray array = read_array(option, text);
     if (array.dtype != DType::i32 || array.shape.size() != 1) {
       throw Error(option + ": " + text + ": expected integers of one dimension, got " + std::string(name(array.dtype)) +
                   " of shape " + shape_text(array.shape));
@@ -93,6 +107,7 @@ std::int32_t longest(const NpyArray& cumulative) {
 }
 
 bool same_place(const std::string& first, const std::string& second) {
+  if (first == "-" || second == "-") return first == second;
   return std::filesystem::absolute(first).lexically_normal() == std::filesystem::absolute(second).lexically_normal();
 }
 
@@ -104,8 +119,10 @@ class Call {
       throw Error("layout: expected bhnd or bnhd, got \"" + options.layout + "\"");
     }
     if (!options.lse.empty() && same_place(options.lse, options.out)) {
-      throw Error("lse: expected another file than --out, got \"" + options.lse + "\"");
+      throw Error("lse: expected another place than --out, got \"" + options.lse + "\"");
     }
+    files_.emplace_back("--out", options.out);
+    if (!options.lse.empty()) files_.emplace_back("--lse", options.lse);
     if (!options.dtype.empty()) wanted_ = parse_dtype(options.dtype);
     options.rule.apply(args_.problem);
     args_.problem.device = device_;
@@ -120,8 +137,8 @@ class Call {
       throw Error("q, k, v: expected the same number of dimensions, got shapes " + shape_text(q_shape_) + ", " +
                   shape_text(k_shape) + " and " + shape_text(v_shape));
     }
-    if (!options.allowed.empty()) args_.problem.mask.allowed = mask(options.allowed, allowed_);
-    if (!options.bias.empty()) args_.problem.mask.bias = mask(options.bias, bias_);
+    if (!options.allowed.empty()) add_mask();
+    if (!options.bias.empty()) add_bias();
     if (!options.key_lengths.empty()) {
       args_.problem.mask.key_lengths = integers(read_integers(options.key_lengths, "--key-lengths"), lengths_);
     }
@@ -139,29 +156,32 @@ class Call {
       lse_ = DeviceTensor(device_, DType::f32, lse_shape);
       args_.lse = lse_.view();
     }
-    const std::size_t workspace_bytes = forward_workspace_bytes(args_);
-    const core::DeviceBuffer workspace(api::memory_of(device_), workspace_bytes);
-    args_.run.workspace = workspace_bytes > 0 ? workspace.data() : nullptr;
-    args_.run.workspace_bytes = workspace_bytes;
+    Workspace workspace;
+    workspace.attach(args_);
     forward(args_);
 
-    std::vector<NpyFile> files{{options_.out, downloaded(out_, args_.out.dtype, out_shape)}};
+    std::vector<NpyArray> results{downloaded(out_, args_.out.dtype, out_shape)};
     if (!options_.lse.empty()) {
       // As many leading dimensions as q had.
       lse_shape.erase(lse_shape.begin(), lse_shape.begin() + (4 - std::ssize(q_shape_)));
-      files.push_back({options_.lse, downloaded(lse_, DType::f32, lse_shape)});
+      results.push_back(downloaded(lse_, DType::f32, lse_shape));
     }
-    write_npy(files);
+    // All files or none: each is written in full before the first takes its place.
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      files_[i].write([&](std::ostream& stream) { write_npy(stream, results[i]); });
+    }
+    for (OutputFile& file : files_) file.take_place();
     const KernelInfo kernel = choose(args_.problem, Pass::forward, options_.kernel);
-    std::cout << options_.out << ": " << shape_text(out_shape) << " " << name(args_.out.dtype) << ", pattern "
-              << to_string(args_.problem.pattern) << ", " << to_string(args_.problem.grouping) << ", kernel "
-              << kernel.name << "\n";
+    const bool taken = std::ranges::any_of(files_, [](const OutputFile& file) { return file.is_standard_output(); });
+    (taken ? std::cerr : std::cout) << options_.out << ": " << shape_text(out_shape) << " " << name(args_.out.dtype)
+                                    << ", pattern " << to_string(args_.problem.pattern) << ", "
+                                    << to_string(args_.problem.grouping) << ", kernel " << kernel.name << "\n";
   }
 
  private:
   ConstTensorView input(const std::string& file, const std::string& argument, DeviceTensor& tensor,
                         std::vector<std::int64_t>& shape) {
-    const NpyArray array = read_npy(file, wanted_ == DType::bf16 ? Uint16::is_bf16 : Uint16::refused);
+    const NpyArray array = read_array(argument, file, wanted_ == DType::bf16 ? NpyUse::bf16_bits : NpyUse::numbers);
     if (!is_floating(array.dtype)) {
       throw Error(argument + ": " + file + ": expected float32, float16 or bfloat16, got " +
                   std::string(name(array.dtype)));
@@ -180,10 +200,20 @@ class Call {
     return options_.layout == "bnhd" ? with_heads_first(tensor.view()) : tensor.view();
   }
 
-  ConstTensorView mask(const std::string& file, DeviceTensor& tensor) {
-    const NpyArray array = read_npy(file, Uint16::refused);
-    tensor = upload(array, device_, with_four_extents(array.shape));
-    return tensor.view();
+  void add_mask() {
+    const NpyArray array = read_array("--mask", options_.allowed, NpyUse::mask);
+    if (array.dtype != DType::b8) {
+      throw Error("--mask: " + options_.allowed + ": expected bool or integers, got " + std::string(name(array.dtype)) +
+                  "; --bias takes numbers to add to the scores");
+    }
+    allowed_ = upload(array, device_, with_four_extents(array.shape));
+    args_.problem.mask.allowed = allowed_.view();
+  }
+
+  void add_bias() {
+    const NpyArray array = read_array("--bias", options_.bias);
+    bias_ = upload(array, device_, with_four_extents(array.shape));
+    args_.problem.mask.bias = bias_.view();
   }
 
   ConstTensorView integers(const NpyArray& array, DeviceTensor& tensor) {
@@ -212,6 +242,7 @@ class Call {
   const Options& options_;
   Device device_;
   std::optional<DType> wanted_;
+  std::vector<OutputFile> files_;  // --out and, where given, --lse
   std::vector<std::int64_t> q_shape_;
   DeviceTensor q_, k_, v_, out_, lse_, allowed_, bias_, lengths_, cu_q_, cu_k_;
   ForwardArgs args_;
@@ -228,10 +259,14 @@ void register_run(Parser& parser, Outcome&) {
       .type_name("FILE");
   command.add_option("k", options->k, "keys [batch, kv_heads, n_k, d]").required().type_name("FILE");
   command.add_option("v", options->v, "values [batch, kv_heads, n_k, d_v]").required().type_name("FILE");
-  command.add_option("--out", options->out, "where the result goes").required().type_name("FILE");
+  command.add_option("--out", options->out, "where the result goes; - for standard output")
+      .required()
+      .type_name("FILE");
   command.add_option("--lse", options->lse, "where the log-sum-exp of each row's kept scores goes").type_name("FILE");
   options->rule.add_to(command);
-  command.add_option("--mask", options->allowed, "bool array, False hides a key; extents of 1 broadcast")
+  command
+      .add_option("--mask", options->allowed,
+                  "array of bool or integers, False or 0 hides a key; extents of 1 broadcast")
       .type_name("FILE");
   command.add_option("--bias", options->bias, "array added to the scaled scores; extents of 1 broadcast")
       .type_name("FILE");

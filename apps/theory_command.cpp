@@ -5,10 +5,12 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "apps/commands.h"
+#include "apps/output_file.h"
 #include "apps/parser.h"
 #include "apps/theory_tables.h"
 #include "dspattn/error.h"
@@ -90,16 +92,6 @@ ordered_json read_json(const std::string& path) {
   }
 }
 
-void write_json(const ordered_json& content, const std::string& path) {
-  if (path == "-") {
-    std::cout << content.dump(1) << "\n";
-    return;
-  }
-  std::ofstream file(path);
-  file << content.dump(1) << "\n";
-  if (!file.flush()) throw std::runtime_error("json: could not write \"" + path + "\"");
-}
-
 std::vector<Section> chosen_sections(const std::vector<std::string>& names) {
   std::vector<Section> chosen;
   std::string known;
@@ -120,20 +112,28 @@ std::vector<Section> chosen_sections(const std::vector<std::string>& names) {
   return chosen;
 }
 
+void write_json(OutputFile& file, const ordered_json& content) {
+  file.write([&](std::ostream& stream) { stream << content.dump(1) << "\n"; });
+  file.take_place();
+}
+
 void run(const Options& options) {
   ordered_json content{{"program", "dspattn theory"}, {"parameters", parameters(options.theory)}};
   content["rows"] = ordered_json::array();
-  const bool to_stdout = options.json == "-";
+  std::optional<OutputFile> json;
+  if (!options.json.empty()) json.emplace("--json", options.json);
   if (!options.predict.empty()) {
+    if (!options.sections.empty()) throw Error("section: expected without --predict, which has rows of its own");
+    if (!json) json.emplace("--json", "-");
     for (ordered_json& row : predicted_rows(read_json(options.predict), options.theory)) {
       content["rows"].push_back(std::move(row));
     }
-    write_json(content, options.json.empty() ? "-" : options.json);
+    write_json(*json, content);
     return;
   }
   for (const Section& section : chosen_sections(options.sections)) {
     const Rows rows = section.rows(options.theory);
-    if (!to_stdout) {
+    if (!json || !json->is_standard_output()) {
       std::cout << section.title << "\n";
       print_table(rows);
       std::cout << "\n";
@@ -144,7 +144,7 @@ void run(const Options& options) {
       content["rows"].push_back(std::move(named));
     }
   }
-  if (!options.json.empty()) write_json(content, options.json);
+  if (json) write_json(*json, content);
 }
 
 }  // namespace

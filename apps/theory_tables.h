@@ -48,7 +48,7 @@ Rows speed_rows(const TheoryOptions& options);
 Rows performer_rows(const TheoryOptions& options);
 Rows combined_rows(const TheoryOptions& options);
 
-// What the model predicts for measured heads: `maps` is a file of `python -m dspattn.theory maps`.
+// What the model predicts for measured heads: `maps` is a file of `python -m experiments.theory maps`.
 Rows predicted_rows(const nlohmann::ordered_json& maps, const TheoryOptions& options);
 
 // rho(lag) for lag 0 ... count-1 of a --correlation text. Throws dspattn::Error for anything that is no such text.

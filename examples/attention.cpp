@@ -1,4 +1,5 @@
 #include <dspattn/attention.h>
+#include <dspattn/workspace.h>
 
 #include <iostream>
 #include <vector>
@@ -20,9 +21,8 @@ int main() {
   args.out = {out.data(), dspattn::DType::f32, {batch, heads, n, d}};
 
   try {
-    std::vector<std::byte> space(dspattn::forward_workspace_bytes(args) + 255);
-    args.run.workspace = space.data() + (256 - reinterpret_cast<std::uintptr_t>(space.data()) % 256) % 256;
-    args.run.workspace_bytes = space.size() - 255;
+    dspattn::Workspace workspace;  // keep it: the next call uses the same memory
+    workspace.attach(args);
     dspattn::forward(args);
   } catch (const dspattn::Error& error) {
     std::cerr << error.what() << "\n";  // every reason: which argument, what was expected, what was given

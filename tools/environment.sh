@@ -14,3 +14,10 @@ else
 fi
 # Objects compiled in one build folder serve the others: paths are hashed relative to the repository.
 export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
+
+# pip_install ARGUMENTS...: pip in the virtual environment. Package sources that a machine's settings name and that are not
+# there make it warn once for every package; what else it says stays.
+pip_install() {
+  { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@" 2>&1 >&3 |
+    sed "/^WARNING: Location '.*' is ignored/d" >&2; } 3>&1
+}

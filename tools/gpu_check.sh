@@ -92,7 +92,8 @@ if wanted tests; then
     run "$(basename "$program")" in_parts "$program"
   done
   run command_line command_line
-  run pipeline_torch env DSPATTN_BUILD="$build" "$python" -m pytest -q tests/cuda
+  run pipeline_torch env DSPATTN_BENCH_LIBRARY="$build/bench/libdspattn_bench_shim.so" "$python" -m pytest -q \
+    bench/pipeline/test_on_a_gpu.py
   if [ -e "$build/python/dspattn_torch.so" ]; then
     run operators env PYTHONPATH=python DSPATTN_TORCH_LIBRARY="$build/python/dspattn_torch.so" \
       "$python" -m pytest -q -rs tests/python/test_cuda.py
@@ -101,7 +102,7 @@ fi
 
 if wanted sanitizers; then
   # Reduced sets: random problems of two rows of the fused kernel, a graph, whole blocks by three warpgroups and by
-  # pairs of thread blocks, mask tensors, many packed sequences, pairs for unequal lengths, the tf32 rows, the pipeline.
+  # pairs of CTAs, mask tensors, many packed sequences, pairs for unequal lengths, the tf32 rows, the pipeline.
   declare -A reduced=(
     [random]='cuda_fused_gpu_tests *RandomProblems/*2_4_bf16_d64:*FromAGraph*'
     [random_fp16]='cuda_fused_gpu_tests *RandomProblems/*1_2_fp16_d128'
@@ -121,8 +122,8 @@ fi
 
 if wanted bench; then
   export DSPATTN_BENCH_LIBRARY=$build/bench/libdspattn_bench_shim.so
-  run forward "$python" bench/fused_forward.py --out "$out/forward.json" --check
-  run forward_fp32 "$python" bench/fused_fp32.py --out "$out/forward_fp32.json" --check
+  run forward "$python" -m bench.forward.measure --out "$out/forward.json" --check
+  run forward_fp32 "$python" -m bench.forward.fp32 --out "$out/forward_fp32.json" --check
 fi
 
 printf '\n=== summary (outputs in %s)\n' "$out"

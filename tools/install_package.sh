@@ -5,5 +5,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/environment.sh
 export CXX=${CXX:-c++}  # as the presets call it: to ccache g++ is another compiler
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
-  --config-settings=cmake.define.DSPATTN_WERROR=ON .
+pip_install --no-build-isolation --no-deps --force-reinstall --config-settings=cmake.define.DSPATTN_WERROR=ON .

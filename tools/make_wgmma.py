@@ -7,10 +7,13 @@ The instructions name every accumulator register, so their text is mechanical; t
     python3 tools/make_wgmma.py tf32 > src/cuda/ptx/wgmma_tf32_shapes.h
 """
 
+import re
 import sys
+from pathlib import Path
 
 SCORE_WIDTHS = (64, 128)  # keys per tile
-VALUE_WIDTHS = (32, 64, 96, 128, 192, 256)  # head dims
+HEAD_DIMS = (Path(__file__).parent.parent / "src/cuda/tile/head_dims.h").read_text(encoding="utf-8")
+VALUE_WIDTHS = tuple(map(int, re.findall(r"\d+", re.search(r"kHeadDims\[\] = \{(.*)\}", HEAD_DIMS)[1])))
 STORED_WIDTH = 64  # columns of V where the sparse A lies in shared memory: the pipeline's pv_sparse
 TF32_SCORE_WIDTHS = (32, 64)
 TYPES = (("DType::bf16", "bf16"), ("DType::f16", "f16"))

@@ -15,7 +15,7 @@ any is not the same.
 
 --arrivals finds the arrivals at barriers in shared memory that may overtake a load: on Hopper an arrival does not wait
 for the same warp's earlier loads from shared memory, and the compiler does not make it wait. Whoever the arrival wakes,
-the copy engine above all, may then overwrite what the load has yet to read. An arrival is safe when on every way to it
+TMA above all, may then overwrite what the load has yet to read. An arrival is safe when on every way to it
 from the load some instruction, or the arrival itself, waits for the load's result. Exits with 1 when any is not.
 Reported are loads for which each lane has an address of its own: so tiles are read, which is what arrivals hand over.
 Not reported are loads of one address for the whole warp, made of uniform registers and constants alone: so the
@@ -133,8 +133,8 @@ def shortest_way_round(header, edges, blocks):
 
 def compile_instance(text, folder):
     """TREE,TYPE,PATTERN,DIM[,flag...] to a cubin."""
-    sys.path.insert(0, str(sass.ROOT / "bench"))
-    import variants_build
+    sys.path.insert(0, str(sass.ROOT))
+    from bench.variants import build as variants_build
 
     tree, *fields = text.split(",")
     if len(fields) < 3 or fields[0] not in variants_build.TYPES or fields[1] not in variants_build.PATTERNS:

@@ -71,10 +71,10 @@ install_python() {
     "$python" -m venv .venv
   fi
   say "Python packages of ${list[*]} (the first time a few minutes: PyTorch is large)"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check "${list[@]/#/-r}" ||
+  pip_install "${list[@]/#/-r}" ||
     fail "pip could not install the packages of ${list[*]}; is the network reachable?"
   # Debian 12 and Ubuntu 24.04 have a CMake that is new enough; elsewhere the virtual environment gets one.
-  cmake_is_new_enough || .venv/bin/python -m pip install --quiet --disable-pip-version-check 'cmake>=3.25,<5' ||
+  cmake_is_new_enough || pip_install 'cmake>=3.25,<5' ||
     fail "CMake 3.25 or later is needed and could not be installed"
   mkdir -p .setup
   echo "$wanted" >"$stamp"

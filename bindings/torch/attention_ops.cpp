@@ -18,12 +18,15 @@ namespace {
 struct ProblemArguments {
   Tensor q, k, v;
   MaybeTensor allowed, bias, key_lengths, cu_q, cu_k;
-  std::int64_t max_q, max_k, keep, group;
+  std::int64_t max_q, max_k;
+  PatternNumbers pattern;
   bool interleaved, causal, top_left;
   std::optional<std::int64_t> window_left, window_right;
   std::optional<double> scale;
   bool full_fp32;
   std::string kernel;
+  std::int64_t offset;
+  bool fp32_results;
 
   // Members are initialised in the order of their declaration, which is that of the schema.
   explicit ProblemArguments(Stack& in)
@@ -37,8 +40,7 @@ struct ProblemArguments {
         cu_k(in.maybe_tensor()),
         max_q(in.integer()),
         max_k(in.integer()),
-        keep(in.integer()),
-        group(in.integer()),
+        pattern(in.pattern()),
         interleaved(in.boolean()),
         causal(in.boolean()),
         top_left(in.boolean()),
@@ -46,7 +48,9 @@ struct ProblemArguments {
         window_right(in.maybe_integer()),
         scale(in.maybe_real()),
         full_fp32(in.boolean()),
-        kernel(in.text()) {}
+        kernel(in.text()),
+        offset(in.integer()),
+        fp32_results(in.boolean()) {}
 
   Problem problem() const {
     Problem p;
@@ -55,10 +59,11 @@ struct ProblemArguments {
     p.q = const_view(q, "q");
     p.k = const_view(k, "k");
     p.v = const_view(v, "v");
-    p.pattern = {static_cast<int>(keep), static_cast<int>(group)};
+    p.pattern = pattern.checked();
     p.grouping = interleaved ? Grouping::interleaved : Grouping::consecutive;
     p.mask.causal = causal;
     p.mask.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;
+    p.mask.offset = offset;
     p.mask.window_left = window_left;
     p.mask.window_right = window_right;
     p.mask.key_lengths = const_view(key_lengths, "key_lengths", "int32");
@@ -84,12 +89,13 @@ struct ProblemArguments {
 };
 
 // [batch, heads, n, d] with the heads of one position next to each other, so that joining the heads afterwards, as
-// every model does, copies nothing.
-Tensor empty_heads(const Tensor& like, std::int64_t batch, std::int64_t heads, std::int64_t n, std::int64_t d) {
-  return empty_like_strided(like, scalar_type_of(like), {batch, heads, n, d}, {0, 2, 1, 3});
+// every model does, copies nothing. In the type of `like`, or fp32.
+Tensor empty_heads(const Tensor& like, std::int64_t d, bool fp32) {
+  const std::int32_t type = fp32 ? aoti_torch_dtype_float32() : scalar_type_of(like);
+  return empty_like_strided(like, type, {like.size(0), like.size(1), like.size(2), d}, {0, 2, 1, 3});
 }
 
-Tensor empty_gradient(const Tensor& of) { return empty_heads(of, of.size(0), of.size(1), of.size(2), of.size(3)); }
+Tensor empty_gradient(const Tensor& of, bool fp32) { return empty_heads(of, of.size(3), fp32); }
 
 void require_rank_4(const Tensor& tensor, std::string_view argument) {
   if (tensor.dim() != 4) {
@@ -105,16 +111,16 @@ void run_forward(Stack& stack) {
   ForwardArgs args;
   args.problem = given.problem();
   const DeviceScope scope(args.problem.device);
-  const Tensor out = empty_heads(given.q, given.q.size(0), given.q.size(1), given.q.size(2), given.v.size(3));
+  const Tensor out = empty_heads(given.q, given.v.size(3), given.fp32_results);
   const Tensor lse = empty_like_strided(given.q, aoti_torch_dtype_float32(),
                                         {given.q.size(0), given.q.size(1), given.q.size(2)}, {0, 1, 2});
   args.out = mutable_view(out, "out");
   args.lse = mutable_view(lse, "lse");
   args.run = execution_on(args.problem.device);
   args.run.kernel = given.kernel;
-  const Workspace workspace(given.q, forward_workspace_bytes(args));
-  workspace.lend_to(args.run);
-  forward(args);
+  Prepared call(args);
+  const Workspace workspace(given.q, call.workspace_bytes());
+  call.run(workspace.address(), workspace.bytes());
   stack.give(out, lse);
 }
 
@@ -132,9 +138,9 @@ void run_backward(Stack& stack) {
   require_device(out, "out", args.problem.device);
   require_device(lse, "lse", args.problem.device);
   const DeviceScope scope(args.problem.device);
-  const Tensor d_q = empty_gradient(given.q);
-  const Tensor d_k = empty_gradient(given.k);
-  const Tensor d_v = empty_gradient(given.v);
+  const Tensor d_q = empty_gradient(given.q, given.fp32_results);
+  const Tensor d_k = empty_gradient(given.k, given.fp32_results);
+  const Tensor d_v = empty_gradient(given.v, given.fp32_results);
   args.out = const_view(out, "out");
   args.lse = const_view(lse, "lse");
   args.d_out = const_view(d_out, "d_out");
@@ -143,9 +149,9 @@ void run_backward(Stack& stack) {
   args.d_v = mutable_view(d_v, "d_v");
   args.run = execution_on(args.problem.device);
   args.run.kernel = given.kernel;
-  const Workspace workspace(given.q, backward_workspace_bytes(args));
-  workspace.lend_to(args.run);
-  backward(args);
+  Prepared call(args);
+  const Workspace workspace(given.q, call.workspace_bytes());
+  call.run(workspace.address(), workspace.bytes());
   stack.give(d_q, d_k, d_v);
 }
 
@@ -153,7 +159,8 @@ void run_backward(Stack& stack) {
 const std::string kProblemSchema =
     "Tensor q, Tensor k, Tensor v, Tensor? allowed, Tensor? bias, Tensor? key_lengths, Tensor? cu_q, Tensor? cu_k, "
     "SymInt max_q, SymInt max_k, int keep, int group, bool interleaved, bool causal, bool top_left, "
-    "SymInt? window_left, SymInt? window_right, float? scale, bool full_fp32, str kernel";
+    "SymInt? window_left, SymInt? window_right, float? scale, bool full_fp32, str kernel, "
+    "SymInt offset=0, bool fp32_results=False";
 
 }  // namespace
 

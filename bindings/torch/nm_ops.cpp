@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "dspattn/nm_matrix.h"
 #include "place.h"
@@ -30,15 +32,32 @@ void require_type(const Tensor& tensor, std::int32_t code, std::string_view argu
 
 Grouping grouping_of(bool interleaved) { return interleaved ? Grouping::interleaved : Grouping::consecutive; }
 
+// Slots are counted with it before the library sees the call.
+Pattern pattern_of(const PatternNumbers& given, Grouping grouping) {
+  const Pattern pattern = given.checked();
+  if (grouping == Grouping::interleaved && kInterleaveBlock % pattern.group != 0) {
+    throw Error("pattern: expected a group size that divides " + std::to_string(kInterleaveBlock) +
+                " for interleaved grouping, got " + to_string(pattern));
+  }
+  return pattern;
+}
+
+void require_count(std::int64_t count, std::string_view argument) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 31;  // what the codec takes
+  if (count >= 0 && count <= kMost) return;
+  throw Error(std::string(argument) + ": expected a count from 0 to 2^31, got " + std::to_string(count));
+}
+
 // 2-byte and 4-byte elements have different metadata; which 2-byte type it is does not matter.
 DType type_of_width(bool wide) { return wide ? DType::f32 : DType::f16; }
 
 // nm_prune(scores, keep, group, interleaved) -> indices: for each kept score the element of its group.
 void run_prune(Stack& stack) {
   const Tensor scores = stack.tensor();
-  const Pattern pattern{static_cast<int>(stack.integer()), static_cast<int>(stack.integer())};
+  const PatternNumbers given = stack.pattern();
   const Grouping grouping = grouping_of(stack.boolean());
   require_stack_of_matrices(scores, "scores");
+  const Pattern pattern = pattern_of(given, grouping);
   const std::int64_t count = scores.size(0), rows = scores.size(1), cols = scores.size(2);
   const std::int64_t slots = group_count(cols, pattern.group, grouping) * pattern.keep;
   const Tensor indices = empty_like_strided(scores, aoti_torch_dtype_uint8(), {count, rows, slots}, {0, 1, 2});
@@ -57,11 +76,12 @@ void run_prune(Stack& stack) {
 void run_encode(Stack& stack) {
   const Tensor indices = stack.tensor();
   const std::int64_t cols = stack.integer();
-  const Pattern pattern{static_cast<int>(stack.integer()), static_cast<int>(stack.integer())};
+  const PatternNumbers given = stack.pattern();
   const Grouping grouping = grouping_of(stack.boolean());
   const DType dtype = type_of_width(stack.boolean());
   require_stack_of_matrices(indices, "indices");
   require_type(indices, aoti_torch_dtype_uint8(), "indices", "uint8");
+  const Pattern pattern = pattern_of(given, grouping);
   const std::int64_t count = indices.size(0), rows = indices.size(1), slots = indices.size(2);
   const MetadataShape shape = metadata_shape(rows, cols, pattern, grouping, dtype);
   const Tensor metadata =
@@ -84,21 +104,27 @@ void run_decode(Stack& stack) {
   const Tensor metadata = stack.tensor();
   const std::int64_t rows = stack.integer();
   const std::int64_t cols = stack.integer();
-  const Pattern pattern{static_cast<int>(stack.integer()), static_cast<int>(stack.integer())};
+  const PatternNumbers given = stack.pattern();
   const Grouping grouping = grouping_of(stack.boolean());
   const DType dtype = type_of_width(stack.boolean());
   require_stack_of_matrices(metadata, "metadata");
   require_type(metadata, aoti_torch_dtype_int16(), "metadata", "int16");
+  const Pattern pattern = pattern_of(given, grouping);
+  require_count(rows, "rows");
+  require_count(cols, "columns");
   const std::int64_t count = metadata.size(0);
   const auto blocks = static_cast<std::size_t>(metadata.size(1) * metadata.size(2));
   const std::int64_t slots = group_count(cols, pattern.group, grouping) * pattern.keep;
-  const Tensor indices = empty_like_strided(metadata, aoti_torch_dtype_uint8(), {count, rows, slots}, {0, 1, 2});
   const auto* in = static_cast<const std::uint16_t*>(metadata.const_data_ptr());
-  auto* out = static_cast<std::uint8_t*>(indices.mutable_data_ptr());
+  // Decoded before memory is asked for: rows and columns that the metadata does not have are refused by name.
+  std::vector<std::uint8_t> decoded;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::span<const std::uint16_t> one(in + static_cast<std::size_t>(i) * blocks, blocks);
-    std::ranges::copy(decode_metadata(one, rows, cols, pattern, grouping, dtype), out + i * rows * slots);
+    const std::vector<std::uint8_t> matrix = decode_metadata(one, rows, cols, pattern, grouping, dtype);
+    decoded.insert(decoded.end(), matrix.begin(), matrix.end());
   }
+  const Tensor indices = empty_like_strided(metadata, aoti_torch_dtype_uint8(), {count, rows, slots}, {0, 1, 2});
+  std::ranges::copy(decoded, static_cast<std::uint8_t*>(indices.mutable_data_ptr()));
   stack.give(indices);
 }
 

@@ -49,12 +49,13 @@ void run_scores(Stack& stack) {
   const Tensor k = stack.tensor();
   const MaybeTensor allowed = stack.maybe_tensor();
   const MaybeTensor bias = stack.maybe_tensor();
-  const Pattern pattern{static_cast<int>(stack.integer()), static_cast<int>(stack.integer())};
+  const PatternNumbers given = stack.pattern();
   const Grouping grouping = grouping_of(stack.boolean());
   QkPruneArgs args;
   args.mask.causal = stack.boolean();
   args.mask.alignment = stack.boolean() ? Alignment::top_left : Alignment::bottom_right;
   args.scale = stack.maybe_real();
+  const Pattern pattern = given.checked();
   require_rank_4(q, "q", "[batch, heads, n, d]");
   require_rank_4(k, "k", "[batch, heads, n, d]");
   args.device = device_of(q, "q");
@@ -104,8 +105,9 @@ void run_product(Stack& stack) {
   const Tensor metadata = stack.tensor();
   const Tensor v = stack.tensor();
   const std::int64_t n_q = stack.integer();
-  const Pattern pattern{static_cast<int>(stack.integer()), static_cast<int>(stack.integer())};
+  const PatternNumbers given = stack.pattern();
   const Grouping grouping = grouping_of(stack.boolean());
+  const Pattern pattern = given.checked();
   require_rank_4(nonzeros, "nonzeros", "[batch, heads, rows, nonzeros]");
   require_rank_4(metadata, "metadata", "[batch, heads, rows, blocks]");
   require_rank_4(v, "v", "[batch, heads, n, d]");

@@ -98,12 +98,10 @@ Workspace::Workspace(const Tensor& like, std::size_t bytes) : bytes_(bytes) {
   memory_ = empty_like_strided(like, aoti_torch_dtype_uint8(), {padded}, {0});
 }
 
-void Workspace::lend_to(Execution& run) const {
-  if (!memory_) return;
+void* Workspace::address() const {
+  if (!memory_) return nullptr;
   const auto address = reinterpret_cast<std::uintptr_t>(memory_->mutable_data_ptr());
-  const std::uintptr_t aligned = (address + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-  run.workspace = reinterpret_cast<void*>(aligned);
-  run.workspace_bytes = bytes_;
+  return reinterpret_cast<void*>((address + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
 }
 
 }  // namespace dspattn::torch_binding

@@ -39,7 +39,8 @@ Execution execution_on(Device device);
 class Workspace {
  public:
   Workspace(const Tensor& like, std::size_t bytes);
-  void lend_to(Execution& run) const;
+  void* address() const;  // null: of no bytes
+  std::size_t bytes() const { return bytes_; }
 
  private:
   std::optional<Tensor> memory_;

@@ -10,9 +10,25 @@
 #include <stdexcept>
 #include <string>
 
+#include "dspattn/error.h"
+#include "dspattn/pattern.h"
 #include "views.h"
 
 namespace dspattn::torch_binding {
+
+// keep and group as the operator was given them.
+struct PatternNumbers {
+  std::int64_t keep, group;
+
+  // Throws for a pattern that no function serves: the library counts in int, and 2^32 + 2 must not pass for 2.
+  Pattern checked() const {
+    if (keep < 1 || keep > group || group > kMaxGroup) {
+      throw Error("pattern: expected N:M with 1 <= N <= M <= " + std::to_string(kMaxGroup) + ", got " +
+                  std::to_string(keep) + ":" + std::to_string(group));
+    }
+    return {static_cast<int>(keep), static_cast<int>(group)};
+  }
+};
 
 class Stack {
  public:
@@ -27,6 +43,10 @@ class Stack {
   MaybeTensor maybe_tensor() { return take<MaybeTensor>(); }
   bool boolean() { return take<bool>(); }
   std::int64_t integer() { return take<std::int64_t>(); }
+  PatternNumbers pattern() {
+    const std::int64_t keep = integer();
+    return {keep, integer()};
+  }
   std::optional<std::int64_t> maybe_integer() { return take<std::optional<std::int64_t>>(); }
   std::optional<double> maybe_real() { return take<std::optional<double>>(); }
 

@@ -49,7 +49,6 @@ def attention_name(cell: Cell, implementation: str) -> str:
     if cell == DENSE:
         return "sdpa"
     if implementation == "emulation":
-        sys.path.insert(0, str(ROOT / "tests" / "python"))
         import emulation
 
         return str(emulation.transformers_name(pattern, grouping))

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from dspattn.theory.search import disorder, inversions
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from experiments.theory.search import disorder, inversions  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

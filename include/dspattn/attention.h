@@ -7,6 +7,8 @@
 //   args.problem.q = {q, dspattn::DType::f32, {batch, heads, n_q, d}};   // likewise k, v
 //   args.problem.pattern = {2, 4};
 //   args.out = {out, dspattn::DType::f32, {batch, heads, n_q, d_v}};
+//   dspattn::Workspace workspace;                 // workspace.h: memory for the kernel to work in
+//   workspace.attach(args);
 //   dspattn::forward(args);                       // throws dspattn::Error with every reason
 //
 // This header knows neither torch nor CUDA: a stream is an opaque handle.
@@ -37,11 +39,12 @@ struct Device {
 // extent of 1. Sequence s is rows cu_q[s] ... cu_q[s+1]-1 of q and cu_k[s] ... cu_k[s+1]-1 of k and v. Groups, masks
 // and diagonals count from each sequence's own start; mask tensors are indexed by position within the sequence and have
 // extents [batch|1, heads|1, max_q|1, max_k|1] with batch the number of sequences. Rows at and past cu_q[batch]
-// (cu_k[batch]) belong to no sequence: they are neither read nor written.
+// (cu_k[batch]) belong to no sequence: they are not read, and their results are those of a row without keys, 0 and an
+// LSE of -inf, with gradients of 0.
 struct Packed {
-  ConstTensorView cu_q;    // int32 [batch+1], starts at 0, never decreases
+  ConstTensorView cu_q;    // int32 [batch+1], starts at 0, never decreases, at most the rows of q at the end
   ConstTensorView cu_k;    // int32 [batch+1]
-  std::int64_t max_q = 0;  // longest sequence or an upper bound; needed on the host because cu_q may live on a GPU
+  std::int64_t max_q = 0;  // longest sequence or any upper bound; needed on the host because cu_q may live on a GPU
   std::int64_t max_k = 0;
 };
 
@@ -82,13 +85,15 @@ struct Execution {
 
 struct ForwardArgs {
   Problem problem;
-  TensorView out;  // [batch, heads, n_q, d_v], q's type
+  TensorView out;  // [batch, heads, n_q, d_v], q's type or fp32: partial results to be merged (merge.h) want fp32
   TensorView lse;  // fp32 [batch, heads, n_q]; optional
   Execution run;
 };
 
 struct BackwardArgs {
   Problem problem;
+  // Each but lse in q's type or fp32. Of keys that are a part of a longer row's, out and lse are the whole row's: d_q
+  // is then the part's share, to be added to the others'.
   ConstTensorView out;    // of the forward
   ConstTensorView lse;    // of the forward
   ConstTensorView d_out;  // [batch, heads, n_q, d_v]
@@ -99,6 +104,49 @@ struct BackwardArgs {
 // Validate, choose a kernel, launch. GPU work is enqueued on run.stream and not waited for.
 void forward(const ForwardArgs& args);
 void backward(const BackwardArgs& args);
+
+namespace core {
+struct KernelRow;  // a line of the kernel table
+}
+
+// A call that is validated and whose kernel is chosen, once, for callers that ask for its workspace before they run it:
+//
+//   dspattn::Prepared call(args);                            // throws as forward does
+//   void* workspace = allocate(call.workspace_bytes());      // 256-byte aligned, on the device
+//   call.run(workspace, call.workspace_bytes());
+//
+// Views are kept, not what they point to; run may be called again.
+template <typename Args>
+class Prepared;
+
+template <>
+class Prepared<ForwardArgs> {
+ public:
+  explicit Prepared(const ForwardArgs& args);
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+  void run(void* workspace, std::size_t bytes);
+
+ private:
+  ForwardArgs args_;
+  const core::KernelRow* row_;
+  std::size_t workspace_bytes_;
+};
+
+template <>
+class Prepared<BackwardArgs> {
+ public:
+  explicit Prepared(const BackwardArgs& args);
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+  void run(void* workspace, std::size_t bytes);
+
+ private:
+  BackwardArgs args_;
+  const core::KernelRow* row_;
+  std::size_t workspace_bytes_;
+};
+
+Prepared(const ForwardArgs&)->Prepared<ForwardArgs>;
+Prepared(const BackwardArgs&)->Prepared<BackwardArgs>;
 
 // The same without exceptions, for callers that want a status.
 Status try_forward(const ForwardArgs& args) noexcept;

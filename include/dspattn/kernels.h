@@ -1,6 +1,7 @@
 // The table of compiled kernels, and which of them would serve a problem.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,11 +27,19 @@ struct Verdict {
   std::vector<std::string> reasons;  // why the kernel cannot serve; empty: it can
 };
 
+// The type of the outputs (of a backward pass, of anything among out, d_out, d_q, d_k, d_v).
+enum class Results : std::uint8_t { as_inputs, fp32 };
+
 // Every kernel of the pass with every reason it cannot serve the problem.
-std::vector<Verdict> consider(const Problem& problem, Pass pass);
+std::vector<Verdict> consider(const Problem& problem, Pass pass, Results results = Results::as_inputs);
 
 // The kernel that forward/backward would run. Throws Error with all verdicts when there is none, or when `forced` names
 // no kernel or one that cannot serve.
-KernelInfo choose(const Problem& problem, Pass pass, std::string_view forced = {});
+KernelInfo choose(const Problem& problem, Pass pass, std::string_view forced = {},
+                  Results results = Results::as_inputs);
+
+// How that kernel would go about it, in lines of text: variant, tiles, order of the work, launch. Empty where a kernel
+// has nothing to decide. Outputs are taken to be contiguous.
+std::string plan(const Problem& problem, Pass pass, std::string_view forced = {}, Results results = Results::as_inputs);
 
 }  // namespace dspattn

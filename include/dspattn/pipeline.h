@@ -42,7 +42,8 @@ struct SparseShape {
   std::int64_t rows() const;              // n_q rounded up to 32
   std::int64_t places() const;            // n_k (or width * block) rounded up to whole 4-byte metadata words
   std::int64_t nonzeros_per_row() const;  // places() / 2
-  std::int64_t matrices() const { return batch * heads; }
+  // These throw Error where the number does not fit in 63 bits.
+  std::int64_t matrices() const;       // batch * heads
   std::size_t nonzeros_bytes() const;  // [batch, heads, rows, nonzeros_per_row] of dtype, contiguous
   std::size_t metadata_bytes() const;  // [batch, heads] times 2-byte blocks in the encoding of docs/layouts.md
 };

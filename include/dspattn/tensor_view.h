@@ -3,10 +3,13 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 
 #include "dspattn/dtype.h"
+#include "dspattn/error.h"
 
 namespace dspattn {
 
@@ -21,25 +24,28 @@ struct BasicTensorView {
   std::array<std::int64_t, kMaxRank> stride{};
 
   BasicTensorView() = default;
-  // Row-major contiguous.
+  // Row-major contiguous. Throws Error for more than kMaxRank extents: dropping some would view another tensor.
   BasicTensorView(Pointer pointer, DType type, std::initializer_list<std::int64_t> extents)
       : data(pointer), dtype(type) {
-    for (const std::int64_t extent : extents) {
-      if (rank < kMaxRank) shape[static_cast<std::size_t>(rank++)] = extent;
-    }
-    std::int64_t step = 1;
+    require_extents(extents.size());
+    for (const std::int64_t extent : extents) shape[static_cast<std::size_t>(rank++)] = extent;
+    // Extents that no memory holds may wrap around here; validation refuses them by their product.
+    std::uint64_t step = 1;
     for (int i = rank - 1; i >= 0; --i) {
-      stride[static_cast<std::size_t>(i)] = step;
-      step *= shape[static_cast<std::size_t>(i)];
+      stride[static_cast<std::size_t>(i)] = static_cast<std::int64_t>(step);
+      step *= static_cast<std::uint64_t>(shape[static_cast<std::size_t>(i)]);
     }
   }
+  // Throws Error unless there is a stride for each extent.
   BasicTensorView(Pointer pointer, DType type, std::initializer_list<std::int64_t> extents,
                   std::initializer_list<std::int64_t> strides)
       : BasicTensorView(pointer, type, extents) {
-    int i = 0;
-    for (const std::int64_t step : strides) {
-      if (i < rank) stride[static_cast<std::size_t>(i++)] = step;
+    if (strides.size() != extents.size()) {
+      throw Error("tensor view strides: expected " + std::to_string(extents.size()) + ", one for each extent, got " +
+                  std::to_string(strides.size()));
     }
+    std::size_t i = 0;
+    for (const std::int64_t step : strides) stride[i++] = step;
   }
   template <typename Other>
   BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT: a mutable view is a const view
@@ -53,6 +59,12 @@ struct BasicTensorView {
     std::int64_t count = 1;
     for (int i = 0; i < rank; ++i) count *= extent(i);
     return count;
+  }
+
+ private:
+  static void require_extents(std::size_t count) {
+    if (count <= static_cast<std::size_t>(kMaxRank)) return;
+    throw Error("tensor view extents: expected at most " + std::to_string(kMaxRank) + ", got " + std::to_string(count));
   }
 };
 

@@ -1,6 +1,7 @@
 """Attention whose scores are pruned on the fly to N:M structured sparsity, as a drop-in for full attention.
 
 * :func:`attention`, :func:`varlen_attention`: the functions, in the signature of PyTorch's own.
+* :func:`merge`: joins attention over parts of the keys.
 * :func:`sddmm`, :func:`softmax`, :func:`spmm`: the paper's three steps, with the sparse matrix between them.
 * :func:`block_attention`, :mod:`dspattn.block_masks`: blocked-ELL masks with N:M inside the blocks.
 * :mod:`dspattn.zoo`: the other mechanisms of the paper's comparison, by name.
@@ -19,6 +20,7 @@ from .errors import DspattnError
 from .functional import attention, attention_weights, varlen_attention
 from .integrations import _on_import
 from .integrations.sdpa import use
+from .merging import merge
 from .reporting import report
 from .sparse import sddmm, softmax, spmm
 
@@ -29,6 +31,7 @@ __all__ = [
     "attention_weights",
     "block_attention",
     "block_masks",
+    "merge",
     "nn",
     "report",
     "sddmm",

@@ -24,6 +24,7 @@ ERROR_PREFIX = "dspattn: "  # of every error of the C++ library, see bindings/to
 TENSOR_ARGUMENTS = 8  # q, k, v, allowed, bias, key_lengths, cu_q, cu_k
 BIAS = 4
 SCALE = 9  # among the options that follow the tensors
+FP32_RESULTS = 13
 
 
 def _library_file() -> Path:
@@ -69,6 +70,7 @@ PYTHON_NAMES = {
     "bias": "attn_mask",
     "mask.allowed": "attn_mask",
     "mask.bias": "attn_mask",
+    "mask.offset": "offset",
     "mask.window_left": "window[0]",
     "mask.window_right": "window[1]",
     "mask.key_lengths": "key_lengths",
@@ -86,21 +88,29 @@ def _in_python_names(reason: str) -> str:
     return _ARGUMENT.sub(lambda match: PYTHON_NAMES.get(match.group(), match.group()), reason)
 
 
-def _heads(like: Tensor, n_from: Tensor, d: Any) -> Tensor:
+def _heads(like: Tensor, d: Any, fp32: bool) -> Tensor:
     """[batch, heads, n, d] laid out as the operators do: the heads of one position side by side."""
-    return like.new_empty((n_from.shape[0], n_from.shape[2], n_from.shape[1], d)).transpose(1, 2)
+    batch, heads, n, _ = like.shape
+    return like.new_empty((batch, n, heads, d), dtype=torch.float32 if fp32 else like.dtype).transpose(1, 2)
+
+
+def _fp32_results(rest: tuple[Any, ...]) -> bool:
+    """Of the arguments after q, k, v. Defaults may have been left out."""
+    at = TENSOR_ARGUMENTS - 3 + FP32_RESULTS
+    return len(rest) > at and bool(rest[at])
 
 
 @torch.library.register_fake("dspattn::attention")
 def _attention_meta(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return _heads(q, q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return _heads(q, v.shape[3], _fp32_results(rest)), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.register_fake("dspattn::attention_backward")
 def _attention_backward_meta(
     d_out: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _heads(q, q, q.shape[3]), _heads(k, k, k.shape[3]), _heads(v, v, v.shape[3])
+    fp32 = _fp32_results(rest)
+    return _heads(q, q.shape[3], fp32), _heads(k, k.shape[3], fp32), _heads(v, v.shape[3], fp32)
 
 
 def _slots(columns: Any, keep: int, group: int, interleaved: bool) -> Any:
@@ -266,7 +276,11 @@ def _gradients(
         more_q, more_k = _lse_gradients(d_lse, lse, tensors, options)
         d_q = more_q if d_q is None else d_q + more_q
         d_k = more_k if d_k is None else d_k + more_k
-    wanted = (grad if need else None for grad, need in zip((d_q, d_k, d_v), needed, strict=False))
+    dtype = tensors[0].dtype  # fp32 results have fp32 gradients, to be added up before they are rounded
+    wanted = (
+        grad.to(dtype) if need and grad is not None else None
+        for grad, need in zip((d_q, d_k, d_v), needed, strict=False)
+    )
     return (*wanted, *none)
 
 

@@ -18,8 +18,9 @@ Window = int | tuple[int | None, int | None] | None
 
 
 # What the operator takes after its tensors, in its order: max_q, max_k, keep, group, interleaved, causal, top_left,
-# window_left, window_right, scale, full_fp32, kernel. A plain tuple: one with names takes a microsecond to make.
-Options = tuple[int, int, int, int, bool, bool, bool, int | None, int | None, float | None, bool, str]
+# window_left, window_right, scale, full_fp32, kernel, offset, fp32_results. A plain tuple: one with names takes a
+# microsecond to make.
+Options = tuple[int, int, int, int, bool, bool, bool, int | None, int | None, float | None, bool, str, int, bool]
 
 
 @overload
@@ -39,8 +40,10 @@ def attention(
     attn_bias: Tensor | None = ...,
     window: Window = ...,
     alignment: Alignment = ...,
+    offset: int = ...,
     key_lengths: Tensor | None = ...,
     allow_tf32: bool = ...,
+    out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
 ) -> Tensor: ...
 
@@ -62,8 +65,10 @@ def attention(
     attn_bias: Tensor | None = ...,
     window: Window = ...,
     alignment: Alignment = ...,
+    offset: int = ...,
     key_lengths: Tensor | None = ...,
     allow_tf32: bool = ...,
+    out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -84,8 +89,10 @@ def attention(
     attn_bias: Tensor | None = None,
     window: Window = None,
     alignment: Alignment = "top_left",
+    offset: int = 0,
     key_lengths: Tensor | None = None,
     allow_tf32: bool = True,
+    out_dtype: torch.dtype | None = None,
     kernel: str = "",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over scores pruned to ``pattern``; arguments, shapes and masks as
@@ -113,12 +120,16 @@ def attention(
             int stands for both sides.
         alignment: where position 0 of the query lies when n_q != n_k, for ``is_causal`` and ``window``:
             ``"top_left"``, at key 0, as PyTorch; ``"bottom_right"``, so that the last query sits at the last key.
+        offset: moves that position: for pieces of longer sequences, the first query's position less the first key's.
+            With pieces of keys that start at multiples of 128 (``"consecutive"``: of M), :func:`dspattn.merge` joins
+            the results.
         key_lengths: ``[batch]`` integers; keys at and past the length are masked.
         allow_tf32: whether GPU kernels may run the products of float32 inputs in tf32.
+        out_dtype: type of the result: the query's (default) or ``torch.float32``, for results that are to be merged.
         kernel: name of a row of the kernel table to run; default: the first that fits.
 
     Returns:
-        ``[..., heads, n_q, d_v]`` in the query's type and, with ``return_lse``, float32 ``[..., heads, n_q]``.
+        ``[..., heads, n_q, d_v]`` in ``out_dtype`` and, with ``return_lse``, float32 ``[..., heads, n_q]``.
 
     Raises:
         DspattnError: with every reason the call cannot be served.
@@ -133,7 +144,11 @@ def attention(
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
     interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
-    options = (0, 0, keep, group, interleaved, is_causal, top_left, left, right, scale, not allow_tf32, kernel)
+    full_fp32 = not allow_tf32
+    fp32 = out_dtype is not None and wants_fp32(query, out_dtype)
+    options = (
+        0, 0, keep, group, interleaved, is_causal, top_left, left, right, scale, full_fp32, kernel, offset, fp32
+    )  # fmt: skip
     if key_lengths is not None and key_lengths.dtype != torch.int32:
         key_lengths = key_lengths.to(torch.int32)
     lead: tuple[int, ...] | None = None
@@ -170,7 +185,9 @@ def varlen_attention(
     return_lse: Literal[False] = ...,
     window: Window = ...,
     alignment: Alignment = ...,
+    offset: int = ...,
     allow_tf32: bool = ...,
+    out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
 ) -> Tensor: ...
 
@@ -193,7 +210,9 @@ def varlen_attention(
     return_lse: Literal[True],
     window: Window = ...,
     alignment: Alignment = ...,
+    offset: int = ...,
     allow_tf32: bool = ...,
+    out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -215,7 +234,9 @@ def varlen_attention(
     return_lse: bool = False,
     window: Window = None,
     alignment: Alignment = "bottom_right",
+    offset: int = 0,
     allow_tf32: bool = True,
+    out_dtype: torch.dtype | None = None,
     kernel: str = "",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over a packed batch: sequences of different lengths laid end to end, without padding.
@@ -227,7 +248,8 @@ def varlen_attention(
         query: ``[total_q, heads, d]``.
         key: ``[total_k, kv_heads, d]``; heads a multiple of kv_heads.
         value: ``[total_k, kv_heads, d_v]``.
-        cu_seqlens_q: ``[batch + 1]`` integers, starts at 0, never decreases.
+        cu_seqlens_q: ``[batch + 1]`` integers, starts at 0, never decreases. Rows past its end see no key: their
+            output is 0, their LSE -inf and their gradients are 0.
         cu_seqlens_k: the same for the keys.
         max_seqlen_q: longest query sequence; default: read from ``cu_seqlens_q`` (which waits for a GPU).
         max_seqlen_k: longest key sequence; default: read from ``cu_seqlens_k``.
@@ -257,7 +279,11 @@ def varlen_attention(
     interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
     max_q = longest(cu_seqlens_q) if max_seqlen_q is None else max_seqlen_q
     max_k = longest(cu_seqlens_k) if max_seqlen_k is None else max_seqlen_k
-    options = (max_q, max_k, keep, group, interleaved, is_causal, top_left, left, right, scale, not allow_tf32, kernel)
+    full_fp32 = not allow_tf32
+    fp32 = out_dtype is not None and wants_fp32(query, out_dtype)
+    options = (
+        max_q, max_k, keep, group, interleaved, is_causal, top_left, left, right, scale, full_fp32, kernel, offset, fp32
+    )  # fmt: skip
     q, k, v = (tensor.unsqueeze(0).transpose(1, 2) for tensor in (query, key, value))
     if attn_mask is not None and attn_mask.dim() != 4:
         raise DspattnError([f"attn_mask: expected 4 dimensions for a packed batch, got {list(attn_mask.shape)}"])
@@ -324,6 +350,16 @@ def parse_alignment(alignment: str) -> bool:
     if alignment == "bottom_right":
         return False
     raise DspattnError([f'alignment: expected "top_left" or "bottom_right", got {alignment!r}'])
+
+
+def wants_fp32(query: Tensor, out_dtype: torch.dtype) -> bool:
+    """Whether results are to be float32 whatever the inputs' type."""
+    if out_dtype == torch.float32:
+        return True
+    if out_dtype == query.dtype:
+        return False
+    names = [str(dtype).removeprefix("torch.") for dtype in (query.dtype, out_dtype)]
+    raise DspattnError([f"out_dtype: expected the query's {names[0]} or float32, got {names[1]}"])
 
 
 def longest(cumulative: Tensor) -> int:

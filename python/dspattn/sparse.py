@@ -79,20 +79,27 @@ def sddmm(
     interleaved = parse_grouping(grouping)
     top_left = parse_alignment(alignment)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    if not (math.isfinite(scale) and scale > 0):
-        raise DspattnError([f"scale: expected a finite positive number, got {scale}"])
+    if not 2.0**-126 <= scale <= 2.0**126:
+        raise DspattnError(
+            [f"scale: expected a finite, positive number from 2^-126 to 2^126 (1.18e-38 to 8.51e37), got {scale}"]
+        )
     if query.is_cuda:
         return _scores_on_gpu(query, key, attn_mask, lead, (keep, group, interleaved, is_causal, top_left, scale))
-    unscaled = query.float() @ key.float().transpose(-1, -2)
+    # In units of a power of two not above the scale a bias is no larger than it was given.
+    unit = min(1.0, _power_below(scale))
+    unscaled = query.float() @ key.float().transpose(-1, -2) * unit
     n_q, n_k = unscaled.shape[-2:]
+    hidden = torch.zeros(n_q, n_k, dtype=torch.bool, device=query.device)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
-            unscaled = unscaled.masked_fill(~attn_mask, float("-inf"))
+            hidden = hidden | ~attn_mask
         else:
-            unscaled = unscaled + attn_mask.float() / scale
+            hidden = hidden | (attn_mask == float("-inf"))
+            unscaled = _finite_sum(unscaled, attn_mask.float() * (unit / scale))
     if is_causal:
-        hidden = torch.ones(n_q, n_k, dtype=torch.bool, device=query.device).triu(1 + (0 if top_left else n_k - n_q))
-        unscaled = unscaled.masked_fill(hidden, float("-inf"))
+        hidden = hidden | torch.ones_like(hidden).triu(1 + (0 if top_left else n_k - n_q))
+    unscaled = unscaled.masked_fill(hidden, float("-inf"))
+    scale = scale / unit
     matrices = _selection_key(unscaled.detach(), scale, query.dtype).reshape(-1, n_q, n_k).contiguous()
     try:
         indices = _ops.nm_prune(matrices, keep, group, interleaved)
@@ -102,7 +109,7 @@ def sddmm(
     columns = _columns(indices, keep, group, interleaved).reshape(*lead, n_q, -1)
     missing = int(columns.max()) - n_k + 1 if columns.numel() else 0
     scores = torch.nn.functional.pad(unscaled * scale, (0, max(missing, 0)), value=float("-inf"))
-    nonzeros = scores.gather(-1, columns).to(query.dtype)
+    nonzeros = _stored(scores.gather(-1, columns), query.dtype)
     return nonzeros, metadata.reshape(*lead, *metadata.shape[1:])
 
 
@@ -476,12 +483,32 @@ def _padded(nonzeros: Tensor, fill: float, copy: bool = False) -> Tensor:
     return padded
 
 
+def _finite_sum(product: Tensor, bias: Tensor) -> Tensor:
+    """Their sum, finite where both are: beyond float32 it is the largest number, which neither masks nor is NaN."""
+    total = product + bias
+    largest = torch.finfo(torch.float32).max
+    overflowed = ~total.isfinite() & product.isfinite() & bias.isfinite()
+    return torch.where(overflowed, total.clamp(-largest, largest), total)
+
+
+def _stored(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scores as nonzeros of a type: what is not masked stays so, at the type's largest number where it cannot hold
+    more. Only infinity itself is infinite."""
+    largest = torch.finfo(dtype).max
+    return torch.where(scores.isinf(), scores, scores.clamp(-largest, largest)).to(dtype)
+
+
+def _power_below(scale: float) -> float:
+    """The largest power of two not above it, exactly."""
+    return 2.0 ** (math.frexp(scale)[1] - 1)
+
+
 def _selection_key(unscaled: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     """What is compared: the unscaled score in float32, for 16-bit inputs times the largest power of two not above the
     scale and rounded to float16, so that the choice is that of the fused kernels."""
     if dtype == torch.float32:
         return unscaled
-    shifted = unscaled * 2.0 ** math.floor(math.log2(scale))
+    shifted = unscaled * _power_below(scale)
     return torch.where(shifted == float("-inf"), shifted, shifted.clamp(-FP16_MAX, FP16_MAX)).to(torch.float16)
 
 

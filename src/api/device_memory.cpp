@@ -1,6 +1,6 @@
 #include "api/device_memory.h"
 
-#include "cuda/memory.h"
+#include "cuda/device/memory.h"
 
 namespace dspattn::api {
 

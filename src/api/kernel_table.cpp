@@ -13,18 +13,30 @@ namespace {
 
 std::string_view name(DeviceType type) { return type == DeviceType::cpu ? "cpu" : "cuda"; }
 
-core::Reasons why_not(const core::KernelRow& row, const Problem& problem) {
+// fp32 inputs have fp32 results anyway.
+bool takes_results(const core::KernelRow& row, const Problem& problem, Results results) {
+  return row.fp32_results || results == Results::as_inputs || problem.q.dtype == DType::f32;
+}
+
+core::Reasons why_not(const core::KernelRow& row, const Problem& problem, Results results) {
   if (row.info.device != problem.device.type) {
     return {"device: runs on " + std::string(name(row.info.device)) + ", the tensors are on " +
             std::string(name(problem.device.type))};
   }
   core::Refusals refusals(core::Refusals::Text::wanted);
   row.why_not(problem, refusals);
+  if (!takes_results(row, problem, results)) {
+    refusals.add([&] {
+      return "out.dtype: takes results in q's type " + std::string(dspattn::name(problem.q.dtype)) + ", got fp32";
+    });
+  }
   return refusals.reasons();
 }
 
-bool serves(const core::KernelRow& row, const Problem& problem) {
-  if (row.info.device != problem.device.type) return false;
+bool serves(const core::KernelRow& row, const Problem& problem, Results results) {
+  if (row.info.device != problem.device.type || !row.takes.matches(problem) || !takes_results(row, problem, results)) {
+    return false;
+  }
   core::Refusals refusals(core::Refusals::Text::not_wanted);
   row.why_not(problem, refusals);
   return !refusals.any();
@@ -54,20 +66,20 @@ std::vector<const core::KernelRow*> table(Pass pass) {
   return selected;
 }
 
-const core::KernelRow& choose_row(const Problem& problem, Pass pass, std::string_view forced) {
+const core::KernelRow& choose_row(const Problem& problem, Pass pass, std::string_view forced, Results results) {
   const auto asked = [&](const core::KernelRow& row) {
     return row.info.pass == pass && (forced.empty() || row.info.name == forced);
   };
   // Every call comes by here: what the refusals say is put together only when all refuse.
   for (const std::span<const core::KernelRow> backend : {cuda::rows(), cpu::rows()}) {
     for (const core::KernelRow& row : backend) {
-      if (asked(row) && serves(row, problem)) return row;
+      if (asked(row) && serves(row, problem, results)) return row;
     }
   }
   core::Reasons refusals;
   const std::vector<const core::KernelRow*> rows = table(pass);
   for (const core::KernelRow* row : rows) {
-    if (asked(*row)) refusals.push_back(describe(*row, why_not(*row, problem)));
+    if (asked(*row)) refusals.push_back(describe(*row, why_not(*row, problem, results)));
   }
   if (refusals.empty()) {
     throw Error("kernel: expected one of " + names_of(rows) + ", got \"" + std::string(forced) + "\"");
@@ -83,16 +95,24 @@ std::vector<KernelInfo> kernels(Pass pass) {
   return infos;
 }
 
-std::vector<Verdict> consider(const Problem& problem, Pass pass) {
+std::vector<Verdict> consider(const Problem& problem, Pass pass, Results results) {
   if (auto reasons = core::problem_reasons(problem); !reasons.empty()) throw Error(std::move(reasons));
   std::vector<Verdict> verdicts;
-  for (const core::KernelRow* row : api::table(pass)) verdicts.push_back({row->info, api::why_not(*row, problem)});
+  for (const core::KernelRow* row : api::table(pass)) {
+    verdicts.push_back({row->info, api::why_not(*row, problem, results)});
+  }
   return verdicts;
 }
 
-KernelInfo choose(const Problem& problem, Pass pass, std::string_view forced) {
+std::string plan(const Problem& problem, Pass pass, std::string_view forced, Results results) {
   if (auto reasons = core::problem_reasons(problem); !reasons.empty()) throw Error(std::move(reasons));
-  return api::choose_row(problem, pass, forced).info;
+  const core::KernelRow& row = api::choose_row(problem, pass, forced, results);
+  return row.plan != nullptr ? row.plan(problem) : std::string();
+}
+
+KernelInfo choose(const Problem& problem, Pass pass, std::string_view forced, Results results) {
+  if (auto reasons = core::problem_reasons(problem); !reasons.empty()) throw Error(std::move(reasons));
+  return api::choose_row(problem, pass, forced, results).info;
 }
 
 }  // namespace dspattn

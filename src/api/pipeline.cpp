@@ -6,7 +6,7 @@
 #include "core/pipeline_check.h"
 #include "core/validate.h"
 #include "cpu/pipeline.h"
-#include "cuda/sm80/pipeline.h"
+#include "cuda/pipeline/pipeline.h"
 
 namespace dspattn {
 namespace {
@@ -22,6 +22,10 @@ std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlig
 void check_forward(const ForwardArgs& args, const BlockMaskView& blocks) {
   raise_if_any(core::forward_reasons(args));
   raise_if_any(core::pipeline_reasons(args.problem, blocks));
+  if (args.out.dtype != args.problem.q.dtype) {
+    throw Error("out.dtype: expected q's type " + std::string(name(args.problem.q.dtype)) + ", got " +
+                std::string(name(args.out.dtype)));
+  }
 }
 
 // The chain on the CPU, where nothing is left out.
@@ -58,17 +62,17 @@ void chain_on_cpu(const ForwardArgs& args, const BlockMaskView& blocks) {
 
 void qk_prune(const QkPruneArgs& args) {
   raise_if_any(core::qk_prune_reasons(args));
-  args.device.type == DeviceType::cpu ? cpu::qk_prune(args) : cuda::sm80::qk_prune(args);
+  args.device.type == DeviceType::cpu ? cpu::qk_prune(args) : cuda::pipeline::qk_prune(args);
 }
 
 void nonzero_softmax(const SoftmaxArgs& args) {
   raise_if_any(core::softmax_reasons(args));
-  args.device.type == DeviceType::cpu ? cpu::nonzero_softmax(args) : cuda::sm80::nonzero_softmax(args);
+  args.device.type == DeviceType::cpu ? cpu::nonzero_softmax(args) : cuda::pipeline::nonzero_softmax(args);
 }
 
 void pv_sparse(const PvSparseArgs& args) {
   raise_if_any(core::pv_sparse_reasons(args));
-  args.device.type == DeviceType::cpu ? cpu::pv_sparse(args) : cuda::sm80::pv_sparse(args);
+  args.device.type == DeviceType::cpu ? cpu::pv_sparse(args) : cuda::pipeline::pv_sparse(args);
 }
 
 std::size_t pipeline_workspace_bytes(const ForwardArgs& args, const BlockMaskView& blocks) {
@@ -83,7 +87,7 @@ void pipeline_forward(const ForwardArgs& args, const BlockMaskView& blocks) {
     throw Error("workspace: expected at least " + std::to_string(needed) + " bytes, got " +
                 (args.run.workspace == nullptr ? "null" : std::to_string(args.run.workspace_bytes) + " bytes"));
   }
-  args.problem.device.type == DeviceType::cpu ? chain_on_cpu(args, blocks) : cuda::sm80::run_pipeline(args, blocks);
+  args.problem.device.type == DeviceType::cpu ? chain_on_cpu(args, blocks) : cuda::pipeline::run_pipeline(args, blocks);
 }
 
 }  // namespace dspattn

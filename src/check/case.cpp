@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "check/random.h"
 
@@ -122,8 +123,60 @@ void draw_scale(Random& random, Case& drawn) {
   }
 }
 
+// A scale of any size that is served. Where there is room in the type, q and k are of such sizes that the scores are
+// ordinary ones; otherwise the weights are all equal, or (in forward, where no gradient is multiplied by the scale) one
+// key takes all.
+void draw_extreme_scale(Random& random, Case& drawn) {
+  const bool narrow = drawn.dtype == DType::f16;
+  const int kind = static_cast<int>(random.below(3));
+  const std::int64_t reach = kind == 0 ? (narrow ? 18 : 96) : (narrow ? 40 : 120);
+  std::int64_t exponent = random.between(8, reach);
+  if (kind == 1 || (kind == 0 && random.chance(50))) exponent = -exponent;
+  const bool huge_scores = exponent > 0 && (kind != 0 || drawn.integers);
+  if (huge_scores && drawn.pass == Pass::backward) return;
+  drawn.extreme_scale = true;
+  const double mantissa = 1 + static_cast<double>(random.below(1000)) / 1000;
+  drawn.scale = std::ldexp(drawn.integers ? 1.0 : mantissa, static_cast<int>(exponent));
+  if (huge_scores) drawn.lowest_bias = false;  // neither swallows the other
+  // bias / scale must be exact where everything else is.
+  if (drawn.integers) drawn.bias_dtype = DType::f32;
+  if (kind != 0 || drawn.integers) return;
+  int root = 0;  // of d, in powers of two
+  while ((std::int64_t{1} << (2 * root)) < drawn.d) ++root;
+  const std::int64_t sum = -exponent - root;
+  const std::int64_t half = sum / 2;
+  if (drawn.magnitude != 0) drawn.magnitude = std::ldexp(1.0, static_cast<int>(sum - half));
+  drawn.magnitude_k = std::ldexp(1.0, static_cast<int>(half));
+}
+
+// What lies at the ends of the contract. Drawn last and from numbers of its own.
+void draw_extremes(Random& random, Case& drawn) {
+  if (drawn.packed) {
+    drawn.cu_stride = random.one_of<std::int64_t>({1, 1, 2, 3});
+    if (random.chance(15)) drawn.tail_q = random.between(1, 70);
+    if (random.chance(15)) drawn.tail_k = random.between(1, 70);
+  }
+  if (!drawn.key_lengths.empty()) {
+    drawn.key_lengths_stride = random.one_of<std::int64_t>({1, 1, 2, 3, 0});
+    const std::int32_t least = *std::min_element(drawn.key_lengths.begin(), drawn.key_lengths.end());
+    if (drawn.key_lengths_stride == 0) std::fill(drawn.key_lengths.begin(), drawn.key_lengths.end(), least);
+  }
+  if (drawn.pass == Pass::backward) {
+    drawn.nan_in_k = random.chance(4);
+    drawn.nan_in_q = random.chance(4);
+  }
+  if (random.chance(12)) draw_extreme_scale(random, drawn);
+  drawn.extreme_bias = drawn.bias && !drawn.integers && !drawn.extreme_scale && random.chance(25);
+}
+
 std::string_view layout_name(Layout layout) {
   return layout == Layout::bhnd ? "bhnd" : layout == Layout::bnhd ? "bnhd" : "padded";
+}
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.6g", value);
+  return text;
 }
 
 std::string shape_name(const Broadcast& broadcast) {
@@ -194,6 +247,12 @@ Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits)
     // Larger integers would not be exact in fp16.
     if (drawn.integers && drawn.magnitude > 1) drawn.magnitude = 1;
   }
+  // Drawn last, so that the parts above stay what a seed has always given.
+  if (random.chance(25)) drawn.offset = random.between(-drawn.n_q - 3, drawn.n_k + 3);
+  drawn.fp32_results = drawn.dtype != DType::f32 && random.chance(20);
+  constexpr std::uint64_t kExtremes = 0x657874;  // another stream
+  Random extremes(seed ^ (kExtremes << 32), static_cast<std::uint64_t>(index));
+  draw_extremes(extremes, drawn);
   return drawn;
 }
 
@@ -217,27 +276,35 @@ std::string describe(const Case& drawn) {
       return joined;
     };
     add("cu_q=" + list(drawn.cu_q) + " cu_k=" + list(drawn.cu_k));
+    if (drawn.cu_stride != 1) add("cu_stride=" + std::to_string(drawn.cu_stride));
+    if (drawn.tail_q + drawn.tail_k > 0)
+      add("tail=" + std::to_string(drawn.tail_q) + "," + std::to_string(drawn.tail_k));
   }
   if (drawn.causal) add("causal");
   if (drawn.causal || drawn.window_left || drawn.window_right) {
     add(drawn.alignment == Alignment::bottom_right ? "bottom_right" : "top_left");
+    if (drawn.offset != 0) add("offset=" + std::to_string(drawn.offset));
   }
   if (drawn.window_left) add("window_left=" + std::to_string(*drawn.window_left));
   if (drawn.window_right) add("window_right=" + std::to_string(*drawn.window_right));
   if (!drawn.key_lengths.empty()) add("key_lengths");
+  if (drawn.key_lengths_stride != 1) add("key_lengths_stride=" + std::to_string(drawn.key_lengths_stride));
   if (drawn.allowed) add("allowed=" + shape_name(*drawn.allowed));
   if (drawn.bias) add("bias=" + std::string(name(drawn.bias_dtype)) + shape_name(*drawn.bias));
   if (drawn.lowest_bias) add("lowest_bias");
-  if (drawn.scale) add("scale=" + std::to_string(*drawn.scale));
+  if (drawn.extreme_bias) add("extreme_bias");
+  if (drawn.scale) add("scale=" + (drawn.extreme_scale ? number(*drawn.scale) : std::to_string(*drawn.scale)));
   text += " layout=";
   for (const Layout layout : {drawn.q_layout, drawn.k_layout, drawn.v_layout, drawn.out_layout}) {
     if (text.back() != '=') text += ',';
     text += layout_name(layout);
   }
+  if (drawn.fp32_results) add("fp32_results");
   if (drawn.integers) add("integers");
   if (drawn.nan_in_k) add("nan_in_k");
   if (drawn.nan_in_q) add("nan_in_q");
-  if (drawn.magnitude != 1) add("magnitude=" + std::to_string(static_cast<int>(drawn.magnitude)));
+  if (drawn.magnitude != 1) add("magnitude=" + number(drawn.magnitude));
+  if (drawn.magnitude_k != 1) add("magnitude_k=" + number(drawn.magnitude_k));
   return text;
 }
 

@@ -45,25 +45,37 @@ struct Case {
   bool packed = false;
   std::vector<std::int32_t> cu_q, cu_k;
   std::int64_t tail_q = 0, tail_k = 0;  // rows past the last sequence
+  std::int64_t cu_stride = 1;           // of cu_q and cu_k
   bool causal = false;
   Alignment alignment = Alignment::bottom_right;
+  std::int64_t offset = 0;  // of the diagonal
   std::optional<std::int64_t> window_left, window_right;
   std::vector<std::int32_t> key_lengths;  // empty: none
+  std::int64_t key_lengths_stride = 1;    // 0: one number for all sequences
   std::optional<Broadcast> allowed, bias;
   DType bias_dtype = DType::f32;
-  bool lowest_bias = false;  // some biases are the lowest finite number, as models write masks
+  bool lowest_bias = false;   // some biases are the lowest finite number, as models write masks
+  bool extreme_bias = false;  // some are of the size of the largest number, of either sign
   std::optional<double> scale;
+  bool extreme_scale = false;  // far from 1/sqrt(d); elements of q and k may make up for it
   Fp32Products fp32_products = Fp32Products::full;
   Layout q_layout = Layout::bhnd, k_layout = Layout::bhnd, v_layout = Layout::bhnd, out_layout = Layout::bhnd;
   bool want_lse = true;
-  bool integers = false;  // small integers: every sum is exact, so the selection must be, too
-  bool nan_in_k = false;  // one NaN somewhere in k (forward only)
-  bool nan_in_q = false;  // one NaN somewhere in q (forward only)
-  // Of the elements of q, a power of two or 0: scores in the hundreds or ten thousands, or all equal (forward only).
+  bool fp32_results = false;  // outputs, and the gradient given, in fp32 though the inputs are 16-bit
+  bool integers = false;      // small integers: every sum is exact, so the selection must be, too
+  bool nan_in_k = false;      // one NaN somewhere in k
+  bool nan_in_q = false;      // one NaN somewhere in q
+  // Of the elements of q, a power of two or 0: scores in the hundreds or ten thousands, or all equal (forward only), or
+  // what makes up for an extreme scale, together with the same of k.
   double magnitude = 1;
+  double magnitude_k = 1;
 
+  // Whether scores and biases are of the sizes that models have.
+  bool ordinary() const { return !lowest_bias && !extreme_bias && !extreme_scale && magnitude == 1; }
   // Whether the selection must be the oracle's to the last key: every sum is exact.
   bool exact() const { return integers || (magnitude == 0 && !bias); }
+  DType result_dtype() const { return fp32_results ? DType::f32 : dtype; }
+  Results results() const { return fp32_results ? Results::fp32 : Results::as_inputs; }
   std::int64_t length_q(std::int64_t sequence) const;
   std::int64_t length_k(std::int64_t sequence) const;
 };

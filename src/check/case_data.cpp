@@ -1,5 +1,6 @@
 #include "check/case_data.h"
 
+#include <cmath>
 #include <limits>
 
 #include "check/random.h"
@@ -18,17 +19,6 @@ Random stream_of(const Case& drawn, Stream stream) {
 // Elements of q and k: |T| <= 256 * 4 + 8 < 2048, so integers are exact even in fp16.
 double draw_value(Random& random, bool integers) {
   return integers ? static_cast<double>(random.between(-2, 2)) : random.bell();
-}
-
-double lowest(DType dtype) {
-  switch (dtype) {
-    case DType::f16:
-      return -core::kMaxF16;
-    case DType::bf16:
-      return -0x1.fep127;
-    default:
-      return static_cast<double>(std::numeric_limits<float>::lowest());
-  }
 }
 
 ConstTensorView mask_view(DType dtype, const Broadcast& broadcast, std::array<std::int64_t, 4> full) {
@@ -62,8 +52,8 @@ CaseData::CaseData(const Case& drawn, Device device, core::DeviceMemory& memory)
 
 void CaseData::make_values() {
   const auto make = [&](Tensor& tensor, Stream stream, std::array<std::int64_t, 4> shape, Layout layout,
-                        std::int64_t end, bool integers, double magnitude) {
-    tensor = Tensor(memory_, laid_out(drawn_.dtype, shape, layout), offset_of(layout));
+                        std::int64_t end, bool integers, double magnitude, DType dtype) {
+    tensor = Tensor(memory_, laid_out(dtype, shape, layout), offset_of(layout));
     Random random = stream_of(drawn_, stream);
     tensor.fill([&](std::int64_t, std::int64_t, std::int64_t row, std::int64_t) {
       const double value = magnitude * draw_value(random, integers);
@@ -74,11 +64,13 @@ void CaseData::make_values() {
   const std::int64_t end_q = drawn_.packed ? drawn_.cu_q.back() : rows_q_;
   const std::int64_t end_k = drawn_.packed ? drawn_.cu_k.back() : rows_k_;
   make(q_, Stream::q, {lead_, drawn_.heads, rows_q_, drawn_.d}, drawn_.q_layout, end_q, drawn_.integers,
-       drawn_.magnitude);
-  make(k_, Stream::k, {lead_, drawn_.kv_heads, rows_k_, drawn_.d}, drawn_.k_layout, end_k, drawn_.integers, 1);
-  make(v_, Stream::v, {lead_, drawn_.kv_heads, rows_k_, drawn_.d_v}, drawn_.v_layout, end_k, false, 1);
+       drawn_.magnitude, drawn_.dtype);
+  make(k_, Stream::k, {lead_, drawn_.kv_heads, rows_k_, drawn_.d}, drawn_.k_layout, end_k, drawn_.integers,
+       drawn_.magnitude_k, drawn_.dtype);
+  make(v_, Stream::v, {lead_, drawn_.kv_heads, rows_k_, drawn_.d_v}, drawn_.v_layout, end_k, false, 1, drawn_.dtype);
   if (drawn_.pass == Pass::backward) {
-    make(d_out_, Stream::d_out, {lead_, drawn_.heads, rows_q_, drawn_.d_v}, drawn_.out_layout, end_q, false, 1);
+    make(d_out_, Stream::d_out, {lead_, drawn_.heads, rows_q_, drawn_.d_v}, drawn_.out_layout, end_q, false, 1,
+         drawn_.result_dtype());
   }
   const auto put_nan = [&](Tensor& tensor, Stream stream, std::int64_t heads, std::int64_t rows) {
     if (lead_ == 0 || rows == 0) return;
@@ -94,18 +86,18 @@ void CaseData::make_values() {
 }
 
 void CaseData::make_masks() {
-  const auto ints = [&](const std::vector<std::int32_t>& values) {
-    Tensor tensor(memory_, ConstTensorView(nullptr, DType::i32, {static_cast<std::int64_t>(values.size())}));
+  const auto ints = [&](const std::vector<std::int32_t>& values, std::int64_t stride) {
+    Tensor tensor(memory_, ConstTensorView(nullptr, DType::i32, {static_cast<std::int64_t>(values.size())}, {stride}));
     tensor.fill([&](std::int64_t i, std::int64_t, std::int64_t, std::int64_t) {
       return static_cast<double>(values[static_cast<std::size_t>(i)]);
     });
     return tensor;
   };
   if (drawn_.packed) {
-    cu_q_ = ints(drawn_.cu_q);
-    cu_k_ = ints(drawn_.cu_k);
+    cu_q_ = ints(drawn_.cu_q, drawn_.cu_stride);
+    cu_k_ = ints(drawn_.cu_k, drawn_.cu_stride);
   }
-  if (!drawn_.key_lengths.empty()) key_lengths_ = ints(drawn_.key_lengths);
+  if (!drawn_.key_lengths.empty()) key_lengths_ = ints(drawn_.key_lengths, drawn_.key_lengths_stride);
   const std::array<std::int64_t, 4> full{drawn_.batch, drawn_.heads, drawn_.n_q, drawn_.n_k};
   if (drawn_.allowed) {
     allowed_ = Tensor(memory_, mask_view(DType::b8, *drawn_.allowed, full));
@@ -122,13 +114,17 @@ void CaseData::make_masks() {
       const double step = static_cast<double>(random.between(-8, 8));
       const double fine = drawn_.integers ? 0.0 : random.uniform();
       if (random.chance(10)) return -std::numeric_limits<double>::infinity();
-      return drawn_.lowest_bias && random.chance(30) ? lowest(drawn_.bias_dtype) : unit * (step + fine);
+      if (drawn_.lowest_bias && random.chance(30)) return -core::largest_of(drawn_.bias_dtype);
+      if (!drawn_.extreme_bias || !random.chance(40)) return unit * (step + fine);
+      // Equal or far apart, so that every precision gives the same weights.
+      const double size = std::ldexp(core::largest_of(drawn_.bias_dtype), -static_cast<int>(random.below(4)));
+      return random.chance(50) ? size : -size;
     });
   }
 }
 
 Tensor CaseData::output(std::array<std::int64_t, 4> shape) const {
-  Tensor tensor(memory_, laid_out(drawn_.dtype, shape, drawn_.out_layout), offset_of(drawn_.out_layout));
+  Tensor tensor(memory_, laid_out(drawn_.result_dtype(), shape, drawn_.out_layout), offset_of(drawn_.out_layout));
   tensor.upload();
   return tensor;
 }
@@ -159,6 +155,7 @@ Problem CaseData::problem(bool on_device) const {
   problem.grouping = drawn_.grouping;
   problem.mask.causal = drawn_.causal;
   problem.mask.alignment = drawn_.alignment;
+  problem.mask.offset = drawn_.offset;
   problem.mask.window_left = drawn_.window_left;
   problem.mask.window_right = drawn_.window_right;
   problem.mask.key_lengths = view(key_lengths_);

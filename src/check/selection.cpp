@@ -44,11 +44,15 @@ class RowJudge {
 
   void judge(std::int64_t row, std::int64_t keys) {
     const Problem& problem = data_.host_problem();
-    double largest = -kInfinity;
+    double largest = -kInfinity, magnitude = 0;
     for (std::int64_t j = 0; j < keys; ++j) {
-      if (oracle_.selection.at(row, j)) largest = std::max(largest, oracle_.scores.at(row, j));
+      if (!oracle_.selection.at(row, j)) continue;
+      largest = std::max(largest, oracle_.scores.at(row, j));
+      magnitude = std::max(magnitude, oracle_.magnitudes.at(row, j));
     }
     visible_score_ = largest + std::log(smallest_visible_weight(problem.q.dtype));
+    // Scores so large that rounding moves them by more than that: which of them has the weight is left open.
+    if (!data_.drawn().exact()) visible_score_ += 2 * dot_error_ * magnitude;
     // A 16-bit kernel may take exponentials of scores in fp16: each of the two off by half a unit in the last place.
     if (problem.q.dtype != DType::f32) visible_score_ += 2 * 0x1p-11 * std::abs(largest);
     std::map<std::int64_t, std::vector<std::int64_t>> groups;

@@ -13,7 +13,8 @@ namespace {
 
 constexpr double kTiny = 1e-37;            // results may flush below fp32's normal numbers
 constexpr double kLeastWeight = 0x1p-126;  // an exponential below fp32's normal numbers may come out as any of them
-constexpr double kOutOfReach = -1e30;      // scores this low come from a bias that stands for a mask
+constexpr double kOutOfReach = 1e30;       // a score this far from 0 is its bias, if that is what is extreme
+constexpr double kFp16Reach = 60000;       // a 16-bit kernel may hold scores in fp16, clamped to its largest number
 
 // A rank-4 tensor as doubles.
 struct Dense {
@@ -60,7 +61,13 @@ struct RowContext {
 class Walk {
  public:
   Walk(const CaseData& data, const cpu::Reference& given)
-      : given_(given), host_(data.host_problem()), q_(data.q()), k_(data.k()), v_(data.v()) {
+      : clamps(data.drawn().dtype != DType::f32 && (data.drawn().extreme_bias || data.drawn().extreme_scale)),
+        swallows_(data.drawn().lowest_bias || data.drawn().extreme_bias),
+        given_(given),
+        host_(data.host_problem()),
+        q_(data.q()),
+        k_(data.k()),
+        v_(data.v()) {
     if (data.d_out().present()) d_out_ = Dense(data.d_out());
     scale = core::geometry_of(host_).scale;
     d = q_.width;
@@ -99,6 +106,10 @@ class Walk {
     }
   }
 
+  // Whether a score (or an LSE) is a bias that has swallowed the product: it has the same bits in every precision.
+  bool swallowed(double score) const { return swallows_ && std::abs(score) > kOutOfReach; }
+
+  bool clamps = false;  // scores may be beyond what a 16-bit kernel holds them in
   double scale = 1;
   std::int64_t d = 0, d_v = 0;
 
@@ -111,6 +122,7 @@ class Walk {
     return largest;
   }
 
+  bool swallows_ = false;
   const cpu::Reference& given_;
   const Problem& host_;
   Dense q_, k_, v_, d_out_;
@@ -148,15 +160,26 @@ struct ScoreErrors {
   std::vector<double> each;  // of the kept keys; a weight errs by as much, relative to itself
   double mean = 0;           // weighted: the relative error of the sum that weights are divided by
 
-  ScoreErrors(const RowContext& context, std::int64_t d, double unit) {
+  ScoreErrors(const RowContext& context, const Walk& walk, double unit) {
     for (const auto& key : context.kept) {
-      // A lowest bias swallows the product: what is left has the same bits in every precision.
-      const double magnitude = key.score < kOutOfReach ? 0.0 : key.magnitude;
-      each.push_back((sum_error(d, unit) + 4 * kUnitF32) * magnitude + 4 * kUnitF32);
+      const double magnitude = walk.swallowed(key.score) ? 0.0 : key.magnitude;
+      each.push_back((sum_error(walk.d, unit) + 4 * kUnitF32) * magnitude + 4 * kUnitF32);
       mean += key.weight * each.back();
     }
   }
 };
+
+// Whether rounding of the scores decides the weights: they are then any, and a result is any mean of the kept values.
+bool weights_are_open(const RowContext& context, const Walk& walk, const ScoreErrors& errors) {
+  double largest = -std::numeric_limits<double>::infinity(), error = 0;
+  for (std::size_t j = 0; j < context.kept.size(); ++j) {
+    if (context.kept[j].score <= largest) continue;
+    largest = context.kept[j].score;
+    error = errors.each[j];
+  }
+  const bool clamped = walk.clamps && std::abs(largest) > kFp16Reach;
+  return clamped || (error > 0.5 && !walk.swallowed(largest));
+}
 
 // The plain computation of one row in a 16-bit type: scores and weights, each rounded where an unfused one stores them.
 struct PlainRow {
@@ -204,16 +227,29 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
   ForwardTolerance tolerance{std::vector<double>(given.out.size(), 0.0), std::vector<double>(given.lse.size(), 0.0)};
   std::vector<double> plain_out = given.out, plain_lse = given.lse;
   std::vector<double> by_scores(given.out.size(), 0.0);  // standard deviation of a result, from its scores' rounding
+  std::vector<double> spread(given.out.size(), 0.0);     // of results whose weights are open
+  // CPU kernels hold a bias of any size precisely where the inputs are fp32.
+  const bool precise_biases = dtype == DType::f32 && data.device_problem().device.type == DeviceType::cpu;
   double largest_score = 0, variance = 0;
   walk.each_row([&](const RowContext& context) {
     const auto row = static_cast<std::size_t>(context.row);
     const auto kept = static_cast<std::int64_t>(context.kept.size());
-    const ScoreErrors errors(context, walk.d, unit);
-    tolerance.lse[row] = errors.mean + sum_error(kept) + 4 * kUnitF32 * (1 + std::abs(given.lse[row]));
-    // A row of nothing but lowest biases: all that counts is that its LSE is out of any sum's reach.
-    if (given.lse[row] < kOutOfReach) tolerance.lse[row] = std::abs(given.lse[row]);
+    const ScoreErrors errors(context, walk, unit);
+    const bool open = weights_are_open(context, walk, errors);
+    tolerance.lse[row] = errors.mean + sum_error(kept) + 8 * kUnitF32 * (1 + std::abs(given.lse[row]));
+    if (open) {
+      for (std::int64_t c = 0; c < walk.d_v; ++c) {
+        double most = 0;
+        for (const auto& key : context.kept) most = std::max(most, std::abs(key.v[c]));
+        spread[row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c)] = 2.01 * most + kTiny;
+      }
+    }
+    // Of an LSE that a kernel may have clamped only the sign counts: it is out of any sum's reach.
+    if (open || (walk.swallowed(given.lse[row]) && !precise_biases)) {
+      tolerance.lse[row] = std::max(tolerance.lse[row], std::abs(given.lse[row]));
+    }
     for (const auto& key : context.kept) {
-      if (key.weight > 1e-6 && key.score > kOutOfReach) largest_score = std::max(largest_score, std::abs(key.score));
+      if (key.weight > 1e-6 && !open) largest_score = std::max(largest_score, std::abs(key.score));
     }
     if (dtype == DType::f32) {
       const double sums = sum_error(kept, unit) + sum_error(kept);
@@ -229,6 +265,7 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
       }
       return;
     }
+    if (open) return;
     const PlainRow plain(context, walk, dtype);
     plain_lse[row] = plain.lse;
     for (std::int64_t c = 0; c < walk.d_v; ++c) {
@@ -237,9 +274,10 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
       for (const auto& key : context.kept) {
         squares += key.weight * key.weight * key.v[c] * key.v[c];
         // A score is rounded twice, as a product and scaled: that multiplies a weight, which cannot pass 1.
-        const double score = key.score > kOutOfReach ? key.score : 0;
+        const double score = walk.swallowed(key.score) ? 0 : key.score;
         const double deviation = std::abs(score) * std::sqrt(2 * rounding_variance(dtype));
-        const double part = std::min(1.0, key.weight * std::expm1(deviation)) * (key.v[c] - given.out[at]);
+        const double moved = key.weight > 0 ? std::min(1.0, key.weight * std::expm1(deviation)) : 0;
+        const double part = moved * (key.v[c] - given.out[at]);
         scores += part * part;
       }
       variance = std::max(variance, squares * rounding_variance(dtype));
@@ -253,6 +291,9 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
     // A kernel may take exponentials of scores in fp16, as the selection compares them.
     const double allowed = 2 * largest_difference(plain_lse, given.lse) + 0x1p-11 * largest_score;
     for (double& value : tolerance.lse) value += allowed;
+  }
+  for (std::size_t i = 0; i < spread.size(); ++i) {
+    if (spread[i] > 0) tolerance.out[i] = spread[i];
   }
   return tolerance;
 }
@@ -275,10 +316,10 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
   const auto add_bounds = [&](const RowContext& context) {
     const auto kept = static_cast<std::int64_t>(context.kept.size());
     const double lse = given.lse[static_cast<std::size_t>(context.row)];
-    const ScoreErrors errors(context, walk.d, unit);
+    const ScoreErrors errors(context, walk, unit);
     // Relative error of every weight: of the sum, and of the LSE that forward stored in fp32. An LSE out of reach tells
     // nothing of the weights; backward has to find them without it.
-    const double of_lse = lse < kOutOfReach ? 0.0 : std::abs(lse);
+    const double of_lse = walk.swallowed(lse) ? 0.0 : std::abs(lse);
     const double common_error = errors.mean + sum_error(kept) + 8 * kUnitF32 * (1 + of_lse);
     const double sums_error = errors.mean + sum_error(kept, unit) + sum_error(kept);
     double d_dot = 0, d_dot_error = 0;  // dO.O, and what O's own error and the sum add to it

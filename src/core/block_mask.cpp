@@ -1,6 +1,7 @@
 #include "dspattn/block_mask.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 
 #include "dspattn/error.h"
@@ -28,20 +29,33 @@ void require_parts(const BlockMaskParts& parts) {
   if (!reasons.empty()) throw Error(std::move(reasons));
 }
 
+void require_sizes(std::int64_t n_q, std::int64_t n_k, int block) {
+  constexpr std::int64_t kMaxLength = std::int64_t{1} << 30;  // what the functions that take a block mask serve
+  std::vector<std::string> reasons;
+  if (block != 64 && block != 128) reasons.push_back("block: expected 64 or 128, got " + std::to_string(block));
+  const auto check = [&](const char* argument, std::int64_t value) {
+    if (value >= 0 && value <= kMaxLength) return;
+    reasons.push_back(std::string(argument) + ": expected a length from 0 to " + std::to_string(kMaxLength) + ", got " +
+                      std::to_string(value));
+  };
+  check("n_q", n_q);
+  check("n_k", n_k);
+  if (!reasons.empty()) throw Error(std::move(reasons));
+}
+
 BlockMask build(std::int64_t n_q, std::int64_t n_k, const BlockMaskParts& parts) {
   require_parts(parts);
-  // Sizes are checked by make_block_mask; an impossible block only must not divide by zero here.
-  const std::int64_t block = parts.block > 0 ? parts.block : 64;
-  const std::int64_t block_rows = (n_q + block - 1) / block;
-  const std::int64_t block_columns = (n_k + block - 1) / block;
-  std::vector<std::vector<std::int32_t>> rows(static_cast<std::size_t>(std::max<std::int64_t>(block_rows, 0)));
+  require_sizes(n_q, n_k, parts.block);
+  const std::int64_t block_rows = (n_q + parts.block - 1) / parts.block;
+  const std::int64_t block_columns = (n_k + parts.block - 1) / parts.block;
+  std::vector<std::vector<std::int32_t>> rows(static_cast<std::size_t>(block_rows));
   for (std::int64_t row = 0; row < block_rows; ++row) {
     const std::int64_t diagonal = row + block_columns - block_rows;
     const std::int64_t end = parts.causal ? std::clamp<std::int64_t>(diagonal + 1, 0, block_columns) : block_columns;
     std::vector<std::int32_t>& kept = rows[static_cast<std::size_t>(row)];
     std::vector<std::int32_t> rest;
     for (std::int64_t column = 0; column < end; ++column) {
-      const bool in_window = column >= diagonal - parts.window && column <= diagonal + parts.window;
+      const bool in_window = std::abs(column - diagonal) <= parts.window;  // which may be the largest number there is
       const bool is_global = column < parts.global || row < parts.global;
       (in_window || is_global ? kept : rest).push_back(static_cast<std::int32_t>(column));
     }
@@ -81,12 +95,8 @@ BlockMaskView BlockMask::view() const {
 
 BlockMask make_block_mask(std::int64_t n_q, std::int64_t n_k, int block,
                           const std::vector<std::vector<std::int32_t>>& rows) {
+  require_sizes(n_q, n_k, block);
   std::vector<std::string> reasons;
-  if (block != 64 && block != 128) reasons.push_back("block: expected 64 or 128, got " + std::to_string(block));
-  if (n_q < 0) reasons.push_back("n_q: expected a length >= 0, got " + std::to_string(n_q));
-  if (n_k < 0) reasons.push_back("n_k: expected a length >= 0, got " + std::to_string(n_k));
-  if (!reasons.empty()) throw Error(std::move(reasons));
-
   BlockMask mask;
   mask.block = block;
   mask.n_q = n_q;

@@ -112,6 +112,18 @@ constexpr double epsilon_of(DType dtype) {
   }
 }
 
+// The largest finite value of a floating type.
+constexpr double largest_of(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return kMaxF16;
+    case DType::bf16:
+      return 0x1.fep127;
+    default:
+      return static_cast<double>(std::numeric_limits<float>::max());
+  }
+}
+
 namespace half_detail {
 
 template <typename Element>

@@ -1,7 +1,10 @@
 // One line of the kernel table. A backend publishes its rows; src/api joins them. Adding a kernel is adding a row.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -40,16 +43,35 @@ class Refusals {
   Reasons reasons_;
 };
 
+// What a row takes, as far as three comparisons tell: the table asks only those it matches for their reasons.
+struct RowKey {
+  std::optional<DType> dtype;
+  std::optional<Pattern> pattern;
+  std::int64_t dim_above = -1;  // the larger of d and d_v is above this
+  std::int64_t dim = kMaxHeadDim;
+
+  bool matches(const Problem& problem) const {
+    const std::int64_t larger = std::max(problem.q.extent(3), problem.v.extent(3));
+    return (!dtype || *dtype == problem.q.dtype) && (!pattern || *pattern == problem.pattern) && larger <= dim &&
+           (larger > dim_above || dim_above == 0);
+  }
+};
+
 struct KernelRow {
   KernelInfo info;
+  RowKey takes = {};
   // Adds every reason the kernel cannot serve a valid problem, each naming the argument, what the kernel takes and what
   // was given.
   void (*why_not)(const Problem& problem, Refusals& refusals) = nullptr;
+  // How the kernel would serve such a problem, in lines of text; null, or empty: there is nothing to decide.
+  std::string (*plan)(const Problem& problem) = nullptr;
   // Exactly one of each pair is set, according to info.pass. Called only with validated arguments and no reasons.
   std::size_t (*forward_workspace)(const ForwardArgs& args) = nullptr;
   void (*forward)(const ForwardArgs& args) = nullptr;
   std::size_t (*backward_workspace)(const BackwardArgs& args) = nullptr;
   void (*backward)(const BackwardArgs& args) = nullptr;
+  // Whether the kernel reads and writes fp32 results of 16-bit inputs. api refuses for those that do not.
+  bool fp32_results = false;
 };
 
 }  // namespace dspattn::core

@@ -98,7 +98,12 @@ void check_matrices(Report& report, const std::string& argument, const SparseMat
   }
   if (!report.reasons.empty()) return;
   check_blocks(report, blocks, shape.n_q, shape.n_k, shape.grouping, device);
-  if (shape.nonzeros_bytes() == 0) return;
+  try {
+    if (shape.nonzeros_bytes() == 0) return;
+  } catch (const Error& error) {
+    report.reasons.push_back(argument + "." + error.what());
+    return;
+  }
   const auto check_memory = [&](const char* part, const void* pointer) {
     if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % kSparseAlignment != 0) {
       report.add(argument + part, "memory aligned to 16 bytes", pointer == nullptr ? "null" : hex(pointer));
@@ -131,6 +136,17 @@ std::pair<ConstTensorView, ConstTensorView> memory_of(const SparseMatrices& matr
   };
   return {bytes(matrices.nonzeros, matrices.shape.nonzeros_bytes()),
           bytes(matrices.metadata, matrices.shape.metadata_bytes())};
+}
+
+// Values on the CPU, which can be read.
+void check_lengths(Report& report, const std::string& argument, const ConstTensorView& lengths, std::int64_t n_k) {
+  for (std::int64_t i = 0; i < lengths.extent(0); ++i) {
+    const auto length = static_cast<const std::int32_t*>(lengths.data)[i * lengths.step(0)];
+    if (length >= 0 && length <= n_k) continue;
+    report.add(argument + "[" + std::to_string(i) + "]", "a length from 0 to n_k = " + std::to_string(n_k),
+               std::to_string(length));
+    return;
+  }
 }
 
 void check_extent(Report& report, const std::string& argument, std::int64_t given_extent, const std::string& what,
@@ -210,6 +226,9 @@ std::vector<std::string> pv_sparse_reasons(const PvSparseArgs& args) {
     }
     if (args.key_lengths.dtype != DType::i32) {
       report.add("key_lengths.dtype", "int32", std::string(name(args.key_lengths.dtype)));
+    }
+    if (report.reasons.empty() && args.device.type == DeviceType::cpu) {
+      check_lengths(report, "key_lengths", args.key_lengths, shape.n_k);
     }
   }
   if (!v_ok || !out_ok) return report.reasons;

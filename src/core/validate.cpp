@@ -13,13 +13,14 @@
 #include <utility>
 #include <vector>
 
+#include "core/geometry.h"
 #include "core/half.h"
 #include "core/tensor_checks.h"
 
 namespace dspattn::core {
 namespace {
 
-constexpr std::uintptr_t kWorkspaceAlignment = 256;  // as cudaMalloc aligns; documented in attention.h
+constexpr std::size_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
 std::string number(double value) {
   char text[32];
@@ -104,10 +105,10 @@ void check_pattern(Report& report, const Problem& problem) {
 void check_scale(Report& report, const Problem& problem) {
   if (!problem.scale) return;
   const double scale = *problem.scale;
-  // Every backend scales in fp32: a scale that fp32 cannot hold as a normal number would act as 0 or infinity.
-  if (!(scale >= static_cast<double>(std::numeric_limits<float>::min()) &&
-        scale <= static_cast<double>(std::numeric_limits<float>::max()))) {
-    report.add("scale", "a finite, positive number in fp32's normal range (1.18e-38 to 3.40e38)", number(scale));
+  // Every backend scales in fp32, and divides biases by the scale: where fp32 cannot hold both the scale and its
+  // inverse as normal numbers, one of them would act as 0 or infinity.
+  if (!(scale >= kLeastScale && scale <= kLargestScale)) {
+    report.add("scale", "a finite, positive number from 2^-126 to 2^126 (1.18e-38 to 8.51e37)", number(scale));
   }
 }
 
@@ -223,6 +224,9 @@ void check_mask(Report& report, const Problem& problem, const Sizes& sizes) {
   if (mask.window_right && *mask.window_right < 0) {
     report.add("mask.window_right", ">= 0", std::to_string(*mask.window_right));
   }
+  if (mask.offset < -kMaxOffset || mask.offset > kMaxOffset) {
+    report.add("mask.offset", "from -2^39 to 2^39", std::to_string(mask.offset));
+  }
   check_key_lengths(report, problem, sizes);
   check_mask_tensor(report, "mask.allowed", mask.allowed, problem, sizes);
   if (given(mask.allowed) && mask.allowed.dtype != DType::b8) {
@@ -258,6 +262,9 @@ void check_execution(Report& report, const Problem& problem, const Execution& ru
   if (run.threads < 0) report.add("threads", ">= 0", std::to_string(run.threads));
   if (run.workspace == nullptr && run.workspace_bytes > 0) {
     report.add("workspace", "memory of workspace_bytes = " + std::to_string(run.workspace_bytes), "null");
+  }
+  if (run.workspace_bytes > kMaxBytes) {
+    report.add("workspace_bytes", "at most 2^63 - 1", std::to_string(run.workspace_bytes));
   }
   if (reinterpret_cast<std::uintptr_t>(run.workspace) % kWorkspaceAlignment != 0) {
     report.add("workspace", "an address aligned to " + std::to_string(kWorkspaceAlignment) + " bytes",
@@ -315,14 +322,16 @@ void check_overlaps(Report& report, const Operands& written, const Operands& rea
   }
 }
 
-// Shape and type of a tensor whose shape follows from q, k, v. `rank` extents of `expected` count.
+// Shape and type of a tensor whose shape follows from q, k, v: `dtype`, or fp32. `rank` extents of `expected` count.
 void check_shaped(Report& report, std::string_view argument, const ConstTensorView& view, const char* layout, int rank,
                   std::array<std::int64_t, 4> expected, DType dtype, bool written) {
   const Inner inner = rank == 4 ? Inner::contiguous : Inner::any;
   const bool shape_ok = written ? check_output(report, argument, view, layout, rank, inner)
                                 : check_input(report, argument, view, layout, rank, inner);
-  if (view.dtype != dtype)
-    report.add(std::string(argument) + ".dtype", std::string(name(dtype)), std::string(name(view.dtype)));
+  if (view.dtype != dtype && view.dtype != DType::f32) {
+    report.add(std::string(argument) + ".dtype",
+               (dtype == DType::f32 ? "" : std::string(name(dtype)) + " or ") + "fp32", std::string(name(view.dtype)));
+  }
   if (!shape_ok) return;
   ConstTensorView wanted = view;
   wanted.shape = expected;

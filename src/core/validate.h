@@ -1,12 +1,16 @@
 // Checks of everything that no kernel could make sense of. Each returns all reasons; none reads device memory.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "dspattn/attention.h"
 
 namespace dspattn::core {
+
+// Of Execution::workspace: as cudaMalloc aligns; documented in attention.h.
+inline constexpr std::uintptr_t kWorkspaceAlignment = 256;
 
 // Shapes, strides, types, pattern, mask, scale, packed lengths of a problem.
 std::vector<std::string> problem_reasons(const Problem& problem);

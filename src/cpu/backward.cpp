@@ -4,6 +4,7 @@
 //   dV = P^T dO,   dQ = dS K,   dK = dS^T Q
 //
 // Scores, masks and the choice are recomputed by the code forward uses, so the selection is the same to the last bit.
+// A row that forward gave NaN has no selection: its dQ is NaN, and so are dK and dV of every key that it sees.
 // Where the LSE is so large that fp32 cannot hold its last digits (biases of finfo.min leave one of -3e38), the row's
 // maximum and sum are recomputed likewise, before the gradients.
 // dO V^T is a full product (at full speed: it has the shape of the scores); the three others run over kept keys only.
@@ -23,6 +24,7 @@
 #include <hwy/highway.h>
 // clang-format on
 
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -36,6 +38,7 @@
 #include "cpu/prune-inl.h"
 #include "cpu/select-inl.h"
 #include "cpu/softmax-inl.h"
+#include "cpu/tail.h"
 #include "cpu/tile.h"
 
 #ifndef DSPATTN_CPU_BACKWARD_SHARED_
@@ -108,6 +111,7 @@ struct BackwardScratch {
   float* sum;           // [kTileQ]
   float* rescale;       // [kTileQ]
   bool* far;            // one
+  std::uint32_t* nan;   // one: bit r says that forward gave row r NaN
   float* row;           // one row of k, v or out
   float* k_panels;
   float* v_panels;
@@ -134,6 +138,7 @@ struct BackwardScratch {
     sum = carver.take<float>(kChunkTiles * kRows);
     rescale = carver.take<float>(kChunkTiles * kRows);
     far = carver.take<bool>(kChunkTiles);
+    nan = carver.take<std::uint32_t>(kChunkTiles);
     row = carver.take<float>(static_cast<std::size_t>(std::max(run.qk.padded, run.pv.padded)));
     k_panels = carver.take<float>(run.qk.elems());
     v_panels = carver.take<float>(run.pv.elems());
@@ -147,16 +152,16 @@ struct BackwardScratch {
 HWY_BEFORE_NAMESPACE();
 namespace dspattn::cpu::HWY_NAMESPACE {
 
-// Reads what the rows of tile `t` need: q, dO, lse and delta. A row whose forward gave NaN takes no part: its gradients
-// are zero and no other row's are touched.
+// Reads what the rows of tile `t` need: q, dO, lse and delta.
 void load_tile(const BackwardJob& run, const SequenceSpan& sequence, const BackwardScratch& s, std::ptrdiff_t t) {
   const std::ptrdiff_t qk_tile = static_cast<std::ptrdiff_t>(run.qk.padded) * kTileQ;
   const std::ptrdiff_t pv_tile = static_cast<std::ptrdiff_t>(run.pv.padded) * kTileQ;
-  TileRows& tile = s.tiles[t];
+  const TileRows& tile = s.tiles[t];
   float* lse = s.lse + t * kTileQ;
   float* delta = s.delta + t * kTileQ;
   float* d_out = s.d_out_rows + t * pv_tile;
   s.far[t] = false;
+  s.nan[t] = 0;
   widen_tile(run.job.q, sequence, tile, run.qk, s.q_rows + t * qk_tile);
   widen_tile(run.d_out, sequence, tile, run.pv, d_out);
   for (int r = 0; r < kTileQ; ++r) {
@@ -173,10 +178,9 @@ void load_tile(const BackwardJob& run, const SequenceSpan& sequence, const Backw
       sum = hn::MulAdd(hn::Load(kF32, s.row + x), hn::Load(kF32, d_out + r * run.pv.padded + x), sum);
     }
     delta[r] = hn::GetLane(hn::SumOfLanes(kF32, sum));
-    if (std::isnan(lse[r])) tile.hide(r);
+    if (std::isnan(lse[r])) s.nan[t] |= 1u << r;
     s.far[t] = s.far[t] || (std::isfinite(lse[r]) && std::abs(lse[r]) >= kFarLse);
   }
-  tile.find_extremes();
   const float* q_row[kTileQ];
   const float* d_out_row[kTileQ];
   for (int r = 0; r < kTileQ; ++r) {
@@ -203,6 +207,14 @@ void find_far_sums(const BackwardJob& run, const SequenceSpan& sequence, std::in
       }
       weigh(s.slots[t], job.scale_log2(), {s.largest + t * kTileQ, s.sum + t * kTileQ}, s.rescale + t * kTileQ);
     }
+  }
+  // Where the keys are a part of the row's, the LSE given is the whole row's, and so is the sum wanted. Equal but for
+  // rounding: the keys are all there are.
+  constexpr float kRounding = 4 * std::numeric_limits<float>::epsilon();
+  for (std::ptrdiff_t row = 0; row < tiles * kTileQ; ++row) {
+    const float own = s.largest[row] * job.scale + std::log(s.sum[row]);
+    const float beyond = s.lse[row] - own;
+    if (std::isfinite(own) && std::abs(beyond) > kRounding * std::abs(own)) s.sum[row] *= std::exp(beyond);
   }
 }
 
@@ -243,7 +255,7 @@ template <class Weight>
 void tile_gradients(const Job& job, const KeySpan& span, const BackwardScratch& s, std::ptrdiff_t tile) {
   ScoreTile& scores = s.prune->scores;
   ScoreTile& d_weights = *s.d_weights;
-  const VecF scale = hn::Set(kF32, job.scale);
+  const VecF scale = hn::Set(kF32, static_cast<float>(job.g.scale));
   for (int v = 0; v < kVecsQ; ++v) {
     const int row = v * kLanes;
     const Weight weight_of(job, s, tile * kTileQ + row);
@@ -253,6 +265,32 @@ void tile_gradients(const Job& job, const KeySpan& span, const BackwardScratch& 
       const VecF d_weight = hn::Load(kF32, &d_weights.value[key][row]);
       hn::Store(weight, kF32, &scores.value[key][row]);
       hn::Store(hn::Mul(hn::Mul(weight, scale), hn::Sub(d_weight, row_delta)), kF32, &d_weights.value[key][row]);
+    }
+  }
+}
+
+// What the rows of a tile keep, before their scores become weights: nothing past the tile's last row, whose products
+// with an infinite key are NaN; and of a NaN row every key that it sees.
+void correct_kept(const BackwardScratch& s, std::ptrdiff_t t, const KeySpan& span) {
+  const int rows = s.tiles[t].rows;
+  if (rows == kTileQ && s.nan[t] == 0) return;
+  const std::uint32_t real = rows == kTileQ ? ~0u : (1u << rows) - 1;
+  for (int key = span.first; key < span.last; ++key) {
+    s.kept->rows[key] &= real;
+    for (std::uint32_t bits = s.nan[t]; bits != 0; bits &= bits - 1) {
+      const float score = s.prune->scores.value[key][std::countr_zero(bits)];
+      if (score != -std::numeric_limits<float>::infinity()) s.kept->rows[key] |= bits & (~bits + 1);
+    }
+  }
+}
+
+// Weights and dS of the NaN rows of a tile.
+void set_nan_rows(const BackwardScratch& s, std::ptrdiff_t t, const KeySpan& span) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  for (std::uint32_t bits = s.nan[t]; bits != 0; bits &= bits - 1) {
+    for (int key = span.first; key < span.last; ++key) {
+      s.prune->scores.value[key][std::countr_zero(bits)] = kNan;
+      s.d_weights->value[key][std::countr_zero(bits)] = kNan;
     }
   }
 }
@@ -338,11 +376,13 @@ void backward_chunk(const BackwardJob& run, const SequenceSpan& sequence, std::i
         continue;
       }
       const KeySpan span = visible_keys(job, s.tiles[t], block);
+      correct_kept(s, t, span);
       ScoreTile& weights = s.prune->scores;
       ScoreTile& d_scores = *s.d_weights;
       tile_product(KeyRows::of(s.v_panels, run.pv), s.d_out_packed + t * pv_tile, span.first, span.computed(),
                    d_scores);
       s.far[t] ? tile_gradients<WeightFromSum>(job, span, s, t) : tile_gradients<WeightFromLse>(job, span, s, t);
+      set_nan_rows(s, t, span);
       slot_gradients(run.qk.width, d_scores, slots, s.d_scores[t]);
       add_key_gradients(run, *s.kept, span, weights, d_scores, s.d_out_rows + t * pv_tile, s.q_rows + t * qk_tile, d_v,
                         d_k);
@@ -358,7 +398,8 @@ void backward_chunk(const BackwardJob& run, const SequenceSpan& sequence, std::i
   for (std::ptrdiff_t t = 0; t < tile_count; ++t) {
     const TileRows& tile = s.tiles[t];
     for (int r = 0; r < tile.rows; ++r) {
-      narrow_row(s.d_q + t * qk_tile + static_cast<std::ptrdiff_t>(r) * run.qk.padded, 1.0f, run.d_q.dtype,
+      const float factor = (s.nan[t] >> r & 1) != 0 ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
+      narrow_row(s.d_q + t * qk_tile + static_cast<std::ptrdiff_t>(r) * run.qk.padded, factor, run.d_q.dtype,
                  run.qk.columns,
                  run.d_q.writable_at(sequence.batch, tile.head[r], sequence.q_begin + tile.position[r]));
     }
@@ -428,6 +469,7 @@ HWY_EXPORT(backward_task);
 HWY_EXPORT(write_block);
 
 void fast_backward(const BackwardArgs& args) {
+  finish_tail(args);
   const BackwardJob run(args);
   std::vector<BackwardTask> tasks;
   for (std::int64_t b = 0; b < run.job.g.batch; ++b) {

@@ -18,6 +18,7 @@
 #include <hwy/highway.h>
 // clang-format on
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -28,6 +29,7 @@
 #include "cpu/prune-inl.h"
 #include "cpu/select-inl.h"
 #include "cpu/softmax-inl.h"
+#include "cpu/tail.h"
 #include "cpu/tile.h"
 
 #ifndef DSPATTN_CPU_FORWARD_SHARED_
@@ -104,7 +106,10 @@ void finish_tile(const ForwardJob& run, const SequenceSpan& sequence, const Tile
     if (run.lse.present()) {
       float* lse = static_cast<float*>(run.lse.data) + sequence.batch * run.lse.step(0) +
                    tile.head[r] * run.lse.step(1) + row * run.lse.step(2);
-      *lse = undefined ? kNan : empty ? -kInfinity : largest[r] * run.job.scale + std::log(sum[r]);
+      // One that fp32 cannot hold is its largest number: only a row without a key has an infinite LSE.
+      constexpr float kLargest = std::numeric_limits<float>::max();
+      const float defined = std::clamp(largest[r] * run.job.scale + std::log(sum[r]), -kLargest, kLargest);
+      *lse = undefined ? kNan : empty ? -kInfinity : defined;
     }
   }
 }
@@ -191,6 +196,7 @@ void fast_forward(const ForwardArgs& args) {
   const auto task = HWY_DYNAMIC_DISPATCH(forward_task);
   parallel_for(static_cast<std::int64_t>(tasks.size()), args.run,
                [&](std::int64_t i) { task(run, tasks[static_cast<std::size_t>(i)]); });
+  finish_tail(args);
 }
 
 }  // namespace dspattn::cpu

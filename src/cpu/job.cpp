@@ -34,8 +34,10 @@ Job::Job(const Problem& problem)
   }
   group_heads = g.kv_heads == 0 ? 1 : g.heads / g.kv_heads;
   block_keys = grouping == Grouping::interleaved ? kTileK : kTileK / pattern.group * pattern.group;
-  scale = static_cast<float>(g.scale);
-  half_factor = static_cast<float>(core::selection_scale(g.scale));
+  const double selection = core::selection_scale(g.scale);
+  if (bias.present()) unit = std::min(1.0, selection);
+  scale = static_cast<float>(g.scale / unit);
+  half_factor = static_cast<float>(selection / unit);
   half_keys = problem.q.dtype != DType::f32;
 }
 
@@ -90,10 +92,6 @@ void TileRows::set(const Job& job, const SequenceSpan& sequence, std::int64_t kv
     begin[r] = range.begin;
     end[r] = range.end;
   }
-  find_extremes();
-}
-
-void TileRows::find_extremes() {
   const auto [low_begin, high_begin] = std::minmax_element(begin, begin + kTileQ);
   const auto [low_end, high_end] = std::minmax_element(end, end + kTileQ);
   least_begin = *low_begin;

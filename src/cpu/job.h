@@ -73,7 +73,7 @@ struct Job {
   std::vector<Task> tasks(std::int64_t rows) const;
   std::int64_t task_count(std::int64_t rows) const;  // how many that would be
   // The factor of a score in powers of two.
-  float scale_log2() const { return static_cast<float>(g.scale * 1.4426950408889634); }
+  float scale_log2() const { return static_cast<float>(g.scale / unit * 1.4426950408889634); }
 
   core::Geometry g;
   core::Band band;
@@ -84,8 +84,11 @@ struct Job {
   ConstTensorView key_lengths, cu_q, cu_k;
   std::int64_t group_heads = 1;
   int block_keys = kTileK;  // keys per block: the largest multiple of the group that fits
-  float scale = 1;
-  float half_factor = 1;  // the power of two of the 16-bit selection key
+  // Kernels hold scores as (q.k + bias / scale) * unit. The unit is 1, or with biases a power of two not above the
+  // scale: bias / scale * unit is then no larger than the bias, however small the scale.
+  double unit = 1;
+  float scale = 1;        // of a score in these units
+  float half_factor = 1;  // what makes it the 16-bit selection key, a power of two
   bool half_keys = false;
 };
 
@@ -100,9 +103,6 @@ struct TileRows {
   std::int64_t least_end = 0, most_end = 0;
 
   void set(const Job& job, const SequenceSpan& sequence, std::int64_t kv_head, std::int64_t first, std::int64_t last);
-  // Leaves row r nothing to see; find_extremes brings the four numbers above up to date.
-  void hide(int r) { begin[r] = end[r] = 0; }
-  void find_extremes();
 };
 
 }  // namespace dspattn::cpu

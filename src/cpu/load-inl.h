@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/half.h"
+#include "cpu/simd.h"
 #include "cpu/tile.h"
 #include "dspattn/dtype.h"
 
@@ -32,6 +32,21 @@ inline constexpr int kVecsQ = kTileQ / kLanes;  // vectors that hold the rows of
 inline constexpr F32 kF32{};
 inline constexpr I32 kI32{};
 
+// bf16 is the upper half of fp32.
+inline VecF widen_bf16(hn::Vec<U32> bits) { return hn::BitCast(kF32, hn::ShiftLeft<16>(bits)); }
+
+// fp16 by arithmetic: the fields moved to their places in fp32 are the number times 2^-112, subnormal ones too; an
+// exponent of all ones stays one.
+inline VecF widen_f16(hn::Vec<U32> bits) {
+  const U32 du;
+  const auto magnitude = hn::And(bits, hn::Set(du, 0x7fffu));
+  const VecF finite = hn::Mul(hn::BitCast(kF32, hn::ShiftLeft<13>(magnitude)), hn::Set(kF32, 0x1p112f));
+  const auto special = hn::Gt(hn::BitCast(kI32, magnitude), hn::Set(kI32, 0x7bff));
+  const auto exponent = hn::IfThenElseZero(hn::RebindMask(du, special), hn::Set(du, 0x7f800000u));
+  const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(du, 0x8000u)));
+  return hn::BitCast(kF32, hn::Or(hn::Or(hn::BitCast(du, finite), exponent), sign));
+}
+
 // `count` elements widened to fp32, and zeros up to a multiple of kPad. Reads nothing past `count`.
 inline void widen_row(const void* source, DType dtype, int count, float* HWY_RESTRICT row) {
   const int padded = static_cast<int>(round_up(count, kPad));
@@ -40,28 +55,29 @@ inline void widen_row(const void* source, DType dtype, int count, float* HWY_RES
     for (int x = count; x < padded; ++x) row[x] = 0.0f;
     return;
   }
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
-  // Highway's emulated widening of fp16 does not know infinity and NaN.
-  for (int x = 0; x < count; ++x) row[x] = static_cast<float>(core::load_element(source, dtype, x));
-  for (int x = count; x < padded; ++x) row[x] = 0.0f;
-#else
-  const auto widen = [&](auto narrow, auto* typed) HWY_ATTR {
+  const auto widen = [&](auto narrow, auto* typed, auto convert) HWY_ATTR {
     const int whole = count / kLanes * kLanes;
     int x = 0;
-    for (; x < whole; x += kLanes) hn::Store(hn::PromoteTo(kF32, hn::LoadU(narrow, typed + x)), kF32, row + x);
+    for (; x < whole; x += kLanes) hn::Store(convert(hn::LoadU(narrow, typed + x)), kF32, row + x);
     if (x < count) {
       HWY_ALIGN std::remove_cv_t<std::remove_pointer_t<decltype(typed)> > tail[kPad] = {};
       std::memcpy(tail, typed + x, static_cast<std::size_t>(count - x) * sizeof(*typed));
-      hn::Store(hn::PromoteTo(kF32, hn::Load(narrow, tail)), kF32, row + x);
+      hn::Store(convert(hn::Load(narrow, tail)), kF32, row + x);
       x += kLanes;
     }
     for (; x < padded; x += kLanes) hn::Store(hn::Zero(kF32), kF32, row + x);
   };
-  if (dtype == DType::f16) {
-    widen(hn::Rebind<hwy::float16_t, F32>(), static_cast<const hwy::float16_t*>(source));
-  } else {
-    widen(hn::Rebind<hwy::bfloat16_t, F32>(), static_cast<const hwy::bfloat16_t*>(source));
+  const auto* bits = static_cast<const std::uint16_t*>(source);
+  const hn::Rebind<std::uint16_t, F32> narrow;
+  if (dtype == DType::bf16) {
+    widen(narrow, bits, [](auto value) HWY_ATTR { return widen_bf16(hn::PromoteTo(U32(), value)); });
+    return;
   }
+#if DSPATTN_CONVERTS_F16
+  widen(hn::Rebind<hwy::float16_t, F32>(), static_cast<const hwy::float16_t*>(source),
+        [](auto value) HWY_ATTR { return hn::PromoteTo(kF32, value); });
+#else
+  widen(narrow, bits, [](auto value) HWY_ATTR { return widen_f16(hn::PromoteTo(U32(), value)); });
 #endif
 }
 

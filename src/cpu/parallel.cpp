@@ -16,6 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/float_environment.h"
+
 namespace dspattn::cpu {
 namespace {
 
@@ -30,6 +32,7 @@ struct Loop {
 
   // Takes indices until there are none; returns what a call threw.
   std::exception_ptr work() {
+    const DefaultFloatEnvironment environment;
     try {
       for (std::int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < count;
            i = next.fetch_add(1, std::memory_order_relaxed)) {
@@ -148,6 +151,7 @@ void parallel_for(std::int64_t count, const Execution& run, const std::function<
   const std::int64_t wanted = run.threads > 0 ? run.threads : available_cores();
   const int seats = static_cast<int>(std::min(wanted, count));
   if (seats <= 1) {
+    const DefaultFloatEnvironment environment;
     for (std::int64_t i = 0; i < count; ++i) body(i);
     return;
   }

@@ -118,8 +118,13 @@ struct ScoreCall {
   const QkPruneArgs& args;
   const Stored& stored;
   core::Band band;
-  float scale = 1;
-  float key_scale = 1;  // 2^-e of the contract for 16-bit types
+  // Scores are held as (q.k + bias / scale) * unit: with biases a power of two not above the scale, so that bias /
+  // scale
+  // * unit is no larger than the bias.
+  double unit = 1;
+  double bias_factor = 1;  // unit / scale
+  float scale = 1;         // of a score in these units
+  float key_scale = 1;     // what makes it the selection key of 16-bit types
   bool rounds_keys = false;
 };
 
@@ -133,7 +138,8 @@ void row_products(const std::vector<float>& query, const std::vector<float>& col
   }
 }
 
-// Adds bias / scale, and marks what the row may not see.
+// Adds the bias, and marks what the row may not see. A finite bias stays finite, and so does its sum with a finite
+// product: the lowest number, as models write masks, is not -inf.
 void apply_mask(const ScoreCall& call, const Task& task, std::int64_t row, std::int64_t first_key,
                 const std::array<std::int64_t, kBlock>& keys, std::int64_t places, std::array<float, kBlock>& sums) {
   const QkPruneArgs& args = call.args;
@@ -154,10 +160,9 @@ void apply_mask(const ScoreCall& call, const Task& task, std::int64_t row, std::
       const double bias =
           core::load_element(args.mask.bias.data, args.mask.bias.dtype, mask_offset(args.mask.bias, task, row, key));
       visible = bias != static_cast<double>(kMasked);
-      // A finite bias stays finite: the lowest number, as models write masks, is not -inf.
       constexpr double kLargest = std::numeric_limits<float>::max();
-      const double scaled = bias / static_cast<double>(call.scale);
-      sums[i] += static_cast<float>(std::isinf(bias) ? scaled : std::clamp(scaled, -kLargest, kLargest));
+      const double sum = static_cast<double>(sums[i]) * call.unit + bias * call.bias_factor;
+      sums[i] = static_cast<float>(std::isfinite(sum) ? std::clamp(sum, -kLargest, kLargest) : sum);
     }
     if (!visible) sums[i] = kMasked;
   }
@@ -171,10 +176,12 @@ float compared(const ScoreCall& call, float score) {
   return static_cast<float>(core::round_to_f16(std::clamp(scaled, -core::kMaxF16, core::kMaxF16)));
 }
 
+// A finite score stays finite in the type it is stored in: its largest number neither masks nor makes a row undefined.
 double stored_score(const ScoreCall& call, float score) {
-  double scaled = static_cast<double>(score) * static_cast<double>(call.scale);
-  if (call.stored.shape().dtype == DType::f16 && scaled > core::kMaxF16) scaled = core::kMaxF16;
-  return scaled;
+  const double scaled = static_cast<double>(score) * static_cast<double>(call.scale);
+  if (!std::isfinite(scaled)) return scaled;
+  const double largest = core::largest_of(call.stored.shape().dtype);
+  return std::clamp(scaled, -largest, largest);
 }
 
 // NaN counts as largest, so that its row becomes NaN; ties keep the lower index.
@@ -267,9 +274,12 @@ void qk_prune(const QkPruneArgs& args) {
   ScoreCall call{args, stored, core::band_of(args.mask)};
   const double d = static_cast<double>(std::max<std::int64_t>(args.q.extent(3), 1));
   const double scale = args.scale.value_or(1.0 / std::sqrt(d));
-  call.scale = static_cast<float>(scale);
+  const double selection = core::selection_scale(scale);
+  if (args.mask.bias.present()) call.unit = std::min(1.0, selection);
+  call.bias_factor = call.unit / scale;
+  call.scale = static_cast<float>(scale / call.unit);
   call.rounds_keys = args.q.dtype != DType::f32;
-  call.key_scale = static_cast<float>(core::selection_scale(scale));
+  call.key_scale = static_cast<float>(selection / call.unit);
   parallel_for(stored.tasks(), args.run, [&](std::int64_t index) { prune_block_row(call, index); });
 }
 

@@ -73,10 +73,11 @@ inline float widen_one(const unsigned char* source, DType dtype) {
   return row[0];
 }
 
-// What `allowed` and `bias` add to each score of a tile, in units of the unscaled score; -inf masks.
+// What `allowed` and `bias` add to each score of a tile, in the units of scores; -inf masks. A finite bias stays
+// finite.
 inline void fill_bias(const Job& job, const SequenceSpan& sequence, const TileRows& tile, std::int64_t block, int begin,
                       int end, ScoreTile& out) {
-  const float per_scale = static_cast<float>(1.0 / job.g.scale);
+  const float per_scale = static_cast<float>(job.unit / job.g.scale);  // at most 1
   const auto entry = [&](int r, int key) HWY_ATTR {
     const std::int64_t index[4] = {sequence.index, tile.head[r], tile.position[r], block + key};
     const auto address = [&](const MaskTensor& tensor) {
@@ -85,11 +86,7 @@ inline void fill_bias(const Job& job, const SequenceSpan& sequence, const TileRo
     };
     if (job.allowed.present() && *address(job.allowed) == 0) return -std::numeric_limits<float>::infinity();
     if (!job.bias.present()) return 0.0f;
-    const float value = widen_one(address(job.bias), job.bias.dtype);
-    const float scaled = value * per_scale;
-    // A finite bias is no mask, however low.
-    constexpr float kLowest = std::numeric_limits<float>::lowest();
-    return value >= kLowest && scaled < kLowest ? kLowest : scaled;
+    return widen_one(address(job.bias), job.bias.dtype) * per_scale;
   };
   // Keys past the sequence's end are masked by the limits already; the mask tensors do not reach there.
   const int inside = static_cast<int>(std::min<std::int64_t>(end, sequence.n_k - block));
@@ -105,10 +102,20 @@ inline void fill_bias(const Job& job, const SequenceSpan& sequence, const TileRo
   }
 }
 
+// A product of q and k in the units of scores, and its bias. Finite parts have a finite sum: beyond fp32 it is the
+// largest number, so that it neither masks its key nor makes its row undefined.
+inline VecF biased(VecF product, VecF unit, VecF bias) {
+  const VecF sum = hn::MulAdd(product, unit, bias);
+  const VecF largest = hn::Set(kF32, std::numeric_limits<float>::max());
+  const auto finite = [&](VecF value) HWY_ATTR { return hn::Le(hn::Abs(value), largest); };
+  const MaskF overflowed = hn::And(hn::Not(finite(sum)), hn::And(finite(product), finite(bias)));
+  return hn::IfThenElse(overflowed, hn::CopySign(largest, sum), sum);
+}
+
 // Adds the bias and sets what a row may not see to -inf.
-inline void mask_scores(const LaneLimits& limits, const ScoreTile* bias, int begin, int end, ScoreTile& scores) {
-  // Nor is a finite sum: it stays finite so that the key stays visible.
-  const VecF lowest = hn::Set(kF32, std::numeric_limits<float>::lowest());
+inline void mask_scores(const LaneLimits& limits, const ScoreTile* bias, float score_unit, int begin, int end,
+                        ScoreTile& scores) {
+  const VecF unit = hn::Set(kF32, score_unit);
   for (int v = 0; v < kVecsQ; ++v) {
     const int row = v * kLanes;
     const VecI from = hn::Load(kI32, limits.begin + row), to = hn::Load(kI32, limits.end + row);
@@ -117,9 +124,7 @@ inline void mask_scores(const LaneLimits& limits, const ScoreTile* bias, int beg
       VecF score = hn::Load(kF32, &scores.value[key][row]);
       if (bias != nullptr) {
         const VecF extra = hn::Load(kF32, &bias->value[key][row]);
-        const VecF sum = hn::Add(score, extra);
-        score = hn::IfThenElse(hn::Lt(sum, lowest), lowest, sum);
-        score = hn::IfThenElse(hn::Eq(extra, minus_infinity()), extra, score);
+        score = hn::IfThenElse(hn::Eq(extra, minus_infinity()), extra, biased(score, unit, extra));
       }
       const auto hidden = hn::Or(hn::Lt(index, from), hn::Not(hn::Lt(index, to)));
       score = hn::IfThenElse(hn::RebindMask(kF32, hidden), minus_infinity(), score);
@@ -191,7 +196,8 @@ inline bool prune_tile(const Job& job, const SequenceSpan& sequence, const TileR
       scratch.limits.begin[r] = static_cast<std::int32_t>(std::clamp<std::int64_t>(tile.begin[r] - block, 0, keys));
       scratch.limits.end[r] = static_cast<std::int32_t>(std::clamp<std::int64_t>(tile.end[r] - block, 0, keys));
     }
-    mask_scores(scratch.limits, with_bias ? &scratch.bias : nullptr, span.first, span.last, scratch.scores);
+    mask_scores(scratch.limits, with_bias ? &scratch.bias : nullptr, static_cast<float>(job.unit), span.first,
+                span.last, scratch.scores);
   }
 
   SelectArgs args;

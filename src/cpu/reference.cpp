@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/half.h"
+#include "cpu/float_environment.h"
 
 namespace dspattn::cpu {
 namespace {
@@ -118,7 +119,8 @@ class Oracle {
   // Mask before prune: which keys the query may see, apart from a bias of -inf.
   bool visible(const Sequence& seq, std::int64_t head, std::int64_t i, std::int64_t j) const {
     const Mask& mask = problem_.mask;
-    const std::int64_t position = mask.alignment == Alignment::bottom_right ? i + seq.n_k - seq.n_q : i;
+    const std::int64_t aligned = mask.alignment == Alignment::bottom_right ? i + seq.n_k - seq.n_q : i;
+    const std::int64_t position = aligned + mask.offset;
     if (mask.causal && j > position) return false;
     if (mask.window_left && position - j > *mask.window_left) return false;
     if (mask.window_right && j - position > *mask.window_right) return false;
@@ -151,7 +153,13 @@ class Oracle {
 
   // What is compared: a function of the inputs alone.
   double selection_key(double unscaled) const {
-    if (problem_.q.dtype == DType::f32) return static_cast<double>(static_cast<float>(unscaled));
+    // In fp32's precision but not in its range: bias / scale may be beyond it, and is no tie for that.
+    if (problem_.q.dtype == DType::f32 && std::isfinite(unscaled)) {
+      int exponent = 0;
+      const double fraction = std::frexp(unscaled, &exponent);
+      return std::ldexp(static_cast<double>(static_cast<float>(fraction)), exponent);
+    }
+    if (problem_.q.dtype == DType::f32) return unscaled;
     const double rounded = core::round_to_f16(unscaled * selection_factor_);
     return std::clamp(rounded, -core::kMaxF16, core::kMaxF16);
   }
@@ -228,18 +236,22 @@ class Oracle {
 
 // Gradients of one row, added to those of the whole problem:
 //   dV_j += w_j dO,   dS_j = w_j (dO.V_j - dO.O),   dQ += scale dS_j K_j,   dK_j += scale dS_j Q
+// A NaN row has no weights: NaN is added to its own dQ and to dK and dV of every key that it sees.
 void add_row_gradients(Gradients& gradients, const Oracle& oracle, const Sequence& seq, std::int64_t head,
                        std::int64_t i, const Row& row, const double* d_out) {
   const std::int64_t d = oracle.q().width;
   const std::int64_t d_v = oracle.v().width;
+  const bool undefined = std::isnan(row.lse);
   double d_out_dot_out = 0;
   for (std::int64_t c = 0; c < d_v; ++c) d_out_dot_out += d_out[c] * row.out[static_cast<std::size_t>(c)];
   const double* query = oracle.q().row(seq.batch, head, seq.q_begin + i);
   double* d_query = gradients.d_q.data() + oracle.q().offset(seq.batch, head, seq.q_begin + i);
+  if (undefined) std::fill_n(d_query, d, kNaN);
   for (std::int64_t j = 0; j < seq.n_k; ++j) {
-    if (!row.kept[static_cast<std::size_t>(j)]) continue;
+    const bool seen = row.scores[static_cast<std::size_t>(j)] != -kInfinity;
+    if (undefined ? !seen : !row.kept[static_cast<std::size_t>(j)]) continue;
     const std::int64_t key_head = oracle.key_head(head);
-    const double weight = row.weights[static_cast<std::size_t>(j)];
+    const double weight = undefined ? kNaN : row.weights[static_cast<std::size_t>(j)];
     const double* key = oracle.k().row(seq.batch, key_head, seq.k_begin + j);
     const double* value = oracle.v().row(seq.batch, key_head, seq.k_begin + j);
     double* d_key = gradients.d_k.data() + oracle.k().offset(seq.batch, key_head, seq.k_begin + j);
@@ -334,38 +346,53 @@ Gradients reference_backward(const Problem& problem, const ConstTensorView& d_ou
 }
 
 void reference_forward_kernel(const ForwardArgs& args) {
+  const DefaultFloatEnvironment environment;
   const Oracle oracle(args.problem);
+  // Every row is that of one without keys until it is found to have some: rows past the last sequence have none.
+  const std::vector<double> zeros(static_cast<std::size_t>(oracle.v().width), 0.0);
+  for (std::int64_t batch = 0; batch < args.out.extent(0); ++batch) {
+    for (std::int64_t head = 0; head < args.out.extent(1); ++head) {
+      for (std::int64_t i = 0; i < args.out.extent(2); ++i) {
+        store_row(args.out, batch, head, i, zeros.data());
+        if (!args.lse.present()) continue;
+        core::store_element(args.lse.data, DType::f32,
+                            batch * args.lse.step(0) + head * args.lse.step(1) + i * args.lse.step(2), -kInfinity);
+      }
+    }
+  }
   for (const Sequence& seq : sequences_of(args.problem)) {
     for (std::int64_t head = 0; head < oracle.q().heads; ++head) {
       for (std::int64_t i = 0; i < seq.n_q; ++i) {
         const Row row = oracle.row(seq, head, i, nullptr);
         store_row(args.out, seq.batch, head, seq.q_begin + i, row.out.data());
         if (!args.lse.present()) continue;
+        // Beyond fp32 it is the largest number: only a row without a key has an infinite LSE.
+        constexpr double kLargest = std::numeric_limits<float>::max();
+        const double lse = std::isinf(row.lse) ? row.lse : std::clamp(row.lse, -kLargest, kLargest);
         core::store_element(
             args.lse.data, DType::f32,
-            seq.batch * args.lse.step(0) + head * args.lse.step(1) + (seq.q_begin + i) * args.lse.step(2), row.lse);
+            seq.batch * args.lse.step(0) + head * args.lse.step(1) + (seq.q_begin + i) * args.lse.step(2), lse);
       }
     }
   }
 }
 
 void reference_backward_kernel(const BackwardArgs& args) {
-  const Problem& problem = args.problem;
-  const Gradients gradients = reference_backward(problem, args.d_out);
-  const auto store = [](const TensorView& view, const std::vector<double>& values, std::int64_t batch,
-                        std::int64_t begin, std::int64_t count) {
-    for (std::int64_t head = 0; head < view.extent(1); ++head) {
-      for (std::int64_t i = begin; i < begin + count; ++i) {
-        const std::int64_t row = (batch * view.extent(1) + head) * view.extent(2) + i;
-        store_row(view, batch, head, i, values.data() + row * view.extent(3));
+  const DefaultFloatEnvironment environment;
+  const Gradients gradients = reference_backward(args.problem, args.d_out);
+  const auto store = [](const TensorView& view, const std::vector<double>& values) {
+    for (std::int64_t batch = 0; batch < view.extent(0); ++batch) {
+      for (std::int64_t head = 0; head < view.extent(1); ++head) {
+        for (std::int64_t i = 0; i < view.extent(2); ++i) {
+          const std::int64_t row = (batch * view.extent(1) + head) * view.extent(2) + i;
+          store_row(view, batch, head, i, values.data() + row * view.extent(3));
+        }
       }
     }
   };
-  for (const Sequence& seq : sequences_of(problem)) {
-    store(args.d_q, gradients.d_q, seq.batch, seq.q_begin, seq.n_q);
-    store(args.d_k, gradients.d_k, seq.batch, seq.k_begin, seq.n_k);
-    store(args.d_v, gradients.d_v, seq.batch, seq.k_begin, seq.n_k);
-  }
+  store(args.d_q, gradients.d_q);
+  store(args.d_k, gradients.d_k);
+  store(args.d_v, gradients.d_v);
 }
 
 }  // namespace dspattn::cpu

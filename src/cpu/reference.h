@@ -1,13 +1,14 @@
 // The oracle: attention in fp64 with plain loops that follow the contract sentence by sentence and share no logic with
 // the fast kernels (not even the maps of pattern.h and geometry.h). It is also the last CPU row of the kernel table.
 //
-//   selection key of a score   T = q.k + bias/scale; fp32 inputs compare T rounded to fp32, 16-bit inputs compare
+//   selection key of a score   T = q.k + bias/scale; fp32 inputs compare T rounded to 24 bits, 16-bit inputs compare
 //                              T * 2^-e rounded to fp16 and clamped to +-65504, 2^-e the largest power of two <= scale
 //   choice                     in each group the `keep` largest keys of those not masked; ties keep the lower index
 //   result                     softmax over the kept scores S = scale * q.k + bias, times V; LSE of the kept scores
 //
 // A score of -inf is masked, wherever it comes from. A row with a NaN score that is not masked, or with a kept score of
-// +inf, has no softmax: its output and LSE are NaN. A row that sees no key gives 0 and -inf.
+// +inf, has no softmax: its output and LSE are NaN, its dQ is NaN, and so are dK and dV of every key that it sees. A
+// row that sees no key gives 0 and -inf.
 #pragma once
 
 #include <cstdint>

@@ -37,12 +37,20 @@ std::size_t no_backward_workspace(const BackwardArgs&) { return 0; }
 
 KernelRow forward_row(std::string_view name, std::string_view summary, void (*why_not)(const Problem&, Refusals&),
                       void (*launch)(const ForwardArgs&)) {
-  return {{name, Pass::forward, DeviceType::cpu, summary}, why_not, no_forward_workspace, launch, nullptr, nullptr};
+  return {.info = {name, Pass::forward, DeviceType::cpu, summary},
+          .why_not = why_not,
+          .forward_workspace = no_forward_workspace,
+          .forward = launch,
+          .fp32_results = true};
 }
 
 KernelRow backward_row(std::string_view name, std::string_view summary, void (*why_not)(const Problem&, Refusals&),
                        void (*launch)(const BackwardArgs&)) {
-  return {{name, Pass::backward, DeviceType::cpu, summary}, why_not, nullptr, nullptr, no_backward_workspace, launch};
+  return {.info = {name, Pass::backward, DeviceType::cpu, summary},
+          .why_not = why_not,
+          .backward_workspace = no_backward_workspace,
+          .backward = launch,
+          .fp32_results = true};
 }
 
 constexpr const char* kSummary2To4 = "AVX-512, AVX2 or NEON, threads: 2:4, any type, mask and head dim";

@@ -17,6 +17,7 @@
 #include <limits>
 
 #include "cpu/load-inl.h"
+#include "cpu/simd.h"
 #include "cpu/tile.h"
 #include "dspattn/pattern.h"
 
@@ -57,8 +58,8 @@ struct HalfKeys {
     const VecF largest = hn::Set(kF32, 65504.0f);
     const VecF scaled = hn::Mul(score, factor);
     const VecF clamped = hn::Max(hn::Min(scaled, largest), hn::Neg(largest));
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
-    // Without a conversion instruction: cut 13 bits of the significand with rounding; below 2^-14 the quantum is 2^-24,
+#if !DSPATTN_CONVERTS_F16
+    // Cut 13 bits of the significand with rounding; below 2^-14 the quantum is 2^-24,
     // which is that of floats in [1/2, 1).
     const U32 du;
     const auto bits = hn::BitCast(du, clamped);

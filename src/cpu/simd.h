@@ -7,6 +7,17 @@
 
 #include <hwy/detect_targets.h>
 
+// Whether the target being compiled converts fp16 by instruction. Highway's emulation on the others (scalar code, SSE2
+// and whatever it adds) loses infinity and NaN and cuts instead of rounding: there the kernels convert by themselves.
+// Read where HWY_TARGET has its value.
+#if defined(HWY_DISABLE_F16C)
+#define DSPATTN_CONVERTS_F16 0
+#else
+#define DSPATTN_CONVERTS_F16                           \
+  (HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || \
+   (HWY_ARCH_ARM_A64 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128))
+#endif
+
 #if defined(HWY_AVX3_ZEN4)
 #define DSPATTN_SKIP_ZEN4 HWY_AVX3_ZEN4
 #else

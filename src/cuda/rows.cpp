@@ -3,9 +3,9 @@
 
 #include <vector>
 
-#include "cuda/sm80/pipeline.h"
-#include "cuda/sm90/fused/rows.h"
-#include "cuda/sm90/fused_tf32/rows.h"
+#include "cuda/pipeline/pipeline.h"
+#include "cuda/sm90/forward/rows.h"
+#include "cuda/sm90/forward_tf32/rows.h"
 
 namespace dspattn::cuda {
 
@@ -14,7 +14,7 @@ std::span<const core::KernelRow> rows() {
     std::vector<core::KernelRow> all;
     for (const core::KernelRow& row : sm90::fused_rows()) all.push_back(row);
     for (const core::KernelRow& row : sm90::fused_tf32_rows()) all.push_back(row);
-    for (const core::KernelRow& row : sm80::pipeline_rows()) all.push_back(row);
+    for (const core::KernelRow& row : pipeline::pipeline_rows()) all.push_back(row);
     return all;
   }();
   return joined;

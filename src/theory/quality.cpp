@@ -2,6 +2,7 @@
 //
 // With x = exp(mu + sigma z), weighting z's density by x^p shifts its mean by a = p sigma. So the kept share of the
 // p-th power mass is the probability that a score drawn from the shifted density survives among unshifted ones.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -20,7 +21,10 @@ constexpr double kStep = 0.02;
 
 // P(a score of mean `shift` is not among the `keep` largest of `group`, the others having mean 0). Every term is
 // positive, so the result is precise even where the quality rounds to 1.
-double nm_miss(Pattern pattern, double shift) {
+double nm_miss(Pattern pattern, double given_shift) {
+  // Beyond this the chance is below the smallest double, and stays there.
+  constexpr double kFarAhead = 60.0;
+  const double shift = std::min(given_shift, kFarAhead);
   const auto integrand = [&](double z) {
     return normal_pdf(z - shift) * binomial_above(pattern.keep - 1, pattern.group - 1, normal_cdf(-z), normal_cdf(z));
   };

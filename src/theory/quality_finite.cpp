@@ -4,6 +4,7 @@
 //   Q = n  int dt L(t)^(n-1)  int x exp(-t x) B(U/L) phi(z) dz,     x = exp(a z),  a = p sigma,
 // where L(t) = E exp(-t x), U(z, t) is the part of that mean that lies above z, and B(u) = P(Binomial(M-1, u) < N) is
 // the chance that fewer than N of the other M-1 scores of the group are larger. Top-k of n keys is k:n.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -21,6 +22,11 @@ constexpr double kTail = 9.5;      // 1e-21 of the scores lie outside
 constexpr double kStepZ = 0.06;    // divided by a; the corrected running sum below is then right to 2e-8
 constexpr double kStepLogT = 0.2;  // the kernel t x exp(-t x) is analytic in log t: error exp(-pi^2/0.2)
 constexpr double kLogRounding = 37.0;
+constexpr double kMaxSpread = 70.0;  // exp(a kTail) is within a double's range up to 74
+
+void check_spread(Check& check, double p, double sigma) {
+  check.require(p * sigma <= kMaxSpread, "p * sigma", "at most " + show(kMaxSpread), show(p * sigma));
+}
 
 double mean_ratio(std::int64_t keep, std::int64_t group, double spread, std::int64_t keys) {
   const double step = kStepZ / std::max(1.0, spread);
@@ -70,6 +76,7 @@ double mean_ratio(std::int64_t keep, std::int64_t group, double spread, std::int
 double nm_quality_finite(Pattern pattern, double p, double sigma, std::int64_t keys) {
   Check check("nm_quality_finite");
   check.pattern(pattern).positive("p", p).positive("sigma", sigma).at_least("keys", keys, 1);
+  check_spread(check, p, sigma);
   check.multiple_of("keys", keys, "pattern.group", pattern.group).raise();
   return mean_ratio(pattern.keep, pattern.group, p * sigma, keys);
 }
@@ -77,6 +84,7 @@ double nm_quality_finite(Pattern pattern, double p, double sigma, std::int64_t k
 double topk_quality_finite(std::int64_t kept_keys, double p, double sigma, std::int64_t keys) {
   Check check("topk_quality_finite");
   check.positive("p", p).positive("sigma", sigma).at_least("keys", keys, 1);
+  check_spread(check, p, sigma);
   check.require(kept_keys >= 1 && kept_keys <= keys, "kept_keys", "in [1, keys = " + show(keys) + "]", show(kept_keys));
   check.raise();
   return mean_ratio(kept_keys, keys, p * sigma, keys);

@@ -21,9 +21,9 @@ std::string file_with(const std::string& header, const std::string& data) {
   return file + header + data;
 }
 
-NpyArray read(const std::string& file) {
+NpyArray read(const std::string& file, NpyUse use = NpyUse::numbers) {
   std::istringstream stream(file);
-  return read_npy(stream, file.size(), "a.npy");
+  return read_npy(stream, file.size(), "a.npy", use);
 }
 
 std::string refusal(const std::string& file) {
@@ -62,6 +62,26 @@ TEST(Npy, WideIntegersMustFit) {
             std::string::npos);
 }
 
+TEST(Npy, IntegersOfAMaskAreTruthValues) {
+  const std::vector<std::byte> expected{std::byte{0}, std::byte{1}, std::byte{1}};
+  for (const char* kind : {"|b1", "|u1", "|i1"}) {
+    const std::string header = std::string("{'descr': '") + kind + "', 'fortran_order': False, 'shape': (3,)}";
+    const NpyArray array = read(file_with(header, std::string("\x00\x02\xff", 3)), NpyUse::mask);
+    EXPECT_EQ(array.dtype, DType::b8);
+    EXPECT_EQ(array.bytes, expected);
+  }
+  for (const char* kind : {"<i2", ">u2", "<i4", "<u4", "<i8", ">i8", "<u8"}) {
+    const auto bytes = static_cast<std::size_t>(kind[2] - '0');
+    std::string data(3 * bytes, '\0');
+    data[bytes] = 1;
+    data[3 * bytes - 1] = 4;
+    const std::string header = std::string("{'descr': '") + kind + "', 'fortran_order': False, 'shape': (3,)}";
+    EXPECT_EQ(read(file_with(header, data), NpyUse::mask).bytes, expected) << kind;
+  }
+  EXPECT_NE(refusal(file_with("{'descr': '|u1', 'fortran_order': False, 'shape': (1,)}", "a")).find("got \"|u1\""),
+            std::string::npos);
+}
+
 TEST(Npy, DamagedHeaders) {
   for (const char* header :
        {"", "{", "{}", "{'descr': '<f4'", "{'descr: '<f4'}", "{'descr': '<f4', 'descr': '<f4'}",
@@ -75,15 +95,15 @@ TEST(Npy, DamagedHeaders) {
 }
 
 TEST(Npy, WrittenFilesReadBack) {
-  const std::string path = testing::TempDir() + "dspattn_npy_test.npy";
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i32, DType::b8}) {
     for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{}, {5}, {2, 3, 1, 4}, {0, 3}}) {
       NpyArray array{dtype, shape, {}};
       std::size_t size = size_bytes(dtype);
       for (const std::int64_t extent : shape) size *= static_cast<std::size_t>(extent);
       for (std::size_t i = 0; i < size; ++i) array.bytes.push_back(static_cast<std::byte>(i));
-      write_npy({{path, array}});
-      const NpyArray back = read_npy(path);
+      std::ostringstream file;
+      write_npy(file, array);
+      const NpyArray back = read(file.str());
       EXPECT_EQ(back.dtype, dtype);
       EXPECT_EQ(back.shape, shape);
       EXPECT_EQ(back.bytes, array.bytes);

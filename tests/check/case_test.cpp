@@ -34,7 +34,7 @@ TEST(Case, IsTheSameEverywhere) {
   const Case drawn = draw_case(20240607, 8);
   EXPECT_EQ(describe(drawn),
             "backward bf16 17:20 consecutive batch=3 heads=1/1 n_q=138 n_k=138 d=42 d_v=42 allowed=[1,heads,1,n_k] "
-            "layout=padded,padded,bnhd,bnhd");
+            "layout=padded,padded,bnhd,bnhd nan_in_k");
   const CaseData data(drawn, {}, core::host_memory());
   EXPECT_EQ(data.q().at(0, 0, 0, 0), 0x1.1p-1);
   EXPECT_EQ(data.v().at(0, 0, 1, 0), -0x1.0cp-4);
@@ -85,11 +85,25 @@ TEST(Case, TheWholeContractIsDrawn) {
       {"packed tail", [](const Case& c) { return c.tail_q > 0 && c.tail_k > 0; }},
       {"causal bottom right", [](const Case& c) { return c.causal && c.alignment == Alignment::bottom_right; }},
       {"causal top left", [](const Case& c) { return c.causal && c.alignment == Alignment::top_left; }},
+      {"offset before the keys", [](const Case& c) { return c.causal && c.offset < 0; }},
+      {"offset past the keys", [](const Case& c) { return c.window_left && c.offset > c.n_k; }},
       {"windows", [](const Case& c) { return c.window_left && c.window_right; }},
       {"key lengths", [](const Case& c) { return !c.key_lengths.empty(); }},
       {"allowed and bias", [](const Case& c) { return c.allowed && c.bias; }},
       {"full bias", [](const Case& c) { return c.bias && c.bias->one == std::array<bool, 4>{}; }},
       {"lowest bias", [](const Case& c) { return c.lowest_bias; }},
+      {"extreme bias", [](const Case& c) { return c.extreme_bias; }},
+      {"extreme scale with ordinary scores", [](const Case& c) { return c.extreme_scale && c.magnitude_k != 1; }},
+      {"tiny scale", [](const Case& c) { return c.scale && *c.scale < 1e-30; }},
+      {"huge scale", [](const Case& c) { return c.scale && *c.scale > 1e30; }},
+      {"exact at an extreme scale", [](const Case& c) { return c.extreme_scale && c.integers && c.bias; }},
+      {"scale that fp16 cannot hold",
+       [](const Case& c) { return c.dtype == DType::f16 && c.scale && *c.scale > 65504; }},
+      {"strided cumulative lengths", [](const Case& c) { return c.cu_stride > 1; }},
+      {"strided key lengths", [](const Case& c) { return c.key_lengths_stride > 1; }},
+      {"expanded key lengths", [](const Case& c) { return c.key_lengths_stride == 0 && c.batch > 1; }},
+      {"many rows of no sequence", [](const Case& c) { return c.tail_q > 40; }},
+      {"NaN in backward", [](const Case& c) { return c.nan_in_k && c.pass == Pass::backward; }},
       {"scale", [](const Case& c) { return c.scale.has_value(); }},
       {"default scale", [](const Case& c) { return !c.scale; }},
       {"padded", [](const Case& c) { return c.q_layout == Layout::padded; }},
@@ -99,6 +113,7 @@ TEST(Case, TheWholeContractIsDrawn) {
       {"NaN in q", [](const Case& c) { return c.nan_in_q; }},
       {"equal scores", [](const Case& c) { return c.magnitude == 0; }},
       {"scores of thousands", [](const Case& c) { return c.magnitude > 1000; }},
+      {"fp32 results of bf16", [](const Case& c) { return c.fp32_results && c.dtype == DType::bf16; }},
       {"no LSE", [](const Case& c) { return !c.want_lse; }},
   };
   std::map<std::string, int> counts;

@@ -140,11 +140,12 @@ Fault after_backward(const char* name, std::function<bool(const Case&)> shows,
 }
 
 // Values in which a fault shows.
-bool ordinary(const Case& c) { return !c.nan_in_k && !c.nan_in_q && c.magnitude == 1; }
-bool plain(const Case& c) {
+bool ordinary(const Case& c) { return !c.nan_in_k && !c.nan_in_q && c.ordinary(); }
+bool sees_all(const Case& c) {
   return !c.packed && !c.causal && !c.window_left && !c.window_right && c.key_lengths.empty() && !c.allowed &&
-         !c.bias && ordinary(c) && c.batch > 0 && c.n_q > 2 && c.n_k > 40;
+         !c.bias && c.batch > 0 && c.n_q > 0 && c.n_k > 0;
 }
+bool plain(const Case& c) { return sees_all(c) && ordinary(c) && c.n_q > 2 && c.n_k > 40; }
 // Some group has more keys than stay. An interleaved group is whole only in a full block.
 bool prunes(const Case& c) {
   return plain(c) && !c.pattern.is_dense() && (c.grouping == Grouping::consecutive || c.n_k >= 128);
@@ -248,22 +249,23 @@ std::vector<Fault> faults() {
           "drops the boolean mask",
           [](const Case& c) {
             return c.allowed && !c.packed && !c.causal && !c.window_left && !c.window_right && c.key_lengths.empty() &&
-                   !c.bias && !c.allowed->one[3] && !c.allowed->zero_stride[3] && c.n_k > 40 && c.n_q > 0 &&
-                   c.batch > 0;
+                   !c.bias && ordinary(c) && !c.allowed->one[3] && !c.allowed->zero_stride[3] && c.n_k > 40 &&
+                   c.n_q > 0 && c.batch > 0;
           },
           [](Problem& p) { p.mask.allowed = {}; }),
       in_problem(
           "drops the bias",
           [](const Case& c) {
             return c.bias && !c.packed && !c.causal && !c.window_left && !c.window_right && c.key_lengths.empty() &&
-                   !c.allowed && !c.bias->one[3] && !c.bias->zero_stride[3] && c.n_k > 40 && c.n_q > 0 && c.batch > 0;
+                   !c.allowed && ordinary(c) && !c.bias->one[3] && !c.bias->zero_stride[3] && c.n_k > 40 && c.n_q > 0 &&
+                   c.batch > 0;
           },
           [](Problem& p) { p.mask.bias = {}; }),
       in_problem(
           "drops the key lengths",
           [](const Case& c) {
             return !c.key_lengths.empty() && !c.packed && !c.causal && !c.window_left && !c.window_right && !c.bias &&
-                   !c.allowed && c.n_k > 40 && c.n_q > 0 && c.key_lengths[0] < c.n_k - 8;
+                   !c.allowed && ordinary(c) && c.n_k > 40 && c.n_q > 0 && c.key_lengths[0] < c.n_k - 8;
           },
           [](Problem& p) { p.mask.key_lengths = {}; }),
       in_problem(
@@ -303,6 +305,28 @@ std::vector<Fault> faults() {
           },
           [](const ForwardArgs& a) {
             core::store_element(a.out.data, a.out.dtype, 0, std::numeric_limits<double>::quiet_NaN());
+          }),
+      after_forward(
+          "leaves the rows of no sequence alone", [](const Case& c) { return c.tail_q > 0 && c.batch > 0; },
+          [](const ForwardArgs& a) { multiply_last(a.out, std::numeric_limits<double>::quiet_NaN()); }),
+      in_problem(
+          "reads lengths as if they were contiguous",
+          [](const Case& c) { return c.cu_stride > 1 && c.cu_q.back() > 0; },
+          [](Problem& p) { p.packed->cu_q.stride[0] = 1; }),
+      in_problem(
+          "takes the lowest bias for a mask",
+          [](const Case& c) {
+            return c.lowest_bias && c.dtype == DType::f32 && c.n_k > 20 && c.n_q > 0 && c.batch > 0;
+          },
+          [](Problem& p) { p.mask.bias = {}; }),
+      after_backward(
+          "swallows NaN", [](const Case& c) { return c.nan_in_q && c.pass == Pass::backward && sees_all(c); },
+          [](const BackwardArgs& a) {
+            for (std::int64_t at = 0; at <= last_offset(a.d_v); ++at) {
+              if (std::isnan(core::load_element(a.d_v.data, a.d_v.dtype, at))) {
+                core::store_element(a.d_v.data, a.d_v.dtype, at, 0.0);
+              }
+            }
           }),
       after_forward(
           "depends on the number of threads", [](const Case& c) { return plain(c) && forward_only(c); },
@@ -345,6 +369,7 @@ void forward_with_fp16_scores(const ForwardArgs& args) {
   const core::Geometry geometry = core::geometry_of(args.problem);
   const double to_scores = geometry.scale / core::selection_scale(geometry.scale);
   const std::int64_t heads = args.out.extent(1), d_v = args.out.extent(3);
+  cpu::reference_forward_kernel(args);  // rows of no sequence
   for (const cpu::Sequence& seq : cpu::sequences_of(args.problem)) {
     for (std::int64_t h = 0; h < heads; ++h) {
       for (std::int64_t i = seq.q_begin; i < seq.q_begin + seq.n_q; ++i) {
@@ -368,7 +393,8 @@ void forward_with_fp16_scores(const ForwardArgs& args) {
         if (sum > 0) lse = largest * to_scores + std::log(sum);
         for (std::int64_t c = 0; c < d_v; ++c) {
           const std::int64_t at = seq.batch * args.out.step(0) + h * args.out.step(1) + i * args.out.step(2) + c;
-          core::store_element(args.out.data, dtype, at, out[static_cast<std::size_t>(c)] / (sum > 0 ? sum : 1));
+          core::store_element(args.out.data, args.out.dtype, at,
+                              out[static_cast<std::size_t>(c)] / (sum > 0 ? sum : 1));
         }
         if (!args.lse.present()) continue;
         core::store_element(args.lse.data, DType::f32,

@@ -2,6 +2,7 @@
 
 import io
 import os
+import subprocess
 
 import numpy as np
 import pytest
@@ -90,7 +91,8 @@ def test_cross_attention_with_fewer_key_heads_and_both_alignments(dspattn, save,
     for name, array in zip("qkv", (q, k, v), strict=False):
         save(f"{name}.npy", array)
     i, j = np.arange(9)[:, None], np.arange(40)[None, :]
-    for flag, position in ([], i + 31), (["--top-left"], i):
+    moved = ["--top-left", "--offset", "7"], ["--offset", "-35"]
+    for flag, position in ([], i + 31), (["--top-left"], i), (moved[0], i + 7), (moved[1], i - 4):
         run_ok(dspattn, "--causal", *flag)
         out, _ = attention(q, np.repeat(k, 3, axis=1), np.repeat(v, 3, axis=1), visible=j <= position)
         np.testing.assert_allclose(np.load(tmp_path / "o.npy"), out, atol=2e-5)
@@ -195,8 +197,8 @@ def test_a_result_that_cannot_be_written_leaves_no_other(dspattn, qkv, save, tmp
     (tmp_path / "folder").mkdir()
     for lse in "absent/lse.npy", "folder":
         result = dspattn("run", *FILES, "--lse", lse)
-        assert result.returncode == 3
-        assert result.stderr.startswith(f"dspattn: {lse}: cannot be opened for writing")
+        assert result.returncode == 2
+        assert result.stderr.startswith(f'dspattn: --lse: expected a file that can be written, got "{lse}": ')
     assert dspattn("run", *FILES, "--lse", "./o.npy").returncode == 2
     (tmp_path / "folder").rmdir()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -210,6 +212,31 @@ def test_results_replace_files_and_follow_links_and_devices_stay(dspattn, qkv, s
     assert (tmp_path / "o.npy").is_symlink()
     assert os.path.exists("/dev/null") and not os.path.isfile("/dev/null")
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_an_unwritable_place_is_noticed_before_the_work(dspattn):
+    """The inputs are not even looked for."""
+    result = dspattn("run", "q.npy", "k.npy", "v.npy", "--out", "no/such/folder/o.npy")
+    assert result.returncode == 2
+    assert result.stderr == (
+        'dspattn: --out: expected a file that can be written, got "no/such/folder/o.npy": No such file or directory\n'
+    )
+
+
+def test_results_on_standard_output(program, qkv, tmp_path):
+    result = subprocess.run([program, "run", *FILES[:3], "--out", "-"], cwd=tmp_path, capture_output=True)
+    assert result.returncode == 0, result.stderr
+    np.testing.assert_allclose(np.load(io.BytesIO(result.stdout)), attention(*qkv)[0], atol=2e-5)
+    assert result.stderr.startswith(b"-: [2, 4, 50, 24] fp32") and not (tmp_path / "-").exists()
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int64])
+def test_masks_of_integers(dspattn, qkv, save, tmp_path, kind):
+    """Anything but 0 is visible, as NumPy has it."""
+    visible = RNG.random((2, 1, 50, 50)) < 0.6
+    save("visible.npy", visible.astype(kind) * (200 if kind == np.uint8 else 1 << 40))
+    run_ok(dspattn, "--mask", "visible.npy")
+    np.testing.assert_allclose(np.load(tmp_path / "o.npy"), attention(*qkv, visible=visible)[0], atol=2e-5)
 
 
 def npy_bytes(array):
@@ -285,20 +312,30 @@ def test_bad_files_are_refused_by_name(dspattn, qkv, tmp_path, kind):
         (["--dtype", "fp16"], 2, "expected fp16 as --dtype says, got fp32"),
         (["--scale", "0"], 2, "scale"),
         (["--scale", "nan"], 2, "scale"),
-        (["--window-left", "-1"], 2, "window_left"),
+        (["--window-left", "-1"], 2, "--window-left: expected >= 0, got -1"),
         (["--key-lengths", "1,x"], 2, "--key-lengths"),
-        (["--key-lengths", "1,2,3"], 2, "key_lengths"),
+        (["--key-lengths", "1,2,3"], 2, "--key-lengths shape[0]: expected batch = 2, got 3"),
+        (["--key-lengths", "50,51"], 2, "--key-lengths[1]: expected a length from 0 to"),
+        (["--key-lengths", ""], 2, '--key-lengths: expected a value, got ""'),
+        (["--cu-q", ""], 2, '--cu-q: expected a value, got ""'),
+        (["--mask", ""], 2, '--mask: expected a value, got ""'),
+        (["--kernel", ""], 2, '--kernel: expected a value, got ""'),
         (["--key-lengths", "q.npy"], 2, "expected integers of one dimension"),
-        (["--cu-q", "0,9,4"], 2, "cu_q"),
-        (["--mask", "q.npy"], 2, "allowed"),
-        (["--bias", "missing.npy"], 2, "missing.npy: no such file"),
-        (["--kernel", "imaginary"], 2, '"imaginary"'),
-        (["--threads", "-3"], 2, "threads"),
+        (["--cu-q", "0,9,4"], 2, "--cu-q[2]: expected at least the value before it, 9, got 4"),
+        (["--mask", "q.npy"], 2, "--mask: q.npy: expected bool or integers, got fp32; --bias takes"),
+        (["--mask", "small.npy"], 2, "--mask shape[3]: expected 1 or n_k = 50, got 3"),
+        (["--bias", "small.npy"], 2, "--bias dtype: expected fp32 or q's type fp32, got bool"),
+        (["--bias", "missing.npy"], 2, "--bias: missing.npy: no such file"),
+        (["--kernel", "imaginary"], 2, "--kernel: expected one of "),
+        (["--kernel", "cpu_1_2"], 2, "kernel cpu_1_2 cannot serve: --pattern: "),
+        (["--threads", "-3"], 2, "--threads: expected >= 0, got -3"),
         (["--out", "no/such/folder/o.npy"], 2, "--out"),
-        (["--lse", "no/such/folder/lse.npy"], 3, "no/such/folder/lse.npy: cannot be opened for writing"),
+        (["--lse", "no/such/folder/lse.npy"], 2, '--lse: expected a file that can be written, got "no/such/folder'),
+        (["--lse", "/dev/full"], 3, "--lse: /dev/full: could not be written in full"),
     ],
 )
-def test_bad_options_are_named(dspattn, qkv, extra, code, message):
+def test_bad_options_are_named(dspattn, qkv, save, extra, code, message):
+    save("small.npy", np.ones((1, 1, 1, 3), bool))
     result = dspattn("run", *FILES, *extra)
     assert result.returncode == code, result.stderr
     assert message in result.stderr

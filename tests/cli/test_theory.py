@@ -69,7 +69,10 @@ def test_predicts_measured_heads(dspattn, tmp_path):
         (["--density", "0"], ["density", "(0, 1]", "got 0"]),
         (["--density", "1.2"], ["density", "got 1.2"]),
         (["--p", "0"], ["p must be", "got 0"]),
-        (["--sigma", "-1"], ["sigma", "got -1"]),
+        (["--sigma", "-1"], ["--sigma must be", "got -1"]),
+        (["--sigma", "1e9", "--p", "1"], ["--p * --sigma must be at most 70, got 1e+09"]),
+        (["--predict", "absent.json", "--section", "quality"], ["--section: expected without --predict"]),
+        (["--json", "no/such/folder.json"], ['--json: expected a file that can be written, got "no/such/folder.json"']),
         (["--tile", "0"], ["tile", "got 0"]),
         (["--pattern", "5:4"], ["5:4"]),
         (["--keys", "0"], ["keys"]),
@@ -84,3 +87,9 @@ def test_bad_parameters_are_named(dspattn, arguments, message):
     assert result.returncode == 2
     for part in message:
         assert part in result.stderr
+
+
+def test_scores_far_apart_in_long_rows(dspattn):
+    """Of any spread: nothing is missed."""
+    rows = rows_of(dspattn, "--section", "grouping", "--sigma", "1e9", "--p", "1")
+    assert {row["independent"] for row in rows} == {1.0}

@@ -1,6 +1,8 @@
 """Help, usage errors and exit codes."""
 
 import json
+import re
+import subprocess
 
 import pytest
 
@@ -33,20 +35,26 @@ def test_each_command_has_help(dspattn, command):
         (["kernels", "--grouping", "sideways"], '"sideways"'),
         (["kernels", "--dtype", "int4"], '"int4"'),
         (["kernels", "--device", "cuda:x"], '"cuda:x"'),
-        (["kernels", "--d", "257"], "257"),
-        (["kernels", "--heads", "8", "--kv-heads", "3"], "heads"),
-        (["kernels", "--scale", "-1"], "scale"),
-        (["kernels", "--window-left", "-4"], "window_left"),
-        (["verify", "--count", "0"], "count: expected at least 1, got 0"),
+        (["kernels", "--d", "257"], "--d: expected a head dimension from 1 to 256, got 257"),
+        (["kernels", "--d-v", "257"], "--d-v: expected a head dimension"),
+        (["kernels", "--n-q", "-1"], "--n-q: expected an extent >= 0, got -1"),
+        (["kernels", "--n", "-1"], "--n: expected an extent >= 0, got -1"),
+        (["kernels", "--heads", "8", "--kv-heads", "3"], "--heads: expected heads a multiple of"),
+        (["kernels", "--scale", "-1"], "--scale: "),
+        (["kernels", "--window-left", "-4"], "--window-left: expected >= 0, got -4"),
+        (["kernels", "--dtype", ""], '--dtype: expected a value, got ""'),
+        (["verify", "--count", "0"], "--count: expected at least 1, got 0"),
         (["verify", "--case", "3"], "--seed"),
-        (["verify", "--seed", "1", "--case", "-3"], "case: expected 0 or more"),
-        (["verify", "--pass", "sideways"], '"sideways"'),
+        (["verify", "--seed", "1", "--case", "-3"], "--case: expected 0 or more"),
+        (["verify", "--pass", "sideways"], '--pass: expected forward or backward, got "sideways"'),
+        (["verify", "--pass", ""], '--pass: expected a value, got ""'),
         (["verify", "--kernel", "imaginary"], '"imaginary"'),
-        (["verify", "--head-dim", "300"], "head-dim: expected 1 to 256, got 300"),
+        (["verify", "--head-dim", "300"], "--head-dim: expected 1 to 256, got 300"),
         (["verify", "--pattern", "9:4"], '"9:4"'),
         (["bench", "--mask", "diagonal"], '"diagonal"'),
-        (["bench", "--n", "0"], "n: expected at least 1, got 0"),
+        (["bench", "--n", "0"], "--n: expected at least 1, got 0"),
         (["bench", "--n", "64,x"], "x"),
+        (["bench", "--json", ""], '--json: expected a value, got ""'),
         (["bench", "--seconds", "0"], "seconds"),
         (["bench", "--kernel", "imaginary"], '"imaginary"'),
         (["bench", "--heads", "8", "--kv-heads", "3"], "heads"),
@@ -84,10 +92,33 @@ def test_kernels_lists_both_passes(dspattn):
     assert "cpu_reference" in result.stdout
 
 
-def test_kernels_with_a_shape_says_who_serves_and_why_others_do_not(dspattn):
-    result = dspattn("kernels", "--n", "64", "--device", "cuda")
-    # No CPU kernel takes tensors on a GPU, with or without a GPU here.
-    assert "cpu_reference: cannot\n    device: runs on cpu, the tensors are on cuda" in result.stdout
-    served = dspattn("kernels", "--n", "64")
-    assert served.returncode == 0
-    assert "would serve" in served.stdout
+def test_kernels_answers_first_and_says_the_rest_when_asked(dspattn):
+    brief = dspattn("kernels", "--n", "64")
+    assert brief.returncode == 0
+    assert brief.stdout.startswith("would serve: cpu_2_4\ncould serve too: ")
+    assert "cpu_1_2" not in brief.stdout and brief.stdout.endswith(" cannot serve (--all says why)\n")
+    whole = dspattn("kernels", "--n", "64", "--all")
+    assert whole.stdout.startswith("would serve: cpu_2_4\n")
+    assert "\ncpu_1_2: cannot\n    --pattern: " in whole.stdout
+
+
+def test_kernels_without_one_that_serves(dspattn):
+    # No CPU kernel takes tensors on a GPU, with or without a GPU here; none anywhere takes gradients of this on a GPU.
+    arguments = ("kernels", "--n", "64", "--device", "cuda", "--pattern", "3:7", "--grouping", "consecutive")
+    result = dspattn(*arguments, "--backward")
+    assert result.returncode == 1
+    assert result.stdout.startswith("No kernel of this build serves the problem.\n")
+    whole = dspattn(*arguments, "--backward", "--all")
+    assert "cpu_reference: cannot\n    --device: runs on cpu, the tensors are on cuda" in whole.stdout
+
+
+def test_version(dspattn):
+    result = dspattn("--version")
+    assert result.returncode == 0 and result.stderr == ""
+    assert re.fullmatch(r"dspattn \d+\.\d+\.\d+ \(([0-9a-f]{40}(-dirty)?|unknown)\)\n", result.stdout)
+
+
+def test_output_that_cannot_be_written_is_no_success(program):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([program, "info"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 3 and "standard output could not be written" in result.stderr

@@ -98,7 +98,26 @@ def test_bench_table_and_json(dspattn, tmp_path):
             assert "peers" not in row
 
 
-def test_bench_that_cannot_write(dspattn):
-    result = dspattn("bench", "--n", "16", "--pattern", "dense", "--seconds", "0.001", "--json", "no/such/folder.json")
-    assert result.returncode == 3
-    assert "no/such/folder.json" in result.stderr
+BRIEF = ["bench", "--n", "16", "--pattern", "dense", "--seconds", "0.001"]
+
+
+def test_bench_to_standard_output(dspattn, tmp_path):
+    result = dspattn(*BRIEF, "--json", "-")
+    assert result.returncode == 0, result.stderr
+    assert [row["n_k"] for row in json.loads(result.stdout)["rows"]] == [16]
+    assert not list(tmp_path.iterdir())
+
+
+def test_bench_that_cannot_write_does_not_begin(dspattn, tmp_path):
+    (tmp_path / "folder").mkdir()
+    for place in "no/such/folder.json", "folder":
+        result = dspattn(*BRIEF, "--json", place)
+        assert result.returncode == 2 and result.stdout == ""
+        assert result.stderr.startswith(f'dspattn: --json: expected a file that can be written, got "{place}": ')
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_bench_that_fails_leaves_the_file_it_had(dspattn, tmp_path):
+    (tmp_path / "times.json").write_text("before")
+    assert dspattn(*BRIEF, "--kernel", "imaginary", "--json", "times.json").returncode == 2
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"times.json": "before"}

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
+#include <vector>
+
 #include "dspattn/error.h"
 
 namespace dspattn {
@@ -25,6 +29,14 @@ TEST(BlockMask, RefusesWhatIsNotAMask) {
   EXPECT_THROW(make_block_mask(64, 64, 64, {{-1}}), Error);
   EXPECT_THROW(make_block_mask(64, 64, 64, {{0, 0}}), Error);
   EXPECT_THROW(bigbird_blocks(64, 64, {.random = -1}), Error);
+}
+
+TEST(BlockMask, AWindowMayBeTheLargestNumber) {
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+  const BlockMask mask = sliding_window_blocks(128, 640, {.block = 64, .window = kHuge});
+  EXPECT_EQ(mask.counts, (std::vector<std::int32_t>{10, 10}));
+  EXPECT_THROW(sliding_window_blocks(kHuge, 64, {}), Error);
+  EXPECT_THROW(sliding_window_blocks(64, kHuge, {}), Error);
 }
 
 TEST(BlockMask, SlidingWindowFollowsTheBottomRightDiagonal) {

@@ -169,10 +169,16 @@ std::vector<WrongCall> wrong_calls() {
       wrong_problem("infinite scale", [](Problem& p) { p.scale = kInf; }, {"scale:", "finite, positive", "inf"}),
       wrong_problem("zero scale", [](Problem& p) { p.scale = 0.0; }, {"scale:", "finite, positive", "got 0"}),
       wrong_problem("negative scale", [](Problem& p) { p.scale = -0.5; }, {"scale:", "finite, positive", "got -0.5"}),
+      wrong_problem("scale below the served ones", [](Problem& p) { p.scale = 0x1.fp-127; },
+                    {"scale:", "2^-126 to 2^126", "got 1.1"}),
+      wrong_problem("scale above the served ones", [](Problem& p) { p.scale = 2.5e38; },
+                    {"scale:", "2^-126 to 2^126", "got 2.5e+38"}),
       wrong_problem("negative left window", [](Problem& p) { p.mask.window_left = -1; },
                     {"mask.window_left:", ">= 0", "got -1"}),
       wrong_problem("negative right window", [](Problem& p) { p.mask.window_right = -9; },
                     {"mask.window_right:", ">= 0", "got -9"}),
+      wrong_problem("offset out of reach", [](Problem& p) { p.mask.offset = -(std::int64_t{1} << 39) - 1; },
+                    {"mask.offset:", "from -2^39 to 2^39", "got -549755813889"}),
       wrong_problem("key lengths of another batch", [](Problem& p) { p.mask.key_lengths.shape[0] = 1; },
                     {"mask.key_lengths.shape[0]:", "batch = 2", "got 1"}),
       wrong_problem("key lengths of another type", [](Problem& p) { p.mask.key_lengths.dtype = DType::f32; },
@@ -202,6 +208,14 @@ std::vector<WrongCall> wrong_calls() {
                    {"packed.cu_q[0]:", "expected 0", "got 1"}),
       wrong_packed("cumulative lengths decrease", [](Call& c, Problem&) { c.cu_k[2] = 4; },
                    {"packed.cu_k[2]:", "at least the value before it, 5", "got 4"}),
+      wrong_packed("negative cumulative lengths", [](Call& c, Problem&) { c.cu_k[1] = -10; },
+                   {"packed.cu_k[1]:", "at least the value before it, 0", "got -10"}),
+      wrong_packed("strided cumulative lengths decrease",
+                   [](Call& c, Problem& p) {
+                     c.cu_k = {0, 7, 5, 7, 4};
+                     p.packed->cu_k = {c.cu_k.data(), DType::i32, {3}, {2}};
+                   },
+                   {"packed.cu_k[2]:", "at least the value before it, 5", "got 4"}),
       wrong_packed("cumulative lengths pass the end", [](Call& c, Problem&) { c.cu_q[2] = 4; },
                    {"packed.cu_q[2]:", "at most the packed rows 3", "got 4"}),
       wrong_packed("cumulative lengths of another type", [](Call&, Problem& p) { p.packed->cu_q.dtype = DType::f32; },
@@ -229,6 +243,13 @@ std::vector<WrongCall> wrong_calls() {
        [](Call& c) { c.forward.run.workspace_bytes = c.backward.run.workspace_bytes = 64; },
        {"workspace:", "workspace_bytes = 64", "null"}},
 
+      {"workspace beyond 63 bits",
+       [](Call& c) {
+         c.forward.run.workspace = c.backward.run.workspace = c.workspace;
+         c.forward.run.workspace_bytes = c.backward.run.workspace_bytes = std::size_t{1} << 63;
+       },
+       {"workspace_bytes:", "at most 2^63 - 1", "got 9223372036854775808"}},
+
       {"out of another shape",
        [](Call& c) { c.forward.out.shape[3] = 8; },
        {"out.shape:", "[batch, heads, n_q, d_v] = [2, 4, 3, 6]", "got [2, 4, 3, 8]"},
@@ -236,6 +257,15 @@ std::vector<WrongCall> wrong_calls() {
       {"out of another type",
        [](Call& c) { c.forward.out.dtype = DType::bf16; },
        {"out.dtype:", "fp32", "got bf16"},
+       WrongCall::only_forward},
+      {"bf16 out of fp16 inputs",
+       [](Call& c) {
+         for (ConstTensorView* view : {&c.forward.problem.q, &c.forward.problem.k, &c.forward.problem.v}) {
+           view->dtype = DType::f16;
+         }
+         c.forward.out.dtype = DType::bf16;
+       },
+       {"out.dtype:", "fp16 or fp32", "got bf16"},
        WrongCall::only_forward},
       {"out left out", [](Call& c) { c.forward.out = {}; }, {"out:", "rank 4", "rank 0"}, WrongCall::only_forward},
       {"null out",
@@ -343,9 +373,15 @@ TEST(Validate, TheCallsAreRightUntilBroken) {
   Call call;
   EXPECT_EQ(core::forward_reasons(call.forward), std::vector<std::string>{});
   EXPECT_EQ(core::backward_reasons(call.backward), std::vector<std::string>{});
+  for (const double scale : {0x1p-126, 2e-8, 1e5, 0x1p126}) {
+    call.forward.problem.scale = scale;
+    EXPECT_EQ(core::forward_reasons(call.forward), std::vector<std::string>{}) << scale;
+  }
   call.make_packed();
   EXPECT_EQ(core::forward_reasons(call.forward), std::vector<std::string>{});
   EXPECT_EQ(core::backward_reasons(call.backward), std::vector<std::string>{});
+  call.forward.problem.packed->max_q = call.forward.problem.packed->max_k = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(core::forward_reasons(call.forward), std::vector<std::string>{});
 }
 
 TEST(Validate, AllReasonsAreCollected) {

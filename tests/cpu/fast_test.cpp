@@ -14,38 +14,15 @@
 #include <vector>
 
 #include "core/half.h"
+#include "cpu/every_target.h"
 #include "cpu/fast_case.h"
 #include "cpu/reference.h"
-#include "cpu/simd.h"
 #include "dspattn/kernels.h"
-#include "hwy/targets.h"
 
 namespace dspattn::cpu {
 namespace {
 
 using namespace test;
-
-// Sanitizers hold memory of their own and slow the oracle down.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
-// A result may differ from the oracle's by rounding: of fp32 sums, and of the type it is stored in.
-void expect_close(const std::vector<double>& ours, const std::vector<double>& oracle, double absolute, double relative,
-                  const char* what) {
-  ASSERT_EQ(ours.size(), oracle.size()) << what;
-  for (std::size_t i = 0; i < ours.size(); ++i) {
-    if (std::isnan(oracle[i])) {
-      ASSERT_TRUE(std::isnan(ours[i])) << what << " at " << i;
-    } else if (std::isinf(oracle[i])) {
-      ASSERT_EQ(ours[i], oracle[i]) << what << " at " << i;
-    } else {
-      ASSERT_NEAR(ours[i], oracle[i], absolute + relative * std::fabs(oracle[i])) << what << " at " << i;
-    }
-  }
-}
 
 // Half a unit in the last place of the type, relative.
 double rounding(DType dtype) { return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0x1p-22; }
@@ -76,33 +53,10 @@ std::string row_for(Pattern pattern) {
                                     : "cpu_any";
 }
 
-// Each instruction set the library is compiled for and this machine has.
-class EveryTarget : public testing::TestWithParam<std::int64_t> {
- protected:
-  void SetUp() override {
-    hwy::SetSupportedTargetsForTest(GetParam());
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-  void TearDown() override {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
-
 // Scalar code under a sanitizer takes minutes for what the others do in seconds: it gets a share of their problems.
 bool slow(std::int64_t target) { return kSanitized && target == HWY_SCALAR; }
 
-std::vector<std::int64_t> targets() {
-  std::vector<std::int64_t> list;
-  const std::int64_t usable = hwy::SupportedTargets() & HWY_TARGETS;
-  for (int bit = 0; bit < 63; ++bit) {
-    if (usable & (std::int64_t{1} << bit)) list.push_back(std::int64_t{1} << bit);
-  }
-  return list;
-}
-
-INSTANTIATE_TEST_SUITE_P(Cpu, EveryTarget, testing::ValuesIn(targets()),
-                         [](const auto& target) { return std::string(hwy::TargetName(target.param)); });
+INSTANTIATE_TEST_SUITE_P(Cpu, EveryTarget, testing::ValuesIn(targets()), target_name);
 
 TEST_P(EveryTarget, RandomProblemsMatchTheOracle) {
   for (std::uint64_t seed = 0; seed < (slow(GetParam()) ? 8 : kSanitized ? 15 : 60); ++seed) {

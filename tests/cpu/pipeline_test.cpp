@@ -59,6 +59,50 @@ TEST(PipelineCpu, ANanScoreMakesItsRowNanAndNoOther) {
   }
 }
 
+// One query, four keys, 1:2: what is stored of scores that the type cannot hold, and of masked ones.
+std::vector<double> stored_scores(DType dtype, const std::vector<double>& q_and_k, std::vector<float> bias,
+                                  double scale) {
+  std::vector<std::uint16_t> q(4), k(8);
+  std::vector<float> wide_q(4), wide_k(8);
+  const bool wide = dtype == DType::f32;
+  void* q_data = wide ? static_cast<void*>(wide_q.data()) : q.data();
+  void* k_data = wide ? static_cast<void*>(wide_k.data()) : k.data();
+  core::store_element(q_data, dtype, 0, q_and_k[0]);
+  for (int i = 0; i < 4; ++i) core::store_element(k_data, dtype, i, q_and_k[static_cast<std::size_t>(i) + 1]);
+  alignas(16) unsigned char nonzeros[32 * 16 * 4] = {}, metadata[4096] = {};
+  QkPruneArgs args;
+  args.q = {q_data, dtype, {1, 1, 1, 1}};
+  args.k = {k_data, dtype, {1, 1, 4, 1}};
+  args.mask.bias = {bias.data(), DType::f32, {1, 1, 1, 4}};
+  args.scale = scale;
+  args.scores = {{dtype, {1, 2}, Grouping::consecutive, 1, 1, 1, 4}, nonzeros, metadata};
+  qk_prune(args);
+  return {core::load_element(nonzeros, dtype, 0), core::load_element(nonzeros, dtype, 1)};
+}
+
+TEST(PipelineCpu, FiniteScoresAreStoredFiniteAndMaskedNanIsMasked) {
+  constexpr float kLowest = std::numeric_limits<float>::lowest();
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const double largest = core::largest_of(dtype);
+    EXPECT_EQ(stored_scores(dtype, {1, 1, 1, 1, 1}, {kLowest, kLowest, -kLowest, 0}, 0.125),
+              (std::vector<double>{-largest, largest}))
+        << name(dtype);
+    // 1e38 / 0.125 is beyond fp32, and so is its half: no tie.
+    const std::vector<double> apart = stored_scores(dtype, {1, 1, 1, 1, 1}, {-1e38f, -5e37f, 5e37f, 1e38f}, 0.125);
+    if (dtype == DType::f32) {
+      EXPECT_FLOAT_EQ(static_cast<float>(apart[0]), -5e37f);
+      EXPECT_FLOAT_EQ(static_cast<float>(apart[1]), 1e38f);
+    }
+    EXPECT_EQ(stored_scores(dtype, {1, kNan, 2, kNan, kNan}, {-kInf, 0, -kInf, -kInf}, 1.0),
+              (std::vector<double>{2, -static_cast<double>(kInf)}))
+        << name(dtype);
+  }
+  EXPECT_EQ(stored_scores(DType::f16, {300, 300, 1, -300, -300}, {0, 0, 0, 0}, 1.0),
+            (std::vector<double>{65504, -65504}));
+}
+
 TEST(PipelineCpu, EmptyProblemsGiveEmptyOrZeroResults) {
   const PipelineResult no_keys = PipelineProblem({.n_q = 5, .n_k = 0, .d = 8, .d_v = 4}).run({});
   for (std::int64_t i = 0; i < 5 * 4; ++i) EXPECT_EQ(core::load_element(no_keys.out.data(), DType::bf16, i), 0.0);
@@ -104,6 +148,26 @@ TEST(PipelineCpu, RefusalsNameTheArgumentAndEveryReason) {
   const std::vector<std::string> blocks = reasons_of(args);
   ASSERT_FALSE(blocks.empty());
   EXPECT_NE(blocks[0].find("blocks.block: expected 128 for interleaved"), std::string::npos) << blocks[0];
+}
+
+TEST(PipelineCpu, LengthsOfTheProductAreReadAndRefused) {
+  alignas(16) float weights[64] = {}, metadata[64] = {};
+  float v[4] = {}, out[4] = {};
+  std::int32_t length = 5;
+  PvSparseArgs args;
+  args.weights = {{DType::f32, {1, 2}, Grouping::consecutive, 1, 1, 1, 4}, weights, metadata};
+  args.v = {v, DType::f32, {1, 1, 4, 1}};
+  args.out = {out, DType::f32, {1, 1, 1, 1}};
+  args.key_lengths = {&length, DType::i32, {1}};
+  for (const std::int32_t wrong : {5, -1}) {
+    length = wrong;
+    try {
+      pv_sparse(args);
+      FAIL() << wrong;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.what(), "key_lengths[0]: expected a length from 0 to n_k = 4, got " + std::to_string(wrong));
+    }
+  }
 }
 
 TEST(PipelineCpu, TheChainRefusesWhatItCannotDo) {

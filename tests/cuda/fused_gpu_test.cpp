@@ -18,8 +18,10 @@
 #include <vector>
 
 #include "check/check.h"
-#include "cuda/device.h"
-#include "cuda/sm90/fused/rows.h"
+#include "core/geometry.h"
+#include "cuda/device/device.h"
+#include "cuda/sm90/forward/rows.h"
+#include "cuda/tile/head_dims.h"
 #include "dspattn/kernels.h"
 
 namespace dspattn {
@@ -41,10 +43,7 @@ struct Row {
     dtype = of.find("bf16") != std::string::npos ? DType::bf16 : DType::f16;
     pattern = of.find("_2_4_") != std::string::npos ? Pattern{2, 4} : Pattern{1, 2};
     dim = std::stoi(of.substr(of.rfind('d') + 1));
-    dim_above = 0;
-    for (const std::int64_t smaller : {32, 64, 96, 128, 192}) {
-      if (smaller < dim) dim_above = smaller;
-    }
+    dim_above = cuda::tile::head_dim_below(static_cast<int>(dim));
   }
 };
 
@@ -66,9 +65,11 @@ check::CheckOptions options_of(const Row& row, std::int64_t index, bool short_on
   return options;
 }
 
-bool dims_fit(const Row& row, const check::Case& drawn) {
+// What the row says it takes: its head dims, results in the inputs' type, scales that fp16 inputs can be multiplied by.
+bool takes(const Row& row, const check::Case& drawn) {
   const std::int64_t dim = std::max(drawn.d, drawn.d_v);
-  return dim > row.dim_above && dim <= row.dim;
+  return dim > row.dim_above && dim <= row.dim && !drawn.fp32_results &&
+         (!drawn.scale || core::selection_scale_fits(row.dtype, *drawn.scale));
 }
 
 class FusedRow : public ::testing::TestWithParam<std::string> {
@@ -110,7 +111,7 @@ TEST_P(FusedRow, AgreesWithTheOracleAndTheCpuOnRandomProblems) {
   const auto work = [&] {
     for (std::int64_t index = next++; taken < wanted && index < 100 * wanted; index = next++) {
       const check::CheckOptions options = options_of(row, index, wanted < 20);
-      if (!dims_fit(row, check::draw_case(seed, index, options.limits))) continue;
+      if (!takes(row, check::draw_case(seed, index, options.limits))) continue;
       if (taken++ >= wanted) break;
       const check::CaseReport report = check::check_case(seed, index, row.name, options);
       if (report.served) {

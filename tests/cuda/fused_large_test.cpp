@@ -225,7 +225,7 @@ TEST_P(RobustLarge, StridesBeyondTwoToThe31) {
   }
 }
 
-// With so many row tiles thread blocks may work in pairs, under a causal mask too, and the number is odd: one block of
+// With so many row tiles CTAs may work in pairs, under a causal mask too, and the number is odd: one block of
 // the last pair has no rows. A few row tiles at a time, without pairs, must give the same bits.
 TEST_P(RobustLarge, AnOddNumberOfManyRowTiles) {
   constexpr std::int64_t kHeads = 2, kLength = 65 * 128, kSlice = 5 * 128;

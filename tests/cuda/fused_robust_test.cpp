@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "check/check.h"
-#include "cuda/device.h"
+#include "cuda/device/device.h"
 #include "cuda/fused_rows.h"
-#include "cuda/sm90/fused/rows.h"
+#include "cuda/sm90/forward/rows.h"
 #include "dspattn/kernels.h"
 
 namespace dspattn {
@@ -79,7 +79,7 @@ TEST_P(RobustRow, WholeBlocksAndUnequalWarpgroups) {
   shared_keys.kv_heads = 2;
   shared_keys.d_v = of.dim - 8;
   expect_right(shared_keys);
-  // Items of more tiles than a ring has stages; two row tiles, which a pair of thread blocks may share, and three.
+  // Items of more tiles than a ring has stages; two row tiles, which a pair of CTAs may share, and three.
   expect_right(of.problem(5, 130, 640));
   expect_right(of.problem(2, 260, 512));
   // The diagonal passes between two warpgroups' rows; with a window, on either side.
@@ -107,12 +107,12 @@ TEST_P(RobustRow, WholeBlocksAndUnequalWarpgroups) {
   expect_right(packed);
 }
 
-// Rows that see all keys, in items of which thread blocks, or pairs of them, have two, some of them one.
+// Rows that see all keys, in items of which CTAs, or pairs of them, have two, some of them one.
 TEST_P(RobustRow, MoreItemsThanPairs) {
   expect_right(row().problem(cuda::device_facts(0).multiprocessors / 2 + 1, 130, 384));
 }
 
-// Sequences that end within blocks of keys, long enough for pairs of thread blocks: row tiles of one head, of two heads
+// Sequences that end within blocks of keys, long enough for pairs of CTAs: row tiles of one head, of two heads
 // with keys in common and of two without, and sequences without keys, through which nobody waits for the other's loads.
 TEST_P(RobustRow, LengthsInPairs) {
   Case packed = row().problem(2, 640, 150);
@@ -134,7 +134,7 @@ TEST_P(RobustRow, LengthsInPairs) {
   expect_right(causal, false);
 }
 
-// Every item ends within a block of keys, and thread blocks, or pairs of them, have several: of one tile of keys, of
+// Every item ends within a block of keys, and CTAs, or pairs of them, have several: of one tile of keys, of
 // fewer than a ring has stages, and of more.
 TEST_P(RobustRow, ManySequencesThatEndWithinABlock) {
   const int multiprocessors = cuda::device_facts(0).multiprocessors;
@@ -155,7 +155,7 @@ TEST_P(RobustRow, ManySequencesThatEndWithinABlock) {
   expect_packed_right(513, {130, 70});
 }
 
-// Mask tensors whose rows the copy engine can read, which lengths drawn at random seldom allow, and rows it cannot, in
+// Mask tensors whose rows TMA can read, which lengths drawn at random seldom allow, and rows it cannot, in
 // every shape. 272 keys end within a block, 70 rows within a warpgroup's.
 TEST_P(RobustRow, MaskTensors) {
   constexpr bool kOne = true, kAll = false;

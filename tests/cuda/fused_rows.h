@@ -7,7 +7,7 @@
 
 #include "api/device_memory.h"
 #include "check/check.h"
-#include "cuda/device.h"
+#include "cuda/device/device.h"
 
 namespace dspattn {
 
@@ -22,10 +22,11 @@ struct Row {
   Pattern pattern{2, 4};
   std::int64_t dim = 0;
 
-  explicit Row(const std::string& of) : name(of) {
-    if (of.find("bf16") == std::string::npos) dtype = DType::f16;
-    if (of.find("_1_2_") != std::string::npos) pattern = {1, 2};
-    dim = std::stoi(of.substr(of.rfind('d') + 1));
+  explicit Row(const std::string& row_name) : name(row_name) {
+    const auto has = [&](const char* part) { return row_name.find(part) != std::string::npos; };
+    dtype = has("_fp32_") ? DType::f32 : has("_bf16_") ? DType::bf16 : DType::f16;
+    if (has("_1_2_")) pattern = {1, 2};
+    dim = std::stoi(row_name.substr(row_name.rfind('d') + 1));
   }
   check::Case problem(std::int64_t heads, std::int64_t n_q, std::int64_t n_k) const {
     check::Case drawn;

@@ -19,8 +19,9 @@
 
 #include "api/device_memory.h"
 #include "check/check.h"
-#include "cuda/device.h"
-#include "cuda/sm90/fused_tf32/rows.h"
+#include "cuda/device/device.h"
+#include "cuda/sm90/forward_tf32/rows.h"
+#include "cuda/tile/head_dims.h"
 #include "dspattn/kernels.h"
 
 namespace dspattn {
@@ -43,9 +44,7 @@ class FusedTf32Row : public ::testing::TestWithParam<std::string> {
   void SetUp() override {
     if (const std::string why = no_hopper(); !why.empty()) GTEST_SKIP() << why;
     dim = std::stoi(GetParam().substr(GetParam().rfind('d') + 1));
-    for (const std::int64_t smaller : {32, 64, 96, 128, 192}) {
-      if (smaller < dim) dim_above = smaller;
-    }
+    dim_above = cuda::tile::head_dim_below(static_cast<int>(dim));
   }
 
   check::CheckOptions options_of(std::int64_t index, bool short_only) const {
@@ -225,7 +224,7 @@ class FusedTf32 : public ::testing::Test {
   }
 };
 
-// The copy engine and the threads that copy where it cannot go round alike, and no variant computes otherwise.
+// TMA and the threads that copy where it cannot go round alike, and no variant computes otherwise.
 TEST_F(FusedTf32, GivesTheSameBitsWhateverTheAlignment) {
   for (const std::int64_t heads : {2, 200}) {  // two and three warpgroups
     for (const Grouping grouping : {Grouping::interleaved, Grouping::consecutive}) {
@@ -286,7 +285,7 @@ TEST_F(FusedTf32, EqualScoresKeepTheLowerKey) {
   }
 }
 
-// Sequences without a key among others, several items a thread block: what is announced must not wait for itself.
+// Sequences without a key among others, several items a CTA: what is announced must not wait for itself.
 TEST_F(FusedTf32, SequencesWithoutKeysAmongOthers) {
   constexpr std::int64_t kSequences = 900, kRows = 90, kKeys = 200;
   for (const std::int64_t d : {32, 64, 192}) {

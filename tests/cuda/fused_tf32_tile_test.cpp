@@ -41,7 +41,7 @@ TEST(PairMap, PairsAreThoseOfTheContract) {
   }
 }
 
-// The copy engine fills each half of the K tile with one box: every group_step-th row from the first.
+// TMA fills each half of the K tile with one box: every group_step-th row from the first.
 TEST(PairMap, HalvesOfTheKeyTileAreEvenlySpacedRows) {
   for (const Grouping grouping : {Grouping::interleaved, Grouping::consecutive}) {
     for (const int tile_keys : kTiles) {
@@ -172,7 +172,7 @@ TEST(PairMap, KeepsTheLargerWithTiesAndNan) {
   }
 }
 
-// 128 threads take every value of V from where the copy engine put it to where the product looks for it, once, without
+// 128 threads take every value of V from where TMA put it to where the product looks for it, once, without
 // bank conflicts.
 TEST(PairMap, TransposesV) {
   for (const int rows : {32, 64, 96, 128, 192, 256}) {

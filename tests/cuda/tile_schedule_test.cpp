@@ -1,4 +1,4 @@
-// The order of items of sequences of different lengths: every item once, long ones first, all thread blocks done at
+// The order of items of sequences of different lengths: every item once, long ones first, all CTAs done at
 // about the same time.
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ TEST(TileSchedule, TakesEveryItemOfASequenceOnce) {
       for (const int section : {0, section_heads_of(row_tiles, heads, 1, kBlocks)}) {
         std::set<std::pair<int, int>> seen;
         for (int rank = 0; rank < heads * row_tiles; ++rank) {
-          const ItemPlace place = item_of_sequence(3, rank, row_tiles, heads, section);
+          const ItemIndex place = item_of_sequence(3, rank, row_tiles, heads, section);
           ASSERT_GE(place.row_tile, 0);
           ASSERT_LT(place.row_tile, row_tiles);
           ASSERT_EQ(place.sequence_head / heads, 3);
@@ -39,9 +39,9 @@ TEST(TileSchedule, PairsTakeEveryRowTileOnce) {
     for (const int row_tiles : {1, 2, 3, 7, 30}) {
       std::set<std::pair<int, int>> seen;
       for (int rank = 0; rank < heads * row_tiles / 2; ++rank) {
-        const ItemPlace first = pair_item_of_sequence(rank, row_tiles, heads, 0);
-        const ItemPlace second = pair_item_of_sequence(rank, row_tiles, heads, 1);
-        for (const ItemPlace& place : {first, second}) {
+        const ItemIndex first = pair_item_of_sequence(rank, row_tiles, heads, 0);
+        const ItemIndex second = pair_item_of_sequence(rank, row_tiles, heads, 1);
+        for (const ItemIndex& place : {first, second}) {
           ASSERT_TRUE(place.row_tile >= 0 && place.row_tile < row_tiles);
           ASSERT_TRUE(place.sequence_head >= 0 && place.sequence_head < heads);
           EXPECT_TRUE(seen.insert({place.sequence_head, place.row_tile}).second);
@@ -74,7 +74,7 @@ TEST(TileSchedule, LongerSequencesComeNoLater) {
   }
 }
 
-// Random lengths of 128 to 4096, 16384 tokens, as thread blocks take them one after the other; an item costs as many
+// Random lengths of 128 to 4096, 16384 tokens, as CTAs take them one after the other; an item costs as many
 // steps as it sees blocks of keys, and one more.
 TEST(TileSchedule, BalancesRandomLengths) {
   std::mt19937 random(1);
@@ -91,7 +91,7 @@ TEST(TileSchedule, BalancesRandomLengths) {
           const int tiles = divide_up(length, 128);
           const int section = causal ? section_heads_of(tiles, heads, 1, kBlocks) : 0;
           for (int rank = 0; rank < heads * tiles; ++rank) {
-            const ItemPlace place = item_of_sequence(0, rank, tiles, heads, section);
+            const ItemIndex place = item_of_sequence(0, rank, tiles, heads, section);
             const int seen = causal ? std::min((place.row_tile + 1) * 128, length) : length;
             *std::min_element(busy.begin(), busy.end()) += divide_up(seen, kBlockKeys) + 1;
           }

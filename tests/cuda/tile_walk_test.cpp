@@ -17,8 +17,8 @@ constexpr int kBlocks = 132;  // multiprocessors of an H200
 void expect_every_item_once(const ItemOrder& order, int blocks) {
   std::set<std::pair<int, int>> seen;
   for (int block = 0; block < blocks; ++block) {
-    for (int turn = 0; turn < order.turns; ++turn) {
-      const ItemPlace place = item_of_turn(order, turn, block);
+    for (int turn = 0; turn < order.rounds; ++turn) {
+      const ItemIndex place = item_of_round(order, turn, block);
       if (place.row_tile < 0) continue;
       ASSERT_LT(place.row_tile, order.row_tiles.value);
       ASSERT_LT(place.sequence_head, order.sequence_heads);
@@ -51,10 +51,10 @@ TEST(TileWalk, CountsTheItemsOfAThreadBlock) {
         const ItemOrder order = equal_order(heads, tiles, blocks, short_last);
         for (int block = 0; block < blocks; ++block) {
           int items = 0;
-          for (int turn = 0; turn < order.turns; ++turn) {
-            items += item_of_turn(order, turn, block).row_tile >= 0 ? 1 : 0;
+          for (int turn = 0; turn < order.rounds; ++turn) {
+            items += item_of_round(order, turn, block).row_tile >= 0 ? 1 : 0;
           }
-          EXPECT_EQ(items_of_block(order, block), items) << heads << " heads, " << tiles << " tiles, block " << block;
+          EXPECT_EQ(items_of_worker(order, block), items) << heads << " heads, " << tiles << " tiles, block " << block;
           EXPECT_GE(items, 1);
         }
       }
@@ -79,12 +79,12 @@ TEST(TileWalk, NeedsNoMoreWorkersThanForAsManyRounds) {
   EXPECT_EQ(workers_needed(1024, 66), 64);
 }
 
-// Largest over mean number of key blocks a thread block has under a causal mask.
+// Largest over mean number of key blocks a CTA has under a causal mask.
 double causal_imbalance(const ItemOrder& order, int rows, int tile_q) {
   std::vector<double> load(kBlocks);
   for (int block = 0; block < kBlocks; ++block) {
-    for (int turn = 0; turn < order.turns; ++turn) {
-      const ItemPlace place = item_of_turn(order, turn, block);
+    for (int turn = 0; turn < order.rounds; ++turn) {
+      const ItemIndex place = item_of_round(order, turn, block);
       if (place.row_tile < 0) continue;
       load[static_cast<std::size_t>(block)] += divide_up(std::min((place.row_tile + 1) * tile_q, rows), kBlockKeys);
     }
@@ -108,14 +108,14 @@ TEST(TileWalk, BalancesCausalWork) {
   }
 }
 
-// A head's last row tile may hold fewer rows and cost less: half, say. No thread block gets only whole ones.
+// A head's last row tile may hold fewer rows and cost less: half, say. No CTA gets only whole ones.
 TEST(TileWalk, DealsOutTheLastRowTiles) {
   for (const auto& [heads, tiles] : {std::pair{512, 6}, {1024, 3}, {128, 22}, {32, 86}, {300, 7}, {700, 133}}) {
     const ItemOrder order = equal_order(heads, tiles, kBlocks, true);
     std::vector<double> load(kBlocks);
     for (int block = 0; block < kBlocks; ++block) {
-      for (int turn = 0; turn < order.turns; ++turn) {
-        const ItemPlace place = item_of_turn(order, turn, block);
+      for (int turn = 0; turn < order.rounds; ++turn) {
+        const ItemIndex place = item_of_round(order, turn, block);
         if (place.row_tile < 0) continue;
         load[static_cast<std::size_t>(block)] += place.row_tile == tiles - 1 ? 0.5 : 1.0;
       }
@@ -145,8 +145,8 @@ TEST(TileWalk, ClassifiesBlocksAsTheMaskDoes) {
               reference.bottom_right = bottom_right;
               for (int first = 0; first < n_q; first += 64) {
                 const int last = std::min(first + 63, n_q - 1);
-                const BlockRange visible = visible_blocks(band, first, last);
-                const BlockRange interior = interior_blocks(band, first, last);
+                const KeyBlockRange visible = visible_key_blocks(band, first, last);
+                const KeyBlockRange interior = interior_key_blocks(band, first, last);
                 for (int row = first; row <= last; ++row) {
                   const core::KeyRange keys = reference.row(row, n_q, n_k, length);
                   if (keys.begin < keys.end) {

@@ -53,7 +53,7 @@ const CUtensorMap& checked(const void* map, std::uint32_t shared, int rank) {
   Machine::require_hopper("cp.async.bulk.tensor");
   const auto& tensor = *static_cast<const CUtensorMap*>(map);
   if (tensor.rank != rank) Machine::fail("a tensor map that is not set, or of another rank");
-  if (shared % 128 != 0) Machine::fail("the copy engine needs 128-byte aligned shared memory");
+  if (shared % 128 != 0) Machine::fail("TMA needs 128-byte aligned shared memory");
   return tensor;
 }
 
@@ -148,7 +148,7 @@ void store_box(const void* map, std::uint32_t source, const Coordinates& at, int
 
 void await_stores() {
   Machine::Pending& pending = Machine::get().bulk_stores();
-  while (pending.copies > 0) Machine::get().wait(pending.waiting, "stores of the copy engine");
+  while (pending.copies > 0) Machine::get().wait(pending.waiting, "stores of TMA");
 }
 
 }  // namespace dspattn::emulator

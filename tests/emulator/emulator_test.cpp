@@ -322,7 +322,7 @@ TEST(EmulatedCopies, WhatIsNotWaitedForMayBeMissing) {
 }
 
 TEST(EmulatedCopies, SharedMemoryBelongsToAStoreUntilItIsRead) {
-  // Overwrites what the copy engine may still have to read; waiting for it is the remedy.
+  // Overwrites what TMA may still have to read; waiting for it is the remedy.
   for (const bool waits : {false, true}) {
     const int spoilt = times_of_60([&] {
       Matrix64 matrix;

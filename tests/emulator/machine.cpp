@@ -145,7 +145,7 @@ std::uint8_t* Machine::shared_beside(std::uint32_t address, std::uint32_t bytes)
     const Store& store = stores_[word];
     if (store.thread >= 0 && store.fences == fences_[static_cast<std::size_t>(store.thread)]) {
       fail("what thread " + std::to_string(store.thread) + " stored at shared address " + std::to_string(address) +
-           " is read by the copy engine or a tensor core without a fence");
+           " is read by TMA or a tensor core without a fence");
     }
   }
   return place;

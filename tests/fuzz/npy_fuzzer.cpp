@@ -11,10 +11,10 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
   using namespace dspattn;
-  for (const apps::Uint16 uint16 : {apps::Uint16::refused, apps::Uint16::is_bf16}) {
+  for (const apps::NpyUse use : {apps::NpyUse::numbers, apps::NpyUse::bf16_bits, apps::NpyUse::mask}) {
     std::istringstream stream(std::string(reinterpret_cast<const char*>(bytes), size));
     try {
-      const apps::NpyArray array = apps::read_npy(stream, size, "file.npy", uint16);
+      const apps::NpyArray array = apps::read_npy(stream, size, "file.npy", use);
       std::size_t expected = size_bytes(array.dtype);
       for (const std::int64_t extent : array.shape) expected *= static_cast<std::size_t>(extent);
       if (array.bytes.size() != expected || array.bytes.size() > size) std::abort();

@@ -25,6 +25,7 @@ def test_spearman_by_its_definition() -> None:
     assert evaluate.spearman(first, -first) == pytest.approx(-1.0)
 
 
+@pytest.mark.long
 def test_bootstrap_interval_covers_the_mean_as_often_as_it_says() -> None:
     generator = np.random.default_rng(5)
     trials = 200

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-import emulation
 import tiny_models
 from dspattn import inspection
+from experiments.quality import emulation
 
 TOKENS = 150  # a whole block of 128 and a part of one
 

@@ -114,6 +114,7 @@ def test_compile_fullgraph(dynamic: bool) -> None:
             torch.testing.assert_close(eager, graph)
 
 
+@pytest.mark.long
 def test_compile_with_inductor() -> None:
     """The real backend once: it writes and compiles C++ around the operator."""
     compiled = torch.compile(lambda q, k, v: dspattn.attention(q.sin(), k, v, enable_gqa=True) + 1, fullgraph=True)

@@ -11,8 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,13 +38,13 @@ def in_a_new_process(code: str) -> dict[str, object]:
 
 
 def test_import_is_light() -> None:
-    """At most 0.3 s beyond torch (CPU time, so that a busy machine does not matter), and nothing heavy loaded."""
+    """Nothing heavy is loaded; bench/cpu/call_overhead.py times it."""
     found = in_a_new_process(
-        "import torch, time, json, sys; t = time.process_time(); import dspattn;"
+        "import torch, json, sys; import dspattn;"
         "heavy = [m for m in ('transformers', 'sympy', 'torch._dynamo', 'matplotlib') if m in sys.modules];"
-        "print(json.dumps({'seconds': time.process_time() - t, 'heavy': heavy}))"
+        "print(json.dumps({'heavy': heavy}))"
     )
-    assert found["seconds"] <= 0.3 and not found["heavy"], found
+    assert not found["heavy"], found
 
 
 @pytest.mark.parametrize("first,second", [("dspattn", "transformers"), ("transformers", "dspattn")])
@@ -97,32 +95,3 @@ def test_only_the_stable_abi_is_used() -> None:
     foreign = [name for name in of_torch if not re.match(r"(aoti_)?torch_\w+$", name)]
     foreign += [name for name in undefined if re.match(r"_Z\w*(2at|3c10|5torch)", name) or name.startswith("Py")]
     assert not foreign, foreign
-
-
-def microseconds_a_call(*calls: Callable[[], object]) -> list[float]:
-    """The shortest time of each, alternating, so that a busy machine delays none more than another."""
-    best = [float("inf")] * len(calls)
-    for _ in range(300):
-        for i, call in enumerate(calls):
-            start = time.perf_counter()
-            for _ in range(10):
-                call()
-            best[i] = min(best[i], (time.perf_counter() - start) / 10 * 1e6)
-    return best
-
-
-@pytest.mark.parametrize("heads", [1, 8])
-def test_overhead_of_a_call(heads: int) -> None:
-    """At n = 16 a call takes at most 30 microseconds more than PyTorch's."""
-    q, k, v = (torch.randn(1, heads, 16, 64) for _ in range(3))
-    best = [float("inf")] * 2
-    for _ in range(10):  # a machine may be busy for longer than one measurement lasts: the shortest of all counts
-        measured = microseconds_a_call(
-            lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v), lambda: dspattn.attention(q, k, v)
-        )
-        best = [min(pair) for pair in zip(best, measured, strict=True)]
-        if best[1] - best[0] <= 30:
-            break
-        time.sleep(0.5)
-    theirs, ours = best
-    assert ours - theirs <= 30, f"ours {ours:.1f} us, PyTorch's {theirs:.1f} us"

@@ -8,10 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import emulation
-
 pytest.importorskip("transformers")
 from dspattn import demo, evaluate, pretrained
+from experiments.quality import emulation
 from test_pretrained import cached
 
 needs_minilm = pytest.mark.skipif(not cached(pretrained.MINILM), reason="MiniLM is not in the cache")

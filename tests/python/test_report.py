@@ -10,9 +10,11 @@ import base64
 import html
 import importlib
 import json
+import pkgutil
 import re
 import shutil
 import subprocess
+import types
 import zlib
 from pathlib import Path
 from typing import Any
@@ -162,12 +164,12 @@ def test_arguments_that_cannot_be_served_raise(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_function_survives_the_import_of_its_command(tmp_path: Path) -> None:
-    importlib.import_module("dspattn.report")
-    page = dspattn.report(
-        tiny_models.encoder(), tiny_models.tokenizer(), tiny_models.text(20), tmp_path / "a.html", progress=False
-    )
-    assert content(page)["tokens"][0] == " the"
+def test_the_function_shares_its_name_with_no_module() -> None:
+    """A module of that name would take the function's place as soon as it is imported."""
+    names = {module.name for module in pkgutil.iter_modules(dspattn.__path__)}
+    assert not names & (set(dspattn.__all__) - {"nn", "sparse"})
+    importlib.import_module("dspattn.make_report")
+    assert isinstance(dspattn.report, types.FunctionType)
 
 
 @needs_browser

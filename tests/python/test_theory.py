@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from dspattn.theory import bench, correlation, results
-from dspattn.theory.maps import LAGS, MapObserver
-from dspattn.theory.rules import DENSE, Rule, at_density, kept_keys, nm
-from dspattn.theory.search import disorder, inversions, isotonic, search_power
+from experiments.theory import correlation, measured_times, result_files
+from experiments.theory.maps import LAGS, MapObserver
+from experiments.theory.rules import DENSE, Rule, at_density, kept_keys, nm
+from experiments.theory.search import disorder, inversions, isotonic, search_power
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "experiments" / "theory" / "results"
@@ -159,15 +159,15 @@ def test_mixtures_stay_valid_correlations():
 
 def test_result_files_round_trip_and_refuse_what_they_are_not(tmp_path):
     path = tmp_path / "sub" / "x.json"
-    results.write(path, [{"a": 1}, {"a": 2}], {"torch": "2"}, powers=[1.0])
-    content = results.read(path)
+    result_files.write(path, [{"a": 1}, {"a": 2}], {"torch": "2"}, powers=[1.0])
+    content = result_files.read(path)
     assert content["rows"] == [{"a": 1}, {"a": 2}] and content["powers"] == [1.0]
     assert {"command", "commit", "date", "device", "versions"} <= set(content)
     with pytest.raises(FileNotFoundError, match="no such result file"):
-        results.read(tmp_path / "absent.json")
+        result_files.read(tmp_path / "absent.json")
     path.write_text("[1]")
     with pytest.raises(ValueError, match="rows"):
-        results.read(path)
+        result_files.read(path)
 
 
 def bench_rows() -> list[dict]:
@@ -193,20 +193,21 @@ def bench_rows() -> list[dict]:
 
 
 def test_measured_times_become_speedups(tmp_path):
-    assert bench.read_measured(tmp_path) == [] and bench.read_stages(tmp_path) == {}
+    assert measured_times.read_measured(tmp_path) == [] and measured_times.read_stages(tmp_path) == {}
     (tmp_path / "pipeline_h200.json").write_text(json.dumps({"rows": bench_rows()}))
-    (series,) = bench.read_measured(tmp_path)
+    (series,) = measured_times.read_measured(tmp_path)
     assert series.keys == [512, 1024] and series.speedups == [1.2, 2.0]
     assert series.label == "pipeline 2:4 bf16 measured, d = 64"
-    assert bench.read_stages(tmp_path) == {
+    assert measured_times.read_stages(tmp_path) == {
         ("2:4", "bf16", 1024, 64): {"softmax": 1.6},
         ("2:4", "fp32", 1024, 64): {"softmax": 1.2},  # another type does not take the place of the first
     }
 
 
+@pytest.mark.long
 def test_pictures_redraw_from_the_committed_files_alone(tmp_path):
     pytest.importorskip("matplotlib")
-    from dspattn.theory import pictures
+    from experiments.theory import pictures
 
     paths = pictures.draw_all(RESULTS, tmp_path, tmp_path / "no bench")
     assert len(paths) == 11
@@ -215,11 +216,11 @@ def test_pictures_redraw_from_the_committed_files_alone(tmp_path):
 
 def test_the_speed_picture_gains_a_panel_with_measured_stages(tmp_path):
     pytest.importorskip("matplotlib")
-    from dspattn.theory import pictures
+    from experiments.theory import pictures
 
     (tmp_path / "pipeline_h200.json").write_text(json.dumps({"rows": bench_rows()}))
-    rows = results.read(RESULTS / "theory.json")["rows"]
-    with_times = pictures.speedups(rows, bench.read_measured(tmp_path), bench.read_stages(tmp_path))
+    rows = result_files.read(RESULTS / "theory.json")["rows"]
+    with_times = pictures.speedups(rows, measured_times.read_measured(tmp_path), measured_times.read_stages(tmp_path))
     without = pictures.speedups(rows, [], {})
     assert len(with_times.axes) == 3 and len(without.axes) == 2
     with_times.savefig(tmp_path / "speedups.png")

@@ -102,7 +102,7 @@ __device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, int arrival
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
-// Makes initialised barriers visible to the copy engine.
+// Makes initialised barriers visible to TMA.
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -114,7 +114,7 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
 // Arrives when `condition` is not zero; a predicated instruction, no branch.
 //
 // An arrival does not wait for loads of shared memory that are on their way, though PTX calls it a release: while the
-// tensor core reads, a load may take more than 600 cycles, and the copy engine, which the arrival woke, was seen to
+// tensor core reads, a load may take more than 600 cycles, and TMA, which the arrival woke, was seen to
 // overwrite what was still to be read. So an arrival that hands over what was loaded must need what was loaded: a 0
 // made of it that the compiler does not know to be 0, added to `barrier`. tools/sass_report.py --arrivals finds those
 // that do not.
@@ -147,7 +147,7 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Arrives and announces `bytes` that the copy engine will deliver in this phase.
+// Arrives and announces `bytes` that TMA will deliver in this phase.
 __device__ __forceinline__ void mbarrier_arrive_expect(std::uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -215,7 +215,7 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Ordinary shared-memory writes of this thread become visible to the tensor cores and the copy engine.
+// Ordinary shared-memory writes of this thread become visible to the tensor cores and TMA.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Those of other threads do, which this one has seen through a barrier: PTX asks for the fence somewhere on the way

@@ -45,7 +45,7 @@ DSPATTN_HOST_DEVICE inline std::uint32_t nearest_tf32(float x) {
 #endif
 }
 
-// To the nearest tf32, ties to even, the bits below cleared: what the copy engine does with fp32 under a tf32 map.
+// To the nearest tf32, ties to even, the bits below cleared: what TMA does with fp32 under a tf32 map.
 DSPATTN_HOST_DEVICE inline std::uint32_t round_tf32(float x) {
 #if defined(__CUDA_ARCH__)
   std::uint32_t result;

@@ -13,8 +13,8 @@ namespace dspattn::cuda::tile {
 // upper half is seen), or seen wholly (`upper`: all of the lower half is seen).
 enum class Hidden : std::uint8_t { nothing, lower, upper, anything };
 
-// Of a block that is not wholly seen. `position` is the first row's place on the diagonal and `last` the last key, both
-// counted from the block's first key; row i sees the keys from position + i - left to position + i + right.
+// Of a block that is not wholly seen. `position` is where the first row is on the diagonal and `last` the last key,
+// both counted from the block's first key; row i sees the keys from position + i - left to position + i + right.
 DSPATTN_HOST_DEVICE constexpr Hidden hidden_of_border(int position, int rows, int last, int left, int right) {
   constexpr int kHalf = kBlockKeys / 2;
   const auto smaller = [](int a, int b) { return a < b ? a : b; };

@@ -37,6 +37,9 @@ constexpr KeyMap key_map(Pattern pattern, Grouping grouping, int tile_keys) {
   return {2, 1, 64, tile_keys / 2};  // pairs (k, k + 64); two neighbouring pairs fill one group
 }
 
+// A key's index as counted from a block's first key, or the nearest end of the block.
+DSPATTN_HOST_DEVICE constexpr int clamp_to_block(int x) { return x < 0 ? 0 : x < kBlockKeys ? x : kBlockKeys; }
+
 // Group and element at a row of the K tile, and of the V tile.
 struct Slot {
   int group;

@@ -1,7 +1,7 @@
 // Where a block of a mask tensor (64 query rows x 128 keys) lies in shared memory, and where a lane finds its keys
 // there.
 //
-// The block is cut into panels of 128 bytes of keys, each of 64 rows in the 128-byte swizzle, as the copy engine writes
+// The block is cut into panels of 128 bytes of keys, each of 64 rows in the 128-byte swizzle, as TMA writes
 // them. The parts of a key's index that come from its lane, its group block and its element (tile/key_map.h) occupy
 // different bits, so that a lane gets from one key to another by exclusive or.
 #pragma once

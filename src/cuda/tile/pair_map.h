@@ -5,7 +5,7 @@
 // weights in a sparse A operand, and the columns of V transposed. In the accumulator of the score product, lane t of a
 // quad holds columns 8j + 2t + {0,1} of register block j. So the K tile holds the first keys of all its pairs in its
 // first half and the second keys in its second half: pair u = 8j + 2t + i is in lane t, blocks j and keys/16 + j. Each
-// half is a plain box of rows, a fixed distance apart, for which the copy engine checks bounds.
+// half is a plain box of rows, a fixed distance apart, for which TMA checks bounds.
 //
 // Step j of the output product then takes pairs 8j + 2t (i = 0) as its first 8 keys and 8j + 2t + 1 as its second 8:
 // lane t's weight stands for columns 16j + 8i + 2t + {0,1} of V transposed.
@@ -60,19 +60,19 @@ DSPATTN_HOST_DEVICE inline KeptOfPair keep_one(float first0, float second0, floa
 
 // Metadata of a lane's four pairs (i = 0, 1 of two steps): nibble p of the low (high) half says which key of pair p row
 // g (g + 8) keeps. To the tensor core a tf32 value is two 16-bit ones: 0x4 (0 and 1) is the first, 0xE (2 and 3) the
-// second. QuadTranspose then brings the four lanes' nibbles of pair index p to lane p.
+// second. QuadTranspose then gathers the four lanes' nibbles of pair index p in lane p.
 DSPATTN_HOST_DEVICE inline std::uint32_t metadata_of_pairs(const std::uint32_t (&second)[4]) {
   return ptx::lop3<0xEA>(merge_nibbles(second[0], second[1], second[2], second[3]), 0xAAAAAAAAu, 0x44444444u);
 }
 
-// Transposing V: 128 threads share a tile. A warp takes units of 16 columns (keys) x 32 rows (of the head dim): its
-// units have the same columns, and every panel_step(keys)-th panel of 32 rows from the first on. In a unit a lane takes
-// four keys, one 16-byte chunk of V transposed, of four neighbouring rows. Lanes are dealt such that eight in turn read
-// from different banks of V as it came, and write to different banks of V transposed: they have four chunks each of two
-// groups of rows whose numbers differ in bits 0 and 1.
+// Transposing V: 128 threads share a tile. A warp takes patches of 16 columns (keys) x 32 rows (of the head dim): its
+// patches have the same columns, and every panel_step(keys)-th panel of 32 rows from the first on. In a patch a lane
+// takes four keys, one 16-byte chunk of V transposed, of four neighbouring rows. Lanes are dealt such that eight in a
+// row read from different banks of raw V, and write to different banks of V transposed: they have four chunks each of
+// two groups of rows whose numbers differ in bits 0 and 1.
 struct TransposeShare {
   int chunk;  // columns 4 chunk ... 4 chunk + 3 of V transposed
-  int row;    // rows row ... row + 3 of unit 0: columns of V
+  int row;    // rows row ... row + 3 of patch 0: columns of V
 };
 DSPATTN_HOST_DEVICE constexpr TransposeShare transpose_share(int thread, int tile_keys) {
   const int warp = thread >> 5;
@@ -82,8 +82,8 @@ DSPATTN_HOST_DEVICE constexpr TransposeShare transpose_share(int thread, int til
 }
 DSPATTN_HOST_DEVICE constexpr int panel_step(int tile_keys) { return 64 / tile_keys; }
 
-// Byte offset, in V as the copy engine brings it (rows in the order of K, panels of 32 columns), of the four values
-// from column `column` on of key x of a chunk.
+// Byte offset, in raw V, as TMA loads it (rows in the order of K, panels of 32 columns), of the four values from column
+// `column` on of key x of a chunk.
 DSPATTN_HOST_DEVICE constexpr int raw_offset(int chunk, int x, int column, int tile_keys) {
   const int pair = pair_of_v_column(4 * chunk).group;
   // A pair two further: bit 1 of the row's number is free.

@@ -1,7 +1,7 @@
 // The order of items when only the device knows what they cost: packed batches and key lengths.
 //
-// A table in the workspace, written by a kernel of one thread block (sm90/fused/schedule.h), lists the sequences from
-// the one with the most keys down, each as often as it has row tiles. Thread blocks take the next item from a counter
+// A table in the workspace, written by a kernel of one CTA (blocks/schedule.h), lists the sequences from
+// the one with the most keys down, each as often as it has row tiles. CTAs take the next item from a counter
 // when they are done with one: what is left at the end is the shortest sequences' items, so all end at about the same
 // time. Results do not depend on who takes what.
 //
@@ -22,7 +22,7 @@ struct ScheduleEntry {
 };
 
 struct alignas(16) ScheduleHeader {
-  int taken;    // items taken beyond every thread block's first
+  int taken;    // items taken beyond every CTA's first
   int entries;  // sequences times their row tiles
 };
 
@@ -46,15 +46,15 @@ DSPATTN_HOST_DEVICE constexpr int bucket_of(int keys, int shift) {
   return short_of > 0 ? short_of : 0;
 }
 
-// Heads of a section, of a sequence with `row_tiles` row tiles: two items for each of `blocks` thread blocks.
-DSPATTN_HOST_DEVICE constexpr int section_heads_of(int row_tiles, int heads, int heads_per_kv_head, int blocks) {
-  const int fit = 2 * blocks / row_tiles;
+// Heads of a section, of a sequence with `row_tiles` row tiles: two items for each of `workers`.
+DSPATTN_HOST_DEVICE constexpr int section_heads_of(int row_tiles, int heads, int heads_per_kv_head, int workers) {
+  const int fit = 2 * workers / row_tiles;
   const int wanted = (fit / heads_per_kv_head + 1) * heads_per_kv_head;
   return wanted < heads ? wanted : heads;
 }
 
 // Item `rank` of a sequence's heads x row_tiles. section_heads: 0 for head by head.
-DSPATTN_HOST_DEVICE constexpr ItemPlace item_of_sequence(int sequence, int rank, int row_tiles, int heads,
+DSPATTN_HOST_DEVICE constexpr ItemIndex item_of_sequence(int sequence, int rank, int row_tiles, int heads,
                                                          int section_heads) {
   if (section_heads == 0) {
     const int head = rank / row_tiles;
@@ -66,9 +66,9 @@ DSPATTN_HOST_DEVICE constexpr ItemPlace item_of_sequence(int sequence, int rank,
   return {sequence * heads + first + in_section % count, row_tiles - 1 - in_section / count};
 }
 
-// The same for pairs of thread blocks, of which a sequence has half as many items: two row tiles of a head, or, where
-// their number is odd, the last ones of two heads. `second`: for the pair's second block. The number of heads is even.
-DSPATTN_HOST_DEVICE constexpr ItemPlace pair_item_of_sequence(int rank, int row_tiles, int heads, int second) {
+// The same for pairs of CTAs, of which a sequence has half as many items: two row tiles of a head, or, where
+// their number is odd, the last ones of two heads. `second`: for the pair's second CTA. The number of heads is even.
+DSPATTN_HOST_DEVICE constexpr ItemIndex pair_item_of_sequence(int rank, int row_tiles, int heads, int second) {
   const int of_head = row_tiles / 2;
   const int last = rank - heads * of_head;
   if (last >= 0) return {2 * last + second, row_tiles - 1};

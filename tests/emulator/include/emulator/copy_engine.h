@@ -1,4 +1,4 @@
-// Asynchronous copies: a thread's own (cp.async), and those of the copy engine (TMA), boxes of tensors to and from
+// Asynchronous copies: a thread's own (cp.async), and those of TMA (TMA), boxes of tensors to and from
 // shared memory in the 128-byte swizzle. What is asked for may be read and written at any time until it is waited for.
 #pragma once
 

@@ -62,7 +62,7 @@ class Machine {
     return shared_ + block_of(address) * kRegionBytes + (within - kSharedBase);
   }
   std::uint32_t address_of(const void* pointer) const;
-  // What threads store to shared memory the copy engine and the tensor cores see only behind a fence of the thread that
+  // What threads store to shared memory TMA and the tensor cores see only behind a fence of the thread that
   // stored it. Stores through plain pointers are not followed.
   void stored(std::uint32_t address, std::uint32_t bytes, int thread);
   void fence() { ++fences_[static_cast<std::size_t>(running_)]; }

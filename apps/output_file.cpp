@@ -1,0 +1,84 @@
+#include "apps/output_file.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <iostream>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+#include "dspattn/error.h"
+
+namespace dspattn::apps {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Behind symbolic links.
+fs::path place_of(const fs::path& path) {
+  std::error_code problem;
+  const fs::path place = fs::weakly_canonical(path, problem);
+  return problem ? path : place;
+}
+
+std::string last_error() { return std::generic_category().message(errno); }
+
+}  // namespace
+
+OutputFile::OutputFile(std::string option, const std::string& path) : option_(std::move(option)), name_(path) {
+  if (is_standard_output()) return;
+  place_ = place_of(name_);
+  const auto refuse = [&](const std::string& why) {
+    throw Error(option_ + ": expected a file that can be written, got \"" + name_ + "\": " + why);
+  };
+  std::error_code problem;
+  const fs::file_status status = fs::status(place_, problem);
+  if (fs::is_directory(status)) refuse("it is a folder");
+  if (fs::exists(status) && access(place_.c_str(), W_OK) != 0) refuse(last_error());
+  // A device or a pipe takes its bytes as they come; what stands there must not be replaced, nor opened to try.
+  if (fs::exists(status) && !fs::is_regular_file(status)) return;
+  beside_ = place_.string() + ".partial";
+  const bool writable = std::ofstream(beside_, std::ios::binary).is_open();
+  const std::string why = writable ? "" : last_error();
+  fs::remove(beside_, problem);
+  if (!writable) {
+    beside_.clear();
+    refuse(why);
+  }
+}
+
+OutputFile::OutputFile(OutputFile&& other) noexcept
+    : option_(std::move(other.option_)),
+      name_(std::move(other.name_)),
+      place_(std::move(other.place_)),
+      beside_(std::exchange(other.beside_, {})) {}
+
+OutputFile::~OutputFile() {
+  std::error_code ignored;
+  if (!beside_.empty()) fs::remove(beside_, ignored);
+}
+
+void OutputFile::write(const std::function<void(std::ostream&)>& content) {
+  if (is_standard_output()) {
+    content(std::cout);
+    if (!std::cout.flush()) throw std::runtime_error(option_ + ": standard output could not be written in full");
+    return;
+  }
+  std::ofstream stream(beside_.empty() ? place_ : beside_, std::ios::binary | std::ios::trunc);
+  if (!stream) throw std::runtime_error(option_ + ": " + name_ + ": cannot be opened for writing: " + last_error());
+  content(stream);
+  stream.close();
+  if (!stream) throw std::runtime_error(option_ + ": " + name_ + ": could not be written in full; is the disk full?");
+}
+
+void OutputFile::take_place() {
+  if (beside_.empty()) return;
+  std::error_code problem;
+  fs::rename(beside_, place_, problem);
+  if (problem) throw std::runtime_error(option_ + ": " + name_ + ": cannot be replaced: " + problem.message());
+  beside_.clear();
+}
+
+}  // namespace dspattn::apps

@@ -1,0 +1,36 @@
+// A file that a command writes its result to, named by an option. Whether it can be written is found out when it is
+// named, before the work; the result itself is written in full beside its place and then takes it, so that what was
+// there before is lost to no failure. "-" is standard output.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <ostream>
+#include <string>
+
+namespace dspattn::apps {
+
+class OutputFile {
+ public:
+  // Throws Error that names the option when no file can be written there.
+  OutputFile(std::string option, const std::string& path);
+  ~OutputFile();  // removes what was written and did not take its place
+  OutputFile(OutputFile&& other) noexcept;
+  OutputFile& operator=(OutputFile&&) = delete;
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  bool is_standard_output() const { return name_ == "-"; }
+  // Writes what `content` sends to the stream, beside its place. Throws std::runtime_error when that fails.
+  void write(const std::function<void(std::ostream&)>& content);
+  // The file takes its place. Several results are all written before the first of them takes its own.
+  void take_place();
+
+ private:
+  std::string option_;
+  std::string name_;  // as the user gave it
+  std::filesystem::path place_;
+  std::filesystem::path beside_;  // empty when the bytes go straight to their place: a device, a pipe
+};
+
+}  // namespace dspattn::apps

@@ -1,0 +1,1 @@
+"""Measurements: how fast the kernels are, beside what, and on which machine."""

@@ -1,0 +1,1 @@
+"""The fused forward on a Hopper GPU, 16-bit and fp32, and what limits it."""

@@ -1,0 +1,1 @@
+"""The three-kernel pipeline on a GPU."""

@@ -1,0 +1,1 @@
+"""Versions of the fused forward beside each other."""

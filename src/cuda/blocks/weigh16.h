@@ -1,0 +1,148 @@
+// How a consumer warpgroup turns a tile's scores into weights: selected, exponentiated relative to a reference, packed
+// with their metadata for the output product. And what becomes of a reference that turns out too small.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "cuda/blocks/products16.h"
+#include "cuda/blocks/scores16.h"
+#include "cuda/ptx/wgmma.h"
+
+namespace dspattn::cuda::blocks {
+
+template <typename C>
+struct Weigher {
+  const ScoreScales& scales;
+  tile::QuadTranspose transpose;
+  RowState state;
+  float tile0 = 0, tile1 = 0;  // sums of the last tile's weights, not yet in `state`
+
+  __device__ __forceinline__ Weigher(const ScoreScales& s, int lane) : scales(s) {
+    transpose = tile::QuadTranspose::of_lane(lane & 3);
+    ptx::pin(transpose.rotation);
+    ptx::pin(transpose.own);
+    ptx::pin(transpose.selector);
+  }
+
+  // Selects and exponentiates the tile, slice by slice: the exponentials of one run beside the selection of the next,
+  // on other pipes. The results are operands of the output product: before_write() must see to it that the product that
+  // reads the old ones is done.
+  template <typename How, typename Packed, typename BeforeWrite>
+  __device__ __forceinline__ void weigh_by(const How& exponents, const Packed& packed, Products<C>& products,
+                                           BeforeWrite before_write) {
+    tile0 = tile1 = 0;
+    constexpr int kSlices = C::kTileK / 32;
+    constexpr int kHeld = C::kHeldSlices;
+    constexpr bool kTakesLower = std::is_same_v<Packed, PackedScores<C, Hidden::lower>>;
+    Slice slices[2];
+    tile::KeptPair pairs[2];
+    std::uint32_t word[2] = {}, across[2] = {};
+    float values[kHeld][8];
+    const auto write = [&](int u, const float* value) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        products.weights[4 * u + i] = C::kType == DType::bf16 ? ptx::pack_bf16x2(value[2 * i], value[2 * i + 1])
+                                                              : ptx::pack_f16x2(value[2 * i], value[2 * i + 1]);
+      }
+      if (u % 2 == 0) return;
+      if constexpr (kTakesLower) {
+        products.metadata[u / 2] =
+            C::kSelection == Selection::two_of_four ? tile::kLowerTwoOfFour : tile::kLowerOneOfTwo;
+      } else {
+        products.metadata[u / 2] = transpose.exchange_halves(word[u / 2 % 2], across[u / 2 % 2]);
+      }
+    };
+    const auto select = [&]<int kSlice>() {
+      if constexpr (kTakesLower) {
+        take_slice<C, kSlice>(packed, slices[kSlice % 2]);
+      } else {
+        pairs[kSlice % 2] = select_slice<C, kSlice>(packed, slices[kSlice % 2]);
+      }
+    };
+    select.template operator()<0>();
+    [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+      (
+          [&] {
+            constexpr int u = kIndex;
+            if constexpr (u + 1 < kSlices) select.template operator()<u + 1>();
+            const Slice& slice = slices[u % 2];
+            float* value = values[u < kHeld ? u : 0];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              exponents.weigh(slice.first[i], slice.second[i], value + 4 * i);
+              tile0 += value[4 * i] + value[4 * i + 1];
+              tile1 += value[4 * i + 2] + value[4 * i + 3];
+            }
+            if constexpr (u % 2 == 0 && !kTakesLower) {
+              const std::uint32_t codes = C::kSelection == Selection::two_of_four
+                                              ? tile::metadata_two_of_four(pairs[0], pairs[1])
+                                              : tile::metadata_one_of_two(pairs[0], pairs[1]);
+              word[u / 2 % 2] = transpose.exchange_pairs(codes, __shfl_xor_sync(~0u, codes, 1));
+              across[u / 2 % 2] = __shfl_xor_sync(~0u, word[u / 2 % 2], 2);
+            }
+            if constexpr (u == kHeld - 1) {
+              before_write();
+#pragma unroll
+              for (int held = 0; held < kHeld; ++held) write(held, values[held]);
+            } else if constexpr (u >= kHeld) {
+              write(u, value);
+            }
+          }(),
+          ...);
+    }
+    (std::make_integer_sequence<int, kSlices>{});
+  }
+
+  // How a tile is weighed, and how once more where that was not good enough.
+  __device__ __forceinline__ Exponents precise_exponents() const { return Exponents::of<C>(scales, state); }
+  __device__ __forceinline__ auto exponents() const {
+    if constexpr (C::kHalfExponentials) {
+      return HalfExponents{scales.exp2_scale_half, state.minus};
+    } else {
+      return precise_exponents();
+    }
+  }
+
+  template <typename Packed, typename BeforeWrite>
+  __device__ __forceinline__ void weigh(const Packed& packed, Products<C>& products, BeforeWrite before_write) {
+    weigh_by(exponents(), packed, products, before_write);
+  }
+
+  // Sets the reference to the tile's largest score, or a sample of them, and weighs the tile. Consumer::settle() mends
+  // what a sample misses.
+  template <typename Packed>
+  __device__ __forceinline__ void first_tile(const Packed& packed, Products<C>& products) {
+    state = empty_rows();
+    if constexpr (C::kGeneral) {
+      const Raised raised = raise_reference<C>(packed, scales, state);
+      weigh(packed, products, [] {});
+      forget_unset(raised, state);
+    } else {
+      sample_reference<C>(packed, scales, state);
+      weigh(packed, products, [] {});
+    }
+  }
+
+  // Whether the last tile's weights are small enough; not when a row had no reference, which made them NaN. And whether
+  // `also` is true, which then costs no branch of its own.
+  __device__ __forceinline__ bool weights_fit(bool also = true) const {
+    return __all_sync(~0u, also && tile0 < C::kWeightLimit && tile1 < C::kWeightLimit) != 0;
+  }
+  __device__ __forceinline__ void add_weights() {
+    state.sum0 += tile0;
+    state.sum1 += tile1;
+  }
+
+  // Raises the reference to the tile's largest score and weighs the tile once more.
+  template <typename Packed>
+  __device__ __forceinline__ void weigh_again(const Packed& packed, Products<C>& products) {
+    const Raised raised = raise_reference<C>(packed, scales, state);
+    shrink(raised, state, products.out);
+    weigh_by(precise_exponents(), packed, products, [] {});
+    forget_unset(raised, state);
+  }
+};
+
+}  // namespace dspattn::cuda::blocks

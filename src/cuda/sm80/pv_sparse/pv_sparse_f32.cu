@@ -1,9 +1,0 @@
-#include "cuda/sm80/pv_sparse/launch.cuh"
-
-namespace dspattn::cuda::sm80 {
-
-void launch_pv_sparse_f32(PvSparseParams params, std::int64_t matrices, void* stream) {
-  launch_pv_sparse_of<float>(params, matrices, stream);
-}
-
-}  // namespace dspattn::cuda::sm80

@@ -1,9 +1,0 @@
-#include "cuda/sm80/qk_prune/launch.cuh"
-
-namespace dspattn::cuda::sm80 {
-
-void launch_qk_prune_bf16(QkPruneParams params, std::int64_t matrices, void* stream) {
-  launch_qk_prune_of<__nv_bfloat16>(params, matrices, stream);
-}
-
-}  // namespace dspattn::cuda::sm80

@@ -1,0 +1,225 @@
+#include "cuda/sm90/common/forward.h"
+
+#include <algorithm>
+#include <numbers>
+
+#include "core/geometry.h"
+#include "core/half.h"
+#include "cuda/blocks/schedule.h"
+#include "cuda/blocks/tensor_maps.h"
+#include "cuda/device/device.h"
+
+namespace dspattn::cuda::sm90 {
+namespace {
+
+tile::LengthsView lengths_of(const ConstTensorView& tensor) {
+  if (!tensor.present()) return {};
+  return {static_cast<const std::int32_t*>(tensor.data), tensor.step(0)};
+}
+
+// The first element of the last row of the last head.
+std::int64_t last_row(const ConstTensorView& tensor) {
+  std::int64_t offset = 0;
+  for (int dim = 0; dim < 3; ++dim) offset += (tensor.extent(dim) - 1) * tensor.step(dim);
+  return offset;
+}
+
+ScoreScales scales_of(DType type, double scale) {
+  ScoreScales s;
+  const double selection = type == DType::f32 ? 1.0 : core::selection_scale(scale);
+  s.q_scale = 0x10001u * (type == DType::f16 ? core::encode_f16(selection) : core::encode_bf16(selection));
+  s.exp2_scale = static_cast<float>(scale / selection * std::numbers::log2e);
+  const std::uint16_t half = core::encode_f16(s.exp2_scale);
+  s.exp2_scale_half = 0x10001u * half;
+  s.exp2_scale_ratio = static_cast<float>(s.exp2_scale / core::decode_f16(half));
+  s.bias_scale = static_cast<float>(selection / scale);
+  return s;
+}
+
+MaskParams masks_of(const Mask& mask, const core::Geometry& geometry, bool by_tma) {
+  MaskParams p{};
+  p.allowed = mask_of(mask.allowed);
+  p.bias = mask_of(mask.bias);
+  p.bias_bytes = mask.bias.present() ? static_cast<int>(size_bytes(mask.bias.dtype)) : 0;
+  p.bytes = mask.bias.present() ? p.bias_bytes : mask.allowed.present() ? 1 : 0;
+  p.by_tma = by_tma ? 1 : 0;
+  if (!by_tma) return p;
+  const Extents extents = mask_extents(geometry);
+  if (mask.allowed.present()) make_map(p.allowed_map, mask_shape(p.allowed, extents, 1), 1);
+  if (mask.bias.present()) make_map(p.bias_map, mask_shape(p.bias, extents, p.bias_bytes), p.bias_bytes);
+  return p;
+}
+
+// Whether the diagonal matters.
+bool is_banded(const Mask& mask) { return mask.causal || mask.window_left || mask.window_right; }
+
+WorkParams work_of(const Problem& problem, const core::Geometry& geometry, const ForwardPlan& plan) {
+  WorkParams w{};
+  if (problem.packed) {
+    w.cumulative_q = lengths_of(problem.packed->cu_q);
+    w.cumulative_k = lengths_of(problem.packed->cu_k);
+  }
+  w.key_lengths = lengths_of(problem.mask.key_lengths);
+  w.q_rows = static_cast<int>(problem.q.extent(2));
+  w.k_rows = static_cast<int>(problem.k.extent(2));
+  w.order = plan.order;
+  w.pairs = plan.pairs ? 1 : 0;
+  w.descending = plan.descending ? 1 : 0;
+  w.heads = tile::Divisor(static_cast<int>(geometry.heads));
+  w.heads_per_kv_head = tile::Divisor(static_cast<int>(geometry.heads / geometry.kv_heads));
+  w.n_q = static_cast<int>(geometry.n_q);
+  w.n_k = static_cast<int>(geometry.n_k);
+  const core::Band band = core::band_of(problem.mask);
+  w.left = tile::clamped_reach(band.left);
+  w.right = tile::clamped_reach(band.right);
+  w.bottom_right = band.bottom_right ? 1 : 0;
+  w.offset = is_banded(problem.mask) ? static_cast<int>(band.offset) : 0;
+  return w;
+}
+
+}  // namespace
+
+std::string row_name(const FusedRow& row) {
+  return "sm90_fused_" + std::to_string(row.pattern.keep) + "_" + std::to_string(row.pattern.group) + "_" +
+         std::string(name(row.type)) + "_d" + std::to_string(row.dim);
+}
+
+core::RowKey key_of(const FusedRow& row) { return {row.type, row.pattern, row.dim_above, row.dim}; }
+
+bool is_empty(const core::Geometry& geometry) {
+  return geometry.batch == 0 || geometry.heads == 0 || geometry.n_q == 0 || geometry.d_v == 0;
+}
+
+ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
+  const Problem& problem = args.problem;
+  const core::Geometry geometry = core::geometry_of(problem);
+  const DType type = problem.q.dtype;
+  ForwardParams p{};
+  p.q = rows_of(problem.q);
+  p.k = rows_of(problem.k);
+  p.v = rows_of(problem.v);
+  p.out = {args.out.data, args.out.step(0), args.out.step(1), args.out.step(2), static_cast<int>(geometry.d_v)};
+  if (args.lse.present()) {
+    p.lse = {static_cast<float*>(args.lse.data), args.lse.step(0), args.lse.step(1), args.lse.step(2)};
+  }
+  p.masks = masks_of(problem.mask, geometry, plan.variant == Variant::general && plan.tma_masks);
+  p.work = work_of(problem, geometry, plan);
+  if (plan.walk == Walk::schedule) p.work.schedule = static_cast<tile::ScheduleHeader*>(args.run.workspace);
+  p.scales = scales_of(type, geometry.scale);
+  p.d = static_cast<int>(geometry.d);
+  if (plan.tma_q) make_map(p.q_map, rows_shape(p.q, extents_of(problem.q), type, plan.traits.tile_q, 1), type);
+  if (plan.tma_out) {
+    const int rows = plan.variant == Variant::full ? 64 : kStoredRows;  // a warpgroup's at once, or a warp's
+    make_map(p.out_map, rows_shape(rows_of(args.out), extents_of(args.out), type, rows, 1), type);
+  }
+  p.tma_q = plan.tma_q ? 1 : 0;
+  p.tma_k = plan.tma_k ? 1 : 0;
+  p.tma_v = plan.tma_v ? 1 : 0;
+  p.tma_out = plan.tma_out ? 1 : 0;
+  p.vector_q = plan.vector_q ? 1 : 0;
+  p.vector_k = plan.vector_k ? 1 : 0;
+  p.vector_v = plan.vector_v ? 1 : 0;
+  p.vector_out = plan.vector_out ? 1 : 0;
+  p.overlaps = plan.overlaps ? 1 : 0;
+  p.short_items = plan.short_items ? 1 : 0;
+  p.partial_blocks = plan.partial_blocks ? 1 : 0;
+  p.last_k = last_row(problem.k);
+  p.last_v = last_row(problem.v);
+  return p;
+}
+
+void prepare(const ForwardArgs& args, const ForwardPlan& plan, const ForwardParams& params, std::int64_t entries) {
+  PrepareParams s;
+  s.cumulative_q = params.work.cumulative_q;
+  s.cumulative_k = params.work.cumulative_k;
+  s.key_lengths = params.work.key_lengths;
+  const core::Geometry geometry = core::geometry_of(args.problem);
+  s.sequences = static_cast<int>(geometry.batch);
+  s.n_q = params.work.n_q;
+  s.n_k = params.work.n_k;
+  s.q_rows = params.work.q_rows;
+  s.k_rows = params.work.k_rows;
+  if (plan.walk == Walk::schedule) {
+    s.header = params.work.schedule;
+    s.entries = reinterpret_cast<tile::ScheduleEntry*>(s.header + 1);
+    s.capacity = static_cast<int>(entries);
+    s.tile_q = plan.traits.tile_q;
+  }
+  s.out = params.out;
+  s.lse = params.lse;
+  s.heads = static_cast<int>(geometry.heads);
+  s.out_bytes = static_cast<int>(size_bytes(args.out.dtype));
+  launch_prepare(s, static_cast<cudaStream_t>(args.run.stream));
+}
+
+void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& refusals) {
+  const DeviceFacts& device = device_facts(problem.device.index);
+  if (!device.present) {
+    refusals.add([&] { return "device: " + device.absence; });
+  } else if (device.major != 9) {
+    refusals.add([&] {
+      return "device: needs compute capability 9.0 (Hopper), got " + std::to_string(device.major) + "." +
+             std::to_string(device.minor);
+    });
+  }
+  if (problem.q.dtype != row.type) {
+    refusals.add(
+        [&] { return "q: takes " + std::string(name(row.type)) + ", got " + std::string(name(problem.q.dtype)); });
+  }
+  if (!(problem.pattern == row.pattern)) {
+    refusals.add([&] { return "pattern: takes " + to_string(row.pattern) + ", got " + to_string(problem.pattern); });
+  }
+  const core::Geometry geometry = core::geometry_of(problem);
+  if (row.type == DType::f16 && !core::selection_scale_fits(row.type, geometry.scale)) {
+    refusals.add([&] {
+      return "scale: takes 2^-14 to 2^16, for fp16 inputs are multiplied by a power of two near it, got " +
+             std::to_string(geometry.scale);
+    });
+  }
+  const std::int64_t dim = std::max(geometry.d, geometry.d_v);
+  if (dim > row.dim || (dim <= row.dim_above && row.dim_above > 0)) {
+    refusals.add([&] {
+      return "d, d_v: takes a larger of " + std::to_string(row.dim_above + 1) + " to " + std::to_string(row.dim) +
+             ", got " + std::to_string(dim);
+    });
+  }
+  if (geometry.n_q > tile::kMaxRows || geometry.n_k > tile::kMaxRows) {
+    refusals.add([&] {
+      return "n_q, n_k: takes up to " + std::to_string(tile::kMaxRows) + ", got " +
+             std::to_string(std::max(geometry.n_q, geometry.n_k));
+    });
+  }
+  if (problem.packed) {  // positions within a packed tensor are int32, as the cumulative lengths are
+    constexpr std::int64_t kMaxPacked = std::int64_t{1} << 30;
+    if (const std::int64_t rows = std::max(problem.q.extent(2), problem.k.extent(2)); rows > kMaxPacked) {
+      refusals.add([&] {
+        return "q.shape[2], k.shape[2]: takes up to " + std::to_string(kMaxPacked) + " rows of a packed batch, got " +
+               std::to_string(rows);
+      });
+    }
+  }
+  constexpr std::int64_t kMaxOffset = tile::kMaxRows / 2;  // sums of positions stay within 32 bits
+  if (is_banded(problem.mask) && std::abs(problem.mask.offset) > kMaxOffset) {
+    refusals.add([&] {
+      return "mask.offset: takes up to " + std::to_string(kMaxOffset) + " either way, got " +
+             std::to_string(problem.mask.offset);
+    });
+  }
+  constexpr std::int64_t kMaxItems = std::int64_t{1} << 28;
+  if (const std::int64_t items = geometry.batch * geometry.heads * ((geometry.n_q + 127) / 128); items > kMaxItems) {
+    refusals.add([&] {
+      return "batch * heads * n_q / 128: takes up to " + std::to_string(kMaxItems) + ", got " + std::to_string(items);
+    });
+  }
+  for (const auto& [mask, which] : {std::pair{&problem.mask.allowed, "allowed"}, {&problem.mask.bias, "bias"}}) {
+    constexpr std::int64_t kMaxKeyStride = std::int64_t{1} << 21;  // 128 keys of 4 bytes within 32 bits
+    if (mask->present() && mask->extent(3) > 1 && std::abs(mask->step(3)) > kMaxKeyStride) {
+      refusals.add([&] {
+        return std::string(which) + ": takes a stride along the keys of up to " + std::to_string(kMaxKeyStride) +
+               ", got " + std::to_string(mask->step(3));
+      });
+    }
+  }
+}
+
+}  // namespace dspattn::cuda::sm90

@@ -1,0 +1,33 @@
+// The variants of the fused forward kernels.
+#pragma once
+
+#include <cstdint>
+
+namespace dspattn::cuda::sm90 {
+
+// Each head dim is compiled in up to three variants, because registers are what the kernel is short of:
+//   wide     three consumer warpgroups, 192 query rows a CTA: best for long sequences at small head dims
+//   narrow   two, 128 rows: short sequences, larger head dims
+//   full     two, in pairs of CTAs, where every row sees all keys and these are whole blocks: half of the
+//            narrow one's code, and less to do between two items (full.h)
+//   general  two, and everything the others leave out: mask tensors, tensors that are not 16-byte aligned
+enum class Variant : std::uint8_t { wide, narrow, full, general };
+
+constexpr const char* name_of(Variant variant) {
+  switch (variant) {
+    case Variant::wide:
+      return "wide";
+    case Variant::narrow:
+      return "narrow";
+    case Variant::full:
+      return "full";
+    case Variant::general:
+      return "general";
+  }
+  return "";
+}
+
+// The general variant is compiled for every other head dim only; smaller ones are filled up with zeros.
+constexpr int general_dim(int dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
+
+}  // namespace dspattn::cuda::sm90

@@ -1,0 +1,35 @@
+#include "cuda/sm90/forward/forward.h"
+
+#include "cuda/blocks/tensor_maps.h"
+#include "cuda/device/device.h"
+
+namespace dspattn::cuda::sm90 {
+
+std::size_t fused_workspace(const ForwardArgs& args) { return schedule_bytes({args.problem, args.out}); }
+
+std::string describe_plan(const ForwardKernel& kernel, const Problem& problem) {
+  if (is_empty(core::geometry_of(problem))) return {};
+  return to_string(plan_forward(kernel, problem, contiguous_out(problem), device_facts(problem.device.index)));
+}
+
+void fused_forward_launch(const ForwardKernel& kernel, Launcher (*launcher)(Variant),
+                          Launcher (*general_launcher)(Variant), const ForwardArgs& args) {
+  const Problem& problem = args.problem;
+  if (is_empty(core::geometry_of(problem))) return;
+  const CurrentDevice device(problem.device.index);
+  const ForwardPlan plan = plan_forward(kernel, problem, args.out, device_facts(problem.device.index));
+  ForwardParams params = params_of(args, plan);
+  const int tile_k = plan.traits.tile_k;
+  params.keys = tile::key_map(pattern_of(kernel.selection), problem.grouping, tile_k);
+  if (plan.tma_k) {
+    make_map(params.k_map, k_shape(params.k, extents_of(problem.k), kernel.type, params.keys, tile_k), kernel.type);
+  }
+  if (plan.tma_v) {
+    make_map(params.v_map, v_shape(params.v, extents_of(problem.v), kernel.type, params.keys, tile_k), kernel.type);
+  }
+  prepare(args, plan, params, schedule_entries({problem, args.out}));
+  const Launcher launch = (plan.variant == Variant::general ? general_launcher : launcher)(plan.variant);
+  launch(params, plan, static_cast<cudaStream_t>(args.run.stream));
+}
+
+}  // namespace dspattn::cuda::sm90

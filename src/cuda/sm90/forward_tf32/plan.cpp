@@ -1,0 +1,81 @@
+#include "cuda/sm90/forward_tf32/plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cuda/sm90/forward_tf32/config.h"
+#include "cuda/tile/head_dims.h"
+
+namespace dspattn::cuda::sm90::tf32 {
+namespace {
+
+template <typename C>
+VariantTraits traits() {
+  return {.compiled = true,
+          .dim = C::kHeadDim,
+          .tile_q = C::kTileQ,
+          .tile_k = C::kTileK,
+          .consumers = C::kConsumers,
+          .stages = C::kStages};
+}
+
+template <int kDim>
+VariantTraits traits_at(Variant variant) {
+  if (variant == Variant::narrow) return traits<Config<kDim, Variant::narrow>>();
+  if (variant == Variant::general) return traits<Config<general_dim(kDim), Variant::general>>();
+  if constexpr (has_wide(kDim)) {
+    if (variant == Variant::wide) return traits<Config<kDim, Variant::wide>>();
+  }
+  return {};
+}
+
+template <std::size_t... kIndex>
+VariantTraits traits_for(int dim, Variant variant, std::index_sequence<kIndex...>) {
+  VariantTraits result;
+  ((tile::kHeadDims[kIndex] == dim ? static_cast<void>(result = traits_at<tile::kHeadDims[kIndex]>(variant))
+                                   : static_cast<void>(0)),
+   ...);
+  return result;
+}
+
+}  // namespace
+
+VariantTraits traits_of(int dim, Variant variant) {
+  return traits_for(dim, variant, std::make_index_sequence<std::size(tile::kHeadDims)>{});
+}
+
+ForwardPlan plan_forward(int dim, const Problem& problem, const TensorView& out, const DeviceFacts& device) {
+  const ForwardQuestion question(problem, out);
+  ForwardPlan plan;
+  look_at_tensors(question, plan);
+  // K and V: one key of each pair of a tile at once.
+  plan.tma_k = blocks::rows_shape(rows_of(problem.k), extents_of(problem.k), DType::f32, 1, 1).has_value();
+  plan.tma_v = blocks::rows_shape(rows_of(problem.v), extents_of(problem.v), DType::f32, 1, 1).has_value();
+  const auto items_of = [&](const VariantTraits& traits) {
+    return question.sequence_heads() * tile::divide_up(question.geometry.n_q, traits.tile_q);
+  };
+  const VariantTraits wide = traits_of(dim, Variant::wide);
+  const std::int64_t enough = std::int64_t{kWideItemsPerMultiprocessor} * device.multiprocessors;
+  if (std::string need = needs_general(question, plan); !need.empty()) {
+    plan.variant = Variant::general;
+    plan.reason = std::move(need);
+  } else if (wide.compiled && items_of(wide) >= enough) {
+    plan.variant = Variant::wide;
+    plan.reason = "at least " + std::to_string(enough) + " items of " + std::to_string(wide.tile_q) + " rows";
+  } else {
+    plan.variant = Variant::narrow;
+    plan.reason = wide.compiled
+                      ? "fewer than " + std::to_string(enough) + " items of " + std::to_string(wide.tile_q) + " rows"
+                      : "the only one for aligned tensors at this head dim";
+  }
+  plan.traits = traits_of(dim, plan.variant);
+  plan.items = items_of(plan.traits);
+  plan.ctas = static_cast<int>(std::min<std::int64_t>(plan.items, device.multiprocessors));
+  plan.threads = 128 * (plan.traits.consumers + 1);
+  plan.stages = plan.traits.stages;
+  plan.partial_blocks = question.scheduled || question.geometry.n_k % tile::kBlockKeys != 0;
+  choose_order(question, plan.traits.tile_q, plan.ctas, plan);
+  return plan;
+}
+
+}  // namespace dspattn::cuda::sm90::tf32

@@ -1,0 +1,45 @@
+"""The documentation names what is there: files, functions, pages; and pages about kernels stay short."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = {".h", ".cpp", ".cu", ".cuh", ".in", ".py", ".sh", ".txt"}
+
+
+def rows_of(page, columns):
+    """The cells of the page's table rows that have so many columns, without the titles."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
+    return [row for row in rows if len(row) == columns and "`" in row[1] + row[-1]]
+
+
+@pytest.mark.parametrize("page", ["docs/fused_kernel.md", "docs/pipeline.md"])
+def test_pages_about_kernels_are_short(page):
+    assert len((ROOT / page).read_text(encoding="utf-8").split()) <= 1800
+
+
+@pytest.mark.parametrize("row", rows_of("docs/architecture.md", 4), ids=lambda row: row[0][:30])
+def test_the_map_names_what_is_there(row):
+    file, names, test = (re.findall(r"`([^`]+)`", cell) for cell in row[1:])
+    text = (ROOT / file[0]).read_text(encoding="utf-8")
+    assert all(re.search(rf"\b{name}\b", text) for name in names), names
+    assert (ROOT / test[0]).is_file(), test
+
+
+@pytest.mark.parametrize("row", rows_of("docs/glossary.md", 3), ids=lambda row: row[0][:30])
+def test_the_glossary_names_files(row):
+    file = row[2].strip("` |")
+    assert any((ROOT / base / file).is_file() for base in (".", "src/cuda")), file
+
+
+def test_comments_name_pages_that_are_there():
+    missing = []
+    for folder in ("apps", "bench", "bindings", "include", "python", "src", "tests", "tools"):
+        for file in sorted((ROOT / folder).rglob("*")):
+            if file.suffix in SOURCES and file.is_file():
+                pages = re.findall(r"\bdocs/[\w/]+\.md", file.read_text(encoding="utf-8"))
+                missing += [f"{file.relative_to(ROOT)}: {page}" for page in pages if not (ROOT / page).is_file()]
+    assert not missing
