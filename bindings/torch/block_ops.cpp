@@ -95,7 +95,8 @@ void run_block_attention(Stack& stack) {
   args.lse = mutable_view(lse, "lse");
   args.run = execution_on(problem.device);
   const Workspace workspace(q, pipeline_workspace_bytes(args, blocks));
-  workspace.lend_to(args.run);
+  args.run.workspace = workspace.address();
+  args.run.workspace_bytes = workspace.bytes();
   pipeline_forward(args, blocks);
   stack.give(out, lse);
 }
