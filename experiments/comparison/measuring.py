@@ -141,6 +141,9 @@ def revision() -> str:
     return found + ("-dirty" if changed else "")
 
 
+REVISION = revision()  # of the code that was loaded, whatever is checked out while it runs
+
+
 def machine(device: str) -> dict[str, Any]:
     if device == "cpu":
         return {"name": platform.processor() or platform.machine(), "cores": os.cpu_count()}
@@ -164,7 +167,7 @@ def write(name: str, device: str, rows: list[dict[str, Any]]) -> Path:
         label = torch.cuda.get_device_name().split()[-1].lower()
     head = {
         "command": " ".join(["python", "experiments/comparison/run.py", *map(shlex.quote, sys.argv[1:])]),
-        "commit": revision(),
+        "commit": REVISION,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": machine(device),
         "versions": versions,
