@@ -137,7 +137,7 @@ def _git(*arguments: str) -> str:
 def revision() -> str:
     """The commit measured, -dirty when its code has uncommitted changes; results and documents are not code."""
     found = _git("rev-parse", "--short=12", "HEAD") or "unknown"
-    changed = _git("status", "--porcelain", "--", ":/", ":(top,exclude)experiments/*/results", ":(top,exclude)docs")
+    changed = _git("status", "--porcelain", "--", ":/", ":(top,exclude)experiments/*/results/*", ":(top,exclude)docs")
     return found + ("-dirty" if changed else "")
 
 
