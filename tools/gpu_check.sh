@@ -64,7 +64,7 @@ sanitized() {
   local program=$1 filter=$2 tool status=0
   local -A pids=()
   for tool in memcheck racecheck synccheck initcheck; do
-    DSPATTN_FUSED_CASES=16 timeout 300 compute-sanitizer --tool $tool --error-exitcode 9 "$program" \
+    DSPATTN_FUSED_CASES=16 DSPATTN_LENGTH_CASES=34 timeout 300 compute-sanitizer --tool $tool --error-exitcode 9 "$program" \
       --gtest_filter="$filter" > "$out/$tool.txt" 2>&1 &
     pids[$tool]=$!
   done
@@ -102,7 +102,8 @@ fi
 
 if wanted sanitizers; then
   # Reduced sets: random problems of two rows of the fused kernel, a graph, whole blocks by three warpgroups and by
-  # pairs of CTAs, mask tensors, many packed sequences, pairs for unequal lengths, the tf32 rows, the pipeline.
+  # pairs of CTAs, mask tensors, many packed sequences, pairs for unequal lengths, lengths of any content
+  # (34 problems for each of six rows), the tf32 rows, the pipeline.
   declare -A reduced=(
     [random]='cuda_fused_gpu_tests *RandomProblems/*2_4_bf16_d64:*FromAGraph*'
     [random_fp16]='cuda_fused_gpu_tests *RandomProblems/*1_2_fp16_d128'
@@ -110,6 +111,7 @@ if wanted sanitizers; then
     [masks]='cuda_fused_gpu_tests *MaskTensors*/*2_4_bf16_d128:*RandomProblems/*1_2_fp16_d192'
     [many_items]='cuda_fused_gpu_tests *ManySequences*/*2_4_bf16_d128:*ManySequences*/*1_2_bf16_d64'
     [lengths_in_pairs]='cuda_fused_gpu_tests *InPairs/*1_2_bf16_d128'
+    [lengths]='cuda_fused_gpu_tests *DeviceLengthsOf*'
     [tf32]='cuda_fused_tf32_gpu_tests *RandomProblems/*'
     [pipeline]='cuda_pipeline_tests *EveryKernelOnSmallProblems:*ANanScore*:*EmptyProblems*'
   )

@@ -1,8 +1,8 @@
 """Writes the tables of docs/theory.md, and what docs/comparison.md says the pipeline's ratios are made of, from the
 committed results, between their markers.
 
-python experiments/theory/tables.py            # rewrite
-python experiments/theory/tables.py --check    # exit 1 when a table is not what the results say
+python -m experiments.theory.tables            # rewrite
+python -m experiments.theory.tables --check    # exit 1 when a table is not what the results say
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiments.theory.search import disorder, inversions
 
 HERE = Path(__file__).resolve().parent

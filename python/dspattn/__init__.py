@@ -5,6 +5,8 @@
 * :func:`sddmm`, :func:`softmax`, :func:`spmm`: the paper's three steps, with the sparse matrix between them.
 * :func:`block_attention`, :mod:`dspattn.block_masks`: blocked-ELL masks with N:M inside the blocks.
 * :mod:`dspattn.zoo`: the other mechanisms of the paper's comparison, by name.
+* :func:`apply`: prune a model layer by layer, with a check that it is so; :func:`restore` undoes it.
+* :func:`propose`: which layers to leave dense, measured on the user's own inputs.
 * :class:`use`: redirect every ``scaled_dot_product_attention`` call of a block.
 * Hugging Face transformers: ``model.set_attn_implementation("dspattn_2_4")``; see
   :mod:`dspattn.integrations.huggingface`.
@@ -21,19 +23,24 @@ from .functional import attention, attention_weights, varlen_attention
 from .integrations import _on_import
 from .integrations.sdpa import use
 from .merging import merge
+from .proposing import propose
 from .reporting import report
 from .sparse import sddmm, softmax, spmm
+from .switching import apply, restore
 
 __version__ = "0.1.0"
 __all__ = [
     "DspattnError",
+    "apply",
     "attention",
     "attention_weights",
     "block_attention",
     "block_masks",
     "merge",
     "nn",
+    "propose",
     "report",
+    "restore",
     "sddmm",
     "softmax",
     "sparse",

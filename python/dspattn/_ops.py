@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import versions
 from .errors import DspattnError
 from .patterns import INTERLEAVE_BLOCK
 
@@ -41,6 +42,7 @@ def _library_file() -> Path:
     )
 
 
+versions.require_torch(torch.__version__)
 torch.ops.load_library(_library_file())
 
 attention = torch.ops.dspattn.attention.default

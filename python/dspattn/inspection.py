@@ -30,6 +30,7 @@ class LayerInputs:
     value: Tensor  # [1, kv_heads, n_k, d_v]
     mask: Tensor | None  # broadcasts to [1, heads, n_q, n_k]; None: everything is seen
     scale: float
+    bias: Tensor | None = None  # by relative position, [1 or batch, heads, n_q, n_k]
 
     @property
     def heads(self) -> int:
@@ -37,7 +38,7 @@ class LayerInputs:
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of :func:`dspattn.attention` that this layer's call had."""
-        return {"attn_mask": self.mask, "scale": self.scale, "enable_gqa": True}
+        return {"attn_mask": self.mask, "attn_bias": self.bias, "scale": self.scale, "enable_gqa": True}
 
     def output(self, pattern: str, grouping: Grouping) -> Tensor:
         """The layer's output with that pattern, [1, heads, n_q, d_v]."""
@@ -78,8 +79,10 @@ def capture(model: Any, input_ids: Tensor) -> list[LayerInputs]:
         One entry for each attention call, in order.
 
     Example:
-        >>> model, tokenizer = load_minilm()  # doctest: +SKIP
-        >>> layers = capture(model, tokenizer("Some text", return_tensors="pt")["input_ids"][0])  # doctest: +SKIP
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=2))
+        >>> [layer.query.shape for layer in capture(model, torch.arange(9))]
+        [torch.Size([1, 2, 9, 12]), torch.Size([1, 2, 9, 12])]
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -90,9 +93,13 @@ def capture(model: Any, input_ids: Tensor) -> list[LayerInputs]:
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, None]:
         scale = options.get("scaling") or query.shape[-1] ** -0.5
-        layers.append(LayerInputs(query, key, value, attention_mask, scale))
+        bias: Tensor | None = options.get("position_bias")
+        layers.append(LayerInputs(query, key, value, attention_mask, scale, bias))
+        mask = attention_mask
+        if bias is not None:
+            mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
         out = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=True
+            query, key, value, attn_mask=mask, scale=scale, enable_gqa=True
         )
         return out.transpose(1, 2).contiguous(), None
 
@@ -114,7 +121,10 @@ def kept_weight(layer: LayerInputs, pattern: str, grouping: Grouping = "interlea
     Both sums of exponentials come out of the attention itself as LSE, so this costs two passes and no map.
 
     Example:
-        >>> kept_weight(layers[0], "2:4").mean()  # doctest: +SKIP
+        >>> layer = LayerInputs(*torch.randn(3, 1, 2, 100, 16), mask=None, scale=0.25)
+        >>> shares = kept_weight(layer, "2:4")
+        >>> shares.shape, bool((shares > 0.5).all())
+        (torch.Size([2, 100]), True)
     """
     with torch.inference_mode():
         sums = [
@@ -137,7 +147,9 @@ def compare(layer: LayerInputs, pattern: str, grouping: Grouping = "interleaved"
     """What ``pattern`` keeps of a layer's attention and how far its output moves.
 
     Example:
-        >>> compare(layers[0], "2:4").kept_weight.mean()  # doctest: +SKIP
+        >>> layer = LayerInputs(*torch.randn(3, 1, 2, 100, 16), mask=None, scale=0.25)
+        >>> compare(layer, "2:4").kept.sum(-1).unique().tolist()  # 32 groups: four keys each in 4, three in 28
+        [64]
     """
     with torch.inference_mode():
         kept = layer.weights(pattern, grouping)[0] > 0

@@ -46,6 +46,16 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         self.pattern = pattern
         self.grouping: Grouping = grouping
 
+    @property
+    def _qkv_same_embed_dim(self) -> bool:
+        """PyTorch's encoder layers run in one fused call, past this class, where this is True. It is what PyTorch set
+        while the module is being made, and False from then on; ``in_proj_weight`` tells what it would have told."""
+        return "pattern" not in vars(self) and vars(self)["_qkv_same_embed_dim"]
+
+    @_qkv_same_embed_dim.setter
+    def _qkv_same_embed_dim(self, value: bool) -> None:
+        vars(self)["_qkv_same_embed_dim"] = value
+
     def extra_repr(self) -> str:
         return f"pattern={self.pattern!r}, grouping={self.grouping!r}"
 
@@ -117,7 +127,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         return (out if batched else out.squeeze(0 if self.batch_first else 1)), weights
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if self._qkv_same_embed_dim:
+        if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)

@@ -55,3 +55,16 @@ def group_period(pattern: str, grouping: str) -> int:
     if keep == group:
         return 1
     return INTERLEAVE_BLOCK if parse_grouping(grouping) else group
+
+
+def prunes(n_k: int, pattern: str, grouping: str) -> bool:
+    """Whether a row of so many visible keys has a group with more of them than it keeps: shorter ones stay dense.
+
+    Example:
+        >>> prunes(64, "2:4", "interleaved"), prunes(65, "2:4", "interleaved"), prunes(3, "2:4", "consecutive")
+        (False, True, True)
+    """
+    keep, group = parse_pattern(pattern)
+    if keep == group:
+        return False
+    return n_k > (keep * (INTERLEAVE_BLOCK // group) if parse_grouping(grouping) else keep)

@@ -7,6 +7,7 @@ weight each query kept, packed with zlib; a script inside it draws them.
 from __future__ import annotations
 
 import base64
+import inspect
 import json
 import zlib
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from .errors import DspattnError
 from .patterns import Grouping, parse_grouping, parse_pattern
 
 PLACE = "__REPORT_DATA__"
+OPENING = 90  # letters of the text that the page's head quotes
 
 
 def _pack(values: Tensor) -> str:
@@ -46,6 +48,11 @@ def _tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     return [piece[2:] if piece.startswith("##") else f" {piece}" for piece in pieces]
 
 
+def _opening(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= OPENING else words[:OPENING] + "…"
+
+
 def collect(
     model: Any,
     tokenizer: Any,
@@ -60,15 +67,17 @@ def collect(
     """What the page shows, ready for JSON."""
     from . import inspection
 
+    whole = len(tokenizer(text)["input_ids"])
     ids = tokenizer(text, truncation=True, max_length=max_tokens)["input_ids"]
     if len(ids) < 2:
         raise DspattnError([f"text: expected at least 2 tokens, got {len(ids)}"])
+    cut = f" Cut: the first {len(ids)} of {whole} tokens are shown (max_tokens)." if len(ids) < whole else ""
     layers = inspection.capture(model, torch.tensor(ids))
     if any(layer.query.shape[-2] != layer.key.shape[-2] for layer in layers):
         raise DspattnError(["model: expected self-attention in every layer (cross-attention is not drawn)"])
     content: dict[str, Any] = {
         "title": title,
-        "made": f"Text: “{' '.join(text.split())[:90]}…”",
+        "made": f"Text: “{_opening(text)}”.{cut}",
         "small": "",
         "tokens": _tokens(tokenizer, ids),
         "layers": len(layers),
@@ -109,6 +118,25 @@ def collect(
     return content
 
 
+def _why_not(model: Any) -> list[str]:
+    """Reasons a model cannot be shown with one text."""
+    kind, config = type(model).__name__, getattr(model, "config", None)
+    if config is None or not hasattr(model, "set_attn_implementation"):
+        return [f"model: expected a transformers model, got {kind}"]
+    reads = getattr(model, "main_input_name", "input_ids")
+    if reads != "input_ids":
+        return [f"model: expected one that reads a text (input_ids), got {kind}, which reads {reads}"]
+    if (
+        getattr(config, "is_encoder_decoder", False)
+        and "decoder_input_ids" in inspect.signature(model.forward).parameters
+    ):
+        return [
+            f"model: expected one that reads a single text, got {kind}, an encoder-decoder model; "
+            "model.get_encoder() can be shown"
+        ]
+    return []
+
+
 def report(
     model: Any,
     tokenizer: Any,
@@ -127,9 +155,10 @@ def report(
     the head's output; pattern and grouping can be switched. The page opens without a network.
 
     Args:
-        model: a transformers model whose attention can be set by name, on the CPU.
+        model: a transformers model that reads one text and whose attention can be set by name, on the CPU: an encoder
+            (of an encoder-decoder model, ``model.get_encoder()``) or a decoder.
         tokenizer: its tokenizer.
-        text: at least two tokens of text; beyond ``max_tokens`` it is cut.
+        text: at least two tokens of text; beyond ``max_tokens`` it is cut, which the page then says.
         path: the file to write; its folder is made.
         patterns: ``"N:M"`` patterns to show beside dense.
         groupings: ``"interleaved"``, ``"consecutive"`` or both.
@@ -141,15 +170,25 @@ def report(
         The path of the file.
 
     Example:
-        >>> model, tokenizer = dspattn.pretrained.load_minilm()  # doctest: +SKIP
-        >>> dspattn.report(model, tokenizer, open("article.txt").read(), "report.html")  # doctest: +SKIP
+        >>> from dspattn.pretrained import load_minilm
+        >>> model, tokenizer = load_minilm()  # doctest: +SKIP
+        >>> report(model, tokenizer, "Some text", "report.html")  # doctest: +SKIP
+        PosixPath('report.html')
+        >>> report(model, tokenizer, "Some text", max_tokens=1)  # doctest: +SKIP
+        Traceback (most recent call last):
+        dspattn.errors.DspattnError: max_tokens: expected at least 2, got 1
     """
     reasons = []
     for name, values in (("patterns", patterns), ("groupings", groupings)):
         if isinstance(values, str) or not values:
             reasons.append(f"{name}: expected at least one in a list, got {values!r}")
-    if max_tokens < 2:
-        reasons.append(f"max_tokens: expected at least 2, got {max_tokens}")
+    if not isinstance(max_tokens, int) or max_tokens < 2:
+        reasons.append(f"max_tokens: expected at least 2, got {max_tokens!r}")
+    if not isinstance(text, str):
+        reasons.append(f"text: expected a string, got {type(text).__name__}")
+    if not callable(tokenizer):
+        reasons.append(f"tokenizer: expected the model's tokenizer, got {type(tokenizer).__name__}")
+    reasons += _why_not(model)
     if reasons:
         raise DspattnError(reasons)
     for pattern in patterns:

@@ -24,6 +24,10 @@ struct Row {
 
   explicit Row(const std::string& row_name) : name(row_name) {
     const auto has = [&](const char* part) { return row_name.find(part) != std::string::npos; };
+    if (has("pipeline")) {  // serves many: one of them
+      dim = 64;
+      return;
+    }
     dtype = has("_fp32_") ? DType::f32 : has("_bf16_") ? DType::bf16 : DType::f16;
     if (has("_1_2_")) pattern = {1, 2};
     dim = std::stoi(row_name.substr(row_name.rfind('d') + 1));

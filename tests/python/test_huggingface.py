@@ -187,7 +187,7 @@ def test_a_model_with_sinks_raises_instead_of_dropping_them() -> None:
         num_key_value_heads=2, head_dim=16, num_local_experts=2, num_experts_per_tok=1,
     )  # fmt: skip
     model = transformers.GptOssForCausalLM(config).eval()
-    with pytest.raises(dspattn.DspattnError, match="s_aux"):
+    with pytest.raises(dspattn.DspattnError, match=r"attn_implementation: .*s_aux"):
         logits(model, "dspattn_2_4", text(pad=0))
 
 
@@ -224,3 +224,77 @@ def test_other_patterns_can_be_registered() -> None:
 
     model, inputs = llama_like(), text()
     assert not torch.allclose(logits(model, register_pattern("1:8"), inputs), logits(model, "dspattn_dense", inputs))
+
+
+TINY = dict(vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96)
+
+
+@pytest.mark.parametrize(
+    "family,changes",
+    [
+        ("GPT2", dict(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4)),
+        ("StableLm", TINY | dict(num_key_value_heads=4)),
+        ("Mistral", TINY | dict(num_key_value_heads=2)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_output_attentions_of_a_model(family: str, changes: dict[str, Any]) -> None:
+    """A model that records what its attention modules return gets the weights that eager attention gives."""
+    model = getattr(transformers, family + "Model")(getattr(transformers, family + "Config")(**changes)).eval()
+    ids = text(n=30, pad=0)["input_ids"]
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        eager = model(ids, output_attentions=True).attentions
+        model.set_attn_implementation("dspattn_dense")
+        ours = model(ids, output_attentions=True).attentions
+        assert model(ids).attentions is None
+    assert len(ours) == len(eager) == 2
+    for a, b in zip(ours, eager, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("grouping", ["interleaved", "consecutive"])
+def test_a_left_padded_text_keeps_the_keys_it_keeps_alone(grouping: Any) -> None:
+    from dspattn.integrations.huggingface import implementation_name, register_pattern
+
+    # Windows of 40 keys hold no two of an interleaved group; with them the cache drops keys, too.
+    model, padded = llama_like(sliding_window=None if grouping == "interleaved" else 40), text(n=150, pad=13)
+    alone = {"input_ids": padded["input_ids"][1:, 13:]}
+    name = register_pattern("1:2", grouping, left_padding=True)
+    assert name == implementation_name("1:2", grouping) + "_left_padding"
+    wanted = logits(model, implementation_name("1:2", grouping), alone)[0]
+    torch.testing.assert_close(logits(model, name, padded)[1, 13:], wanted, atol=1e-4, rtol=1e-4)
+    plain = logits(model, implementation_name("1:2", grouping), padded)[1, 13:]
+    assert (plain - wanted).abs().max() > 1e-3, "without the option the padding counts as keys"
+
+    same = dict(max_new_tokens=20, do_sample=False, pad_token_id=0, eos_token_id=None)
+    model.set_attn_implementation(name)
+    with torch.no_grad():
+        assert torch.equal(model.generate(**padded, **same)[1, 13:], model.generate(**alone, **same)[0])
+
+
+def test_a_part_of_a_model_by_its_configuration() -> None:
+    config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
+        transformers.ViTConfig(**(TINY | dict(image_size=32, patch_size=8))),
+        transformers.MPNetConfig(**TINY),
+        projection_dim=16,
+    )
+    model = transformers.VisionTextDualEncoderModel(config)
+    with pytest.raises(dspattn.DspattnError, match="MPNet"):
+        model.set_attn_implementation("dspattn_2_4")
+    with pytest.raises(dspattn.DspattnError, match="MPNetModel can take"):
+        model.set_attn_implementation({"text_config": "dspattn_2_4"})
+    model.set_attn_implementation({"vision_config": "dspattn_2_4"})
+    assert model.vision_model.config._attn_implementation == "dspattn_2_4"
+
+
+def test_bloom_at_load_and_at_set(tmp_path: Any) -> None:
+    config = transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=1, n_head=2)
+    model = transformers.BloomForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    reason = r"attn_implementation: expected one that BloomForCausalLM can take, got .*its own code.*eager"
+    with pytest.raises(dspattn.DspattnError, match=reason):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="dspattn_2_4")
+    with pytest.raises(dspattn.DspattnError, match=reason):
+        model.set_attn_implementation("dspattn_2_4")
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")

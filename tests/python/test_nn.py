@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -104,3 +105,21 @@ def test_errors() -> None:
         module(x, x, x, is_causal=True)
     with pytest.raises(dspattn.DspattnError, match="pattern"):
         dspattn.nn.MultiheadAttention(64, 4, pattern="0:4")
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["layer", "encoder"])
+def test_inside_an_encoder_layer_it_prunes_in_inference_as_in_training(wrapped: bool) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 48, dropout=0.0, batch_first=True)
+    plain = layer.self_attn
+    layer.self_attn = dspattn.nn.MultiheadAttention(32, 2, batch_first=True, pattern="1:2")
+    layer.self_attn.load_state_dict(plain.state_dict())
+    model = torch.nn.TransformerEncoder(layer, 1) if wrapped else layer
+    x = torch.randn(2, 150, 32)
+    trained = model.train()(x).detach()
+    with torch.inference_mode():
+        deployed = copy.deepcopy(model).eval()(x)
+    torch.testing.assert_close(deployed, trained, atol=1e-5, rtol=1e-4)
+    layer.self_attn = plain
+    with torch.inference_mode():
+        assert (layer.eval()(x) - trained).abs().max() > 1e-3

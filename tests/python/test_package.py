@@ -22,11 +22,18 @@ from dspattn import _ops
 DOCUMENTED = [
     "dspattn.errors",
     "dspattn.functional",
+    "dspattn.inspection",
+    "dspattn.integrations._account",
+    "dspattn.integrations.flash",
     "dspattn.integrations.huggingface",
     "dspattn.integrations.sdpa",
     "dspattn.nn",
     "dspattn.patterns",
+    "dspattn.proposing",
+    "dspattn.reporting",
     "dspattn.sparse",
+    "dspattn.switching",
+    "dspattn.versions",
 ]
 
 

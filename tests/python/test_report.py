@@ -26,6 +26,8 @@ import torch
 import dspattn
 
 pytest.importorskip("transformers")
+import transformers
+
 import tiny_models
 from dspattn import inspection
 
@@ -53,6 +55,7 @@ CLICKS = """
     bars: document.querySelectorAll("#histogram rect").length,
     lost: document.querySelectorAll("#text span.lost").length,
     map: map(),
+    top: document.getElementById("map-top").textContent,
   });
   const steps = {};
   await settle();
@@ -150,17 +153,24 @@ def test_the_page_asks_for_nothing_outside_itself(page: Path) -> None:
 
 def test_arguments_that_cannot_be_served_raise(tmp_path: Path) -> None:
     model, tokenizer = tiny_models.encoder(), tiny_models.tokenizer()
+    vit = transformers.ViTModel(transformers.ViTConfig(hidden_size=24, num_hidden_layers=1, num_attention_heads=2))
+    t5 = small_t5()
     cases: list[tuple[dict[str, Any], str]] = [
         ({"patterns": []}, "patterns: expected at least one"),
         ({"patterns": ["5:4"]}, "pattern: expected"),
         ({"groupings": ["sideways"]}, "grouping: expected"),
         ({"max_tokens": 1}, "max_tokens: expected at least 2, got 1"),
         ({"text": ""}, "text: expected at least 2 tokens, got 0"),
+        ({"text": 7}, "text: expected a string, got int"),
+        ({"tokenizer": "bert"}, "tokenizer: expected the model's tokenizer, got str"),
+        ({"model": torch.nn.Linear(2, 2)}, "model: expected a transformers model, got Linear"),
+        ({"model": vit}, "model: expected one that reads a text .* got ViTModel, which reads pixel_values"),
+        ({"model": t5}, r"model: .* got T5Model, an encoder-decoder model; model.get_encoder\(\) can be shown"),
     ]
     for change, reason in cases:
-        arguments = {"text": tiny_models.text(30), "progress": False, **change}
+        arguments = {"model": model, "tokenizer": tokenizer, "text": tiny_models.text(30), "progress": False, **change}
         with pytest.raises(dspattn.DspattnError, match=reason):
-            dspattn.report(model, tokenizer, path=tmp_path / "page.html", **arguments)
+            dspattn.report(path=tmp_path / "page.html", **arguments)
     assert not list(tmp_path.iterdir())
 
 
@@ -170,6 +180,34 @@ def test_the_function_shares_its_name_with_no_module() -> None:
     assert not names & (set(dspattn.__all__) - {"nn", "sparse"})
     importlib.import_module("dspattn.make_report")
     assert isinstance(dspattn.report, types.FunctionType)
+
+
+def small_t5() -> Any:
+    torch.manual_seed(0)
+    return transformers.T5Model(
+        transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, num_heads=4, num_layers=2, d_ff=32)
+    ).eval()
+
+
+def test_an_encoder_with_a_bias_by_relative_position(tmp_path: Path) -> None:
+    encoder, tokenizer = small_t5().get_encoder(), tiny_models.tokenizer()
+    ids = torch.tensor(tokenizer(tiny_models.text(100))["input_ids"])
+    encoder.set_attn_implementation("eager")
+    with torch.inference_mode():
+        eager = encoder(ids.unsqueeze(0), output_attentions=True).attentions
+    layers = inspection.capture(encoder, ids)
+    for layer, wanted in zip(layers, eager, strict=True):
+        torch.testing.assert_close(layer.weights("dense", "interleaved"), wanted, atol=1e-5, rtol=1e-4)
+    page = dspattn.report(encoder, tokenizer, tiny_models.text(100), tmp_path / "t5.html", progress=False)
+    assert content(page)["layers"] == 2
+
+
+def test_a_text_that_was_cut_says_so(page: Path, tmp_path: Path) -> None:
+    assert f"Cut: the first {TOKENS} of 200 tokens are shown" in content(page)["made"]
+    whole = dspattn.report(
+        tiny_models.encoder(1), tiny_models.tokenizer(), tiny_models.text(5), tmp_path / "a.html", progress=False
+    )
+    assert "Cut" not in content(whole)["made"] and "…" not in content(whole)["made"]
 
 
 @needs_browser
@@ -201,6 +239,7 @@ def test_every_control_works_in_a_browser(page: Path, tmp_path: Path) -> None:
     assert steps["key"]["chosen"].startswith("Layer 0, head 3")
     assert max(step["lost"] for name, step in steps.items() if name.startswith("head ")) > 10
     assert steps["token"]["lost"] == 1  # query 2 of a causal model sees keys 0, 1 and 2: one of the first pair is lost
+    assert re.fullmatch(r"0\.\d+ and more", steps["first"]["top"])
     assert "query 0" in steps["under"]
     assert "query=2" in steps["hash"]
 

@@ -118,3 +118,25 @@ def test_compiled_model_inside_the_block() -> None:
 def test_wrong_names_raise_at_once(wrong: dict[str, str]) -> None:
     with pytest.raises(dspattn.DspattnError):
         dspattn.use(**wrong)
+
+
+def test_silence_is_not_success() -> None:
+    module = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    x = torch.randn(1, 100, 16)
+    with pytest.warns(UserWarning, match="no attention call arrived: .*need_weights=True"), dspattn.use("2:4"):
+        module(x, x, x)
+    with pytest.raises(ZeroDivisionError), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with dspattn.use("2:4"):
+            raise ZeroDivisionError
+
+
+def test_calls_too_short_to_prune_are_counted_apart() -> None:
+    with dspattn.use("2:4") as switched:
+        for n_k in (20, 64, 65, 150):
+            imported_by_name(Q, K[:, :, :n_k], value=V[:, :, :n_k])
+    assert (switched.served, switched.short) == (4, 2)
+    assert "4 attention calls ran with 2:4 interleaved, 2 of them with too few keys to prune any" in switched.report()
+    with dspattn.use("dense") as switched:
+        imported_by_name(Q, K, V)
+    assert switched.short == 0

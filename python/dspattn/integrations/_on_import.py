@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from .. import versions
 
 WATCHED = "transformers.modeling_utils"  # defines AttentionInterface; every model's module imports it
 
@@ -24,10 +27,33 @@ def watch() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def _register() -> None:
-    from . import huggingface
+def _transformers_version() -> str:
+    import transformers
 
-    huggingface.register()
+    return str(transformers.__version__)
+
+
+def _register() -> None:
+    """Register, or say why not: an import of transformers must not fail because dspattn is installed."""
+    version = _transformers_version()
+    if versions.release(version) < versions.OLDEST_TRANSFORMERS:
+        wanted = ".".join(map(str, versions.OLDEST_TRANSFORMERS))
+        warnings.warn(
+            f"dspattn: its names are not registered with transformers {version}; expected {wanted} or later. "
+            "dspattn.use and dspattn.attention work with any version.",
+            stacklevel=2,
+        )
+        return
+    try:
+        from . import huggingface
+
+        huggingface.register()
+    except (ImportError, AttributeError, TypeError) as error:
+        warnings.warn(
+            f"dspattn: its names could not be registered with transformers {version} ({error}); the versions that were "
+            f"tested are {versions.TESTED_TRANSFORMERS}. dspattn.use and dspattn.attention work with any version.",
+            stacklevel=2,
+        )
 
 
 class _Finder(MetaPathFinder):

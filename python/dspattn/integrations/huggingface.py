@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from ..errors import DspattnError
-from ..functional import attention, attention_weights, varlen_attention
-from ..patterns import Grouping, group_period
+from ..functional import attention_weights, stand_in, varlen_attention
+from ..patterns import INTERLEAVE_BLOCK, Grouping, group_period
+from ..plans import Plan, by_heads
+from . import _refusal
 
 PATTERNS = ("2:4", "1:2", "1:4", "4:8")
 GROUPINGS: tuple[Grouping, ...] = ("interleaved", "consecutive")
@@ -32,6 +34,7 @@ HARMLESS = frozenset(
     {
         "cache_position",
         "deterministic",
+        "input_ids",
         "logits_to_keep",
         "num_items_in_batch",
         "output_hidden_states",
@@ -39,6 +42,7 @@ HARMLESS = frozenset(
         "position_ids",
         "return_dict",
         "seq_idx",
+        "shift_labels",
         "use_cache",
     }
 )
@@ -57,18 +61,24 @@ def implementation_name(pattern: str, grouping: Grouping = "interleaved") -> str
 
 def register() -> None:
     """Register every name. Runs by itself when transformers is imported; safe to call again."""
+    from transformers import PreTrainedModel
+
+    _refusal.install(PreTrainedModel)
     register_pattern("dense")
     for pattern in PATTERNS:
         for grouping in GROUPINGS:
             register_pattern(pattern, grouping)
 
 
-def register_pattern(pattern: str, grouping: Grouping = "interleaved") -> str:
+def register_pattern(pattern: str, grouping: Grouping = "interleaved", *, left_padding: bool = False) -> str:
     """Register one pattern, also one that has no name yet, and return its name.
 
     Args:
         pattern: ``"N:M"`` or ``"dense"``.
         grouping: ``"interleaved"`` or ``"consecutive"``.
+        left_padding: count groups from each text's first key instead of the padded batch's, so that a left-padded text
+            keeps the same keys as alone; under the name with ``_left_padding`` behind it. It costs a copy of the keys
+            and values of batches that are padded on the left, and cannot be compiled.
 
     Returns:
         What to give to ``set_attn_implementation``.
@@ -80,33 +90,153 @@ def register_pattern(pattern: str, grouping: Grouping = "interleaved") -> str:
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
-    name = implementation_name(pattern, grouping)
+    name = implementation_name(pattern, grouping) + ("_left_padding" if left_padding else "")
     AttentionInterface.register(name, make_attention(pattern, grouping))
-    AttentionMaskInterface.register(name, make_mask(group_period(pattern, grouping)))
+    AttentionMaskInterface.register(name, make_mask(group_period(pattern, grouping), left_padding=left_padding))
     return name
 
 
-def make_mask(period: int) -> Callable[..., Tensor | None]:
+def register_planned(attribute: str, called: Callable[[torch.nn.Module], None]) -> str:
+    """Register the function that computes what each module's own plan says (see :mod:`dspattn.switching`), dense where
+    it has none, and return its name.
+
+    Args:
+        attribute: where a module keeps its plan.
+        called: told about every call under a plan.
+    """
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    dense = Plan("dense", "interleaved")
+
+    def plan_of(module: torch.nn.Module) -> Plan:
+        plan: Plan | None = getattr(module, attribute, None)
+        if plan is None:
+            return dense
+        called(module)
+        return plan
+
+    name = _refusal.PREFIX + "applied"
+    AttentionInterface.register(name, _attention_function(plan_of))
+    AttentionMaskInterface.register(name, make_mask(INTERLEAVE_BLOCK))
+    return name
+
+
+def make_mask(period: int, *, left_padding: bool = False) -> Callable[..., Tensor | None]:
     """The mask function: transformers' boolean mask of scaled_dot_product_attention, with the keys that a cache has
-    dropped since the last multiple of `period` put back as masked columns."""
+    dropped since the last multiple of `period` put back as masked columns.
+
+    With ``left_padding`` each text's columns move on until its first key lies at such a multiple too. How far is kept
+    beside the mask, as a tensor, for the attention function; the mask is then one period wider than the keys.
+    """
 
     def dspattn_mask(*, kv_offset: int = 0, **kwargs: Any) -> Tensor | None:
         from transformers.masking_utils import sdpa_mask
 
+        if (parallel := stand_in()) is not None:
+            _check_pieces_mask(parallel.cu_seqlens is not None, **kwargs)
+            return None
+        starts = _first_keys(kwargs.get("attention_mask")) if left_padding and period > 1 else None
         dropped = kv_offset % period
-        if dropped:
+        if dropped or starts is not None:
             kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
         mask = sdpa_mask(kv_offset=kv_offset, **kwargs)
-        if dropped and mask is not None:
+        if mask is None:
+            return None
+        if starts is not None:
+            offsets = (dropped - starts) % period
+            mask = _moved(torch.nn.functional.pad(mask, (0, period)), offsets)
+            mask._dspattn_offsets = offsets  # type: ignore[attr-defined]
+        elif dropped:
             mask = torch.nn.functional.pad(mask, (dropped, 0), value=False)
         return mask
 
     return dspattn_mask
 
 
+# What mask functions of transformers are made of where is_causal, the window or cu_seqlens say the same.
+EXPRESSED = frozenset(
+    {
+        "add_offsets_to_mask_function",
+        "and_masks",
+        "bidirectional_mask_function",
+        "causal_mask_function",
+        "packed_sequence_compatibility_function",
+        "packed_sequence_mask_function",
+        "remap_positions_for_packed_sequence",
+        "sliding_window_bidirectional_overlay",
+        "sliding_window_overlay",
+    }
+)
+
+
+def _check_pieces_mask(
+    packed: bool,
+    *,
+    q_length: int = 0,
+    kv_length: int = 0,
+    attention_mask: Tensor | None = None,
+    mask_function: Callable[..., Any] | None = None,
+    **kwargs: Any,
+) -> None:
+    """Inside dspattn.parallel.context a mask would be one of this rank's rows alone, and none is made: refuses what
+    is_causal, windows and cu_seqlens do not say."""
+    reasons = []
+    if attention_mask is not None and not bool(attention_mask.all()):
+        reasons.append("attention_mask: expected no padding in a sequence cut over ranks (pack the batch), got some")
+    if kv_length != q_length:
+        reasons.append(f"past_key_values: expected none in a sequence cut over ranks, got {kv_length - q_length} keys")
+    waiting, seen = [mask_function], set()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, (list, tuple)):
+            waiting += part
+        elif callable(part) and id(part) not in seen:
+            seen.add(id(part))
+            name = getattr(part, "__qualname__", type(part).__name__).split(".")[0]
+            if name not in EXPRESSED:
+                reasons.append(f"mask_function: expected a causal or full mask, with or without a window, got {name}")
+            cells = dict(zip(part.__code__.co_freevars, part.__closure__ or (), strict=True))
+            waiting += [cell.cell_contents for cell in cells.values()]
+            positions = cells.get("position_ids")
+            if positions is not None and not packed and bool((positions.cell_contents.diff(dim=-1) < 0).any()):
+                reasons.append(
+                    "position_ids: expected those of one sequence (else give context() cu_seqlens), got more"
+                )
+    if reasons:
+        raise DspattnError(reasons)
+
+
+def _first_keys(padding: Tensor | None) -> Tensor | None:
+    """Where each text of a batch begins, [batch]; None when all begin at 0."""
+    if padding is None or torch.compiler.is_compiling():
+        return None
+    starts = padding.to(torch.bool).int().argmax(-1)
+    return starts if bool(starts.any()) else None
+
+
+def _moved(tensor: Tensor, offsets: Tensor) -> Tensor:
+    """Every batch item's last dimension, cyclically moved to the right by its offset."""
+    columns = torch.arange(tensor.shape[-1], device=tensor.device) - offsets.to(tensor.device).unsqueeze(-1)
+    columns = (columns % tensor.shape[-1])[:, None, None, :]
+    return tensor.gather(-1, columns.expand(tensor.shape))
+
+
+def _moved_rows(tensor: Tensor, offsets: Tensor, period: int) -> Tensor:
+    """Keys or values [batch, heads, n, d] with each batch item's rows moved on by its offset, zeros around them."""
+    padded = torch.nn.functional.pad(tensor, (0, 0, 0, period))
+    return _moved(padded.transpose(-1, -2), offsets).transpose(-1, -2)
+
+
 def make_attention(pattern: str, grouping: Grouping) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """The attention function of a pattern, in the signature transformers asks for."""
+    plan = Plan(pattern, grouping)
+    return _attention_function(lambda module: plan)
 
+
+def _attention_function(
+    plan_of: Callable[[torch.nn.Module], Plan],
+) -> Callable[..., tuple[Tensor, Tensor | None]]:
     def dspattn_attention(
         module: torch.nn.Module,
         query: Tensor,
@@ -126,12 +256,16 @@ def make_attention(pattern: str, grouping: Grouping) -> Callable[..., tuple[Tens
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         _raise_unknown(kwargs)
+        plan = plan_of(module)
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
+        wants_weights = bool(output_attentions) or _weights_are_recorded()
         n_q, n_k = query.shape[2], key.shape[2]
         if attention_mask is None and cu_seq_lens_q is not None and cu_seq_lens_k is not None:
-            if position_bias is not None or output_attentions:
-                raise DspattnError(["cu_seq_lens_q: expected no position_bias and no output_attentions beside it"])
+            if position_bias is not None or wants_weights or plan.heads is not None:
+                raise DspattnError(
+                    ["cu_seq_lens_q: expected no position_bias, no output_attentions and no choice of heads beside it"]
+                )
             q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
             packed = varlen_attention(
                 q,
@@ -143,36 +277,56 @@ def make_attention(pattern: str, grouping: Grouping) -> Callable[..., tuple[Tens
                 max_length_k,
                 is_causal=is_causal,
                 scale=scaling,
-                pattern=pattern,
-                grouping=grouping,
+                pattern=plan.pattern,
+                grouping=plan.grouping,
                 window=_window(sliding_window, is_causal),
             )
             return packed.unflatten(0, (query.shape[0], n_q)), None
 
         # Without a mask, one query sees all keys (decoding) and several are causal from key 0 (their length is that of
         # the keys, or a preallocated cache holds nothing past them): both are what transformers means by no mask.
-        causal = n_q > 1 and attention_mask is None and is_causal
+        # A piece of a longer sequence may have one row, too.
+        causal = (n_q > 1 or stand_in() is not None) and attention_mask is None and is_causal
         window = _window(sliding_window, is_causal) if causal else None
-        if attention_mask is not None and attention_mask.shape[-1] > n_k:
-            dropped = attention_mask.shape[-1] - n_k
-            key, value = (torch.nn.functional.pad(t, (0, 0, dropped, 0)) for t in (key, value))
+        extra = 0 if attention_mask is None else attention_mask.shape[-1] - n_k
+        offsets: Tensor | None = getattr(attention_mask, "_dspattn_offsets", None)
+        if offsets is not None:
+            key, value = (_moved_rows(t, offsets, extra) for t in (key, value))
             if position_bias is not None:
-                position_bias = torch.nn.functional.pad(position_bias, (dropped, 0))
+                bias = torch.nn.functional.pad(position_bias, (0, extra))
+                position_bias = _moved(bias.expand(len(offsets), -1, -1, -1), offsets)
+        elif extra > 0:
+            key, value = (torch.nn.functional.pad(t, (0, 0, extra, 0)) for t in (key, value))
+            if position_bias is not None:
+                position_bias = torch.nn.functional.pad(position_bias, (extra, 0))
         options: dict[str, Any] = {
             "attn_bias": position_bias,
             "dropout_p": dropout,
             "is_causal": causal,
             "scale": scaling,
             "enable_gqa": True,
-            "pattern": pattern,
-            "grouping": grouping,
             "window": window,
         }
-        out = attention(query, key, value, attention_mask, **options)
-        weights = attention_weights(query, key, attention_mask, **options) if output_attentions else None
+        out = by_heads(plan, query, key, value, attention_mask, **options)
+        weights = None
+        if wants_weights:
+            if plan.heads is not None:
+                raise DspattnError(["output_attentions: expected False where only some heads are pruned, got True"])
+            options |= {"pattern": plan.pattern, "grouping": plan.grouping}
+            weights = attention_weights(query, key, attention_mask, **options)
+            weights = weights[..., extra:] if offsets is None else _moved(weights, -offsets)[..., :n_k]
         return out.transpose(1, 2).contiguous(), weights
 
     return dspattn_attention
+
+
+def _weights_are_recorded() -> bool:
+    """Whether the model was called with output_attentions=True and collects what its attention modules return, which it
+    does not tell the attention function."""
+    from transformers.utils import output_capturing
+
+    collected = output_capturing._active_collector.get()
+    return collected is not None and any("attentions" in key for key in collected)
 
 
 def _window(sliding_window: int | None, is_causal: bool) -> tuple[int, int | None] | None:

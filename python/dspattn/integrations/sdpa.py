@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import DspattnError
 from ..functional import attention
 from ..patterns import Grouping, parse_grouping, parse_pattern
+from . import _account
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,14 +35,16 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         pattern: ``"2:4"``, ``"1:2"``, any ``"N:M"``, or ``"dense"``.
         grouping: ``"interleaved"`` or ``"consecutive"``.
         strict: raise for a call that cannot be served (dropout, a type or size the kernels do not take). With False,
-            such calls are left to PyTorch; ``left`` then says how many and why, and a warning tells at the end.
+            such calls are left to PyTorch; ``left`` then says how many and why, and a warning tells at the end. So it
+            does when no call arrived at all.
 
     Attributes:
         served: how many calls :func:`dspattn.attention` answered.
+        short: how many of those had so few keys that nothing was pruned.
         left: for each reason, how many calls were left to PyTorch.
 
     Example:
-        >>> q = k = v = torch.randn(1, 2, 10, 8)
+        >>> q = k = v = torch.randn(1, 2, 100, 8)
         >>> with use("2:4") as switched:
         ...     out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
         >>> print(switched.report())
@@ -51,7 +54,7 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         ... def forward(q, k, v):
         ...     return torch.nn.functional.scaled_dot_product_attention(q, k, v)
         >>> forward(q, k, v).shape
-        torch.Size([1, 2, 10, 8])
+        torch.Size([1, 2, 100, 8])
     """
 
     def __init__(self, pattern: str = "2:4", grouping: Grouping = "interleaved", *, strict: bool = True) -> None:
@@ -61,6 +64,7 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         self.grouping: Grouping = grouping
         self.strict = strict
         self.served = 0
+        self.short = 0
         self.left: Counter[str] = Counter()
         self._entered: list[tuple[_Redirect, bool]] = []
 
@@ -75,8 +79,13 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         mode, fastpath = self._entered.pop()
         mode.__exit__(*exception)
         torch.backends.mha.set_fastpath_enabled(fastpath)
-        if self.left and not self._entered and exception[0] is None:
-            warnings.warn(self.report(), stacklevel=2)
+        if not self._entered and exception[0] is None:
+            self.tell()
+
+    def tell(self) -> None:
+        """Warn at the end of a block about what was left to PyTorch, and when nothing arrived."""
+        if _account.is_worth_a_warning(self.served, self.left):
+            warnings.warn(self.report(), stacklevel=3)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -88,16 +97,7 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
 
     def report(self) -> str:
         """How many calls were served and, for each reason, how many were left to PyTorch."""
-        served = f"{_calls(self.served)} ran with {self.pattern} {self.grouping}"
-        if not self.left:
-            return f"{served}; none was left to PyTorch"
-        lines = [f"{served}; {_calls(sum(self.left.values()))} left to PyTorch:"]
-        lines += [f"  {count} x {reason}" for reason, count in self.left.most_common()]
-        return "\n".join(lines)
-
-
-def _calls(count: int) -> str:
-    return f"{count} attention call{'' if count == 1 else 's'}"
+        return _account.summary(f"{self.pattern} {self.grouping}", self.served, self.short, self.left)
 
 
 class _Redirect(TorchFunctionMode):
@@ -143,6 +143,8 @@ class _Redirect(TorchFunctionMode):
                 reasons = list(error.reasons)
             else:
                 owner.served += 1
+                key = args[1] if len(args) > 1 else kwargs["key"]
+                owner.short += _account.is_short(key.shape[-2], owner.pattern, owner.grouping)
                 return out
         if owner.strict:
             raise DspattnError(

@@ -8,7 +8,7 @@ namespace dspattn::cuda {
 struct DeviceFacts {
   bool present = false;
   std::string absence = {};  // why not: no driver, no such index
-  int major = 0;        // compute capability
+  int major = 0;             // compute capability
   int minor = 0;
   int multiprocessors = 0;
   int shared_bytes = 0;  // a CTA may ask for

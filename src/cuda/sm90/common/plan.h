@@ -14,6 +14,20 @@
 
 namespace dspattn::cuda::sm90 {
 
+// What a kernel's Config says of a variant.
+template <typename C>
+VariantTraits traits_from() {
+  return {.compiled = true,
+          .dim = C::kHeadDim,
+          .tile_q = C::kTileQ,
+          .tile_k = C::kTileK,
+          .consumers = C::kConsumers,
+          .stages = C::kStages,
+          .may_pair = C::kPairs,
+          .may_descend = C::kMayDescend,
+          .spares_stage = C::kSparesStage};
+}
+
 std::string to_string(const ForwardPlan& plan);
 
 // What plans of all fused forward kernels ask of a problem.

@@ -10,44 +10,26 @@
 namespace dspattn::cuda::sm90 {
 namespace {
 
-template <typename C>
-VariantTraits traits() {
-  return {.compiled = true,
-          .dim = C::kHeadDim,
-          .tile_q = C::kTileQ,
-          .tile_k = C::kTileK,
-          .consumers = C::kConsumers,
-          .stages = C::kStages,
-          .may_pair = C::kPairs,
-          .may_descend = C::kMayDescend,
-          .spares_stage = C::kSparesStage};
-}
-
 template <DType kType, Selection kSelection, int kDim>
 VariantTraits traits_at(Variant variant) {
   switch (variant) {
     case Variant::wide:
-      if constexpr (has_wide(kDim)) return traits<Config<kType, kSelection, kDim, Variant::wide>>();
+      if constexpr (has_wide(kDim)) return traits_from<Config<kType, kSelection, kDim, Variant::wide>>();
       break;
     case Variant::narrow:
-      return traits<Config<kType, kSelection, kDim, Variant::narrow>>();
+      return traits_from<Config<kType, kSelection, kDim, Variant::narrow>>();
     case Variant::full:
-      if constexpr (has_full(kDim)) return traits<Config<kType, kSelection, kDim, Variant::full>>();
+      if constexpr (has_full(kDim)) return traits_from<Config<kType, kSelection, kDim, Variant::full>>();
       break;
     case Variant::general:
-      return traits<Config<kType, kSelection, general_dim(kDim), Variant::general>>();
+      return traits_from<Config<kType, kSelection, general_dim(kDim), Variant::general>>();
   }
   return {};
 }
 
-template <DType kType, Selection kSelection, std::size_t... kIndex>
-VariantTraits traits_for(int dim, Variant variant, std::index_sequence<kIndex...>) {
-  VariantTraits result;
-  ((tile::kHeadDims[kIndex] == dim
-        ? static_cast<void>(result = traits_at<kType, kSelection, tile::kHeadDims[kIndex]>(variant))
-        : static_cast<void>(0)),
-   ...);
-  return result;
+template <DType kType, Selection kSelection>
+VariantTraits traits_for(int dim, Variant variant) {
+  return tile::at_head_dim(dim, [&]<int kDim>() { return traits_at<kType, kSelection, kDim>(variant); });
 }
 
 // The order in which variants are tried, and why one is taken; empty: it is not.
@@ -62,15 +44,14 @@ std::string full_because(const ForwardQuestion& question, const VariantTraits& t
 }  // namespace
 
 VariantTraits traits_of(const ForwardKernel& kernel, Variant variant) {
-  using Dims = std::make_index_sequence<std::size(tile::kHeadDims)>;
   if (kernel.type == DType::bf16) {
     return kernel.selection == Selection::two_of_four
-               ? traits_for<DType::bf16, Selection::two_of_four>(kernel.dim, variant, Dims{})
-               : traits_for<DType::bf16, Selection::one_of_two>(kernel.dim, variant, Dims{});
+               ? traits_for<DType::bf16, Selection::two_of_four>(kernel.dim, variant)
+               : traits_for<DType::bf16, Selection::one_of_two>(kernel.dim, variant);
   }
   return kernel.selection == Selection::two_of_four
-             ? traits_for<DType::f16, Selection::two_of_four>(kernel.dim, variant, Dims{})
-             : traits_for<DType::f16, Selection::one_of_two>(kernel.dim, variant, Dims{});
+             ? traits_for<DType::f16, Selection::two_of_four>(kernel.dim, variant)
+             : traits_for<DType::f16, Selection::one_of_two>(kernel.dim, variant);
 }
 
 bool works_in_pairs(const ForwardQuestion& question, int tile_q, int multiprocessors) {

@@ -33,6 +33,7 @@ struct Config {
   static constexpr int kQBuffers = 1;
   static constexpr bool kPairs = false;  // no CTAs that share their loads
   static constexpr bool kMayDescend = false;
+  static constexpr bool kSparesStage = false;
   static constexpr int kTilesPerBlock = tile::kBlockKeys / kTileK;
 
   // Head dims are stored in panels of 32 columns, V transposed in panels of 32 keys: 128 bytes, one swizzle row.

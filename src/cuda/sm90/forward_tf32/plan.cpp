@@ -9,39 +9,20 @@
 namespace dspattn::cuda::sm90::tf32 {
 namespace {
 
-template <typename C>
-VariantTraits traits() {
-  return {.compiled = true,
-          .dim = C::kHeadDim,
-          .tile_q = C::kTileQ,
-          .tile_k = C::kTileK,
-          .consumers = C::kConsumers,
-          .stages = C::kStages};
-}
-
 template <int kDim>
 VariantTraits traits_at(Variant variant) {
-  if (variant == Variant::narrow) return traits<Config<kDim, Variant::narrow>>();
-  if (variant == Variant::general) return traits<Config<general_dim(kDim), Variant::general>>();
+  if (variant == Variant::narrow) return traits_from<Config<kDim, Variant::narrow>>();
+  if (variant == Variant::general) return traits_from<Config<general_dim(kDim), Variant::general>>();
   if constexpr (has_wide(kDim)) {
-    if (variant == Variant::wide) return traits<Config<kDim, Variant::wide>>();
+    if (variant == Variant::wide) return traits_from<Config<kDim, Variant::wide>>();
   }
   return {};
-}
-
-template <std::size_t... kIndex>
-VariantTraits traits_for(int dim, Variant variant, std::index_sequence<kIndex...>) {
-  VariantTraits result;
-  ((tile::kHeadDims[kIndex] == dim ? static_cast<void>(result = traits_at<tile::kHeadDims[kIndex]>(variant))
-                                   : static_cast<void>(0)),
-   ...);
-  return result;
 }
 
 }  // namespace
 
 VariantTraits traits_of(int dim, Variant variant) {
-  return traits_for(dim, variant, std::make_index_sequence<std::size(tile::kHeadDims)>{});
+  return tile::at_head_dim(dim, [&]<int kDim>() { return traits_at<kDim>(variant); });
 }
 
 ForwardPlan plan_forward(int dim, const Problem& problem, const TensorView& out, const DeviceFacts& device) {

@@ -1,0 +1,92 @@
+"""Attention backends for diffusers, by name:
+
+    dspattn.integrations.diffusers.register()
+    pipeline.transformer.set_attention_backend("dspattn_1_2")
+
+diffusers keeps its backends in an enumeration that has no way to add one, so :func:`register` makes a member the way
+the enumeration makes its own. Models whose attention modules still carry their own processors (the VAE, older UNets)
+are not reached by ``set_attention_backend``; :func:`dspattn.apply` and :class:`dspattn.use` reach those.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import DspattnError
+from ..functional import attention
+from ..patterns import Grouping
+from .huggingface import GROUPINGS, PATTERNS, implementation_name
+
+
+def register(pattern: str | None = None, grouping: Grouping = "interleaved") -> list[str]:
+    """Make backends known to diffusers.
+
+    Args:
+        pattern: ``"N:M"`` or ``"dense"``; None: those that the Hugging Face names have, in both groupings.
+        grouping: of the one pattern.
+
+    Returns:
+        The names for ``set_attention_backend``: ``dspattn_2_4``, ``dspattn_1_2_consecutive``, ``dspattn_dense``, ...
+    """
+    if pattern is not None:
+        return [_register(pattern, grouping)]
+    return [_register("dense", "interleaved"), *(_register(p, g) for p in PATTERNS for g in GROUPINGS)]
+
+
+def _register(pattern: str, grouping: Grouping) -> str:
+    try:
+        from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+    except ImportError as error:
+        raise DspattnError(
+            [f"diffusers: expected a version with attention backends (0.35 or later): {error}"]
+        ) from None
+    name = implementation_name(pattern, grouping)
+    if name not in AttentionBackendName._value2member_map_:
+        member = str.__new__(AttentionBackendName, name)
+        member._name_, member._value_ = name.upper(), name
+        member.__objclass__ = AttentionBackendName
+        AttentionBackendName._member_names_.append(member._name_)
+        AttentionBackendName._member_map_[member._name_] = member
+        AttentionBackendName._value2member_map_[name] = member
+    _AttentionBackendRegistry.register(AttentionBackendName(name))(_backend(pattern, grouping))
+    return name
+
+
+def _backend(pattern: str, grouping: Grouping) -> Any:
+    def dspattn_backend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        return_lse: bool = False,
+        _parallel_config: Any = None,
+    ) -> Any:
+        """[batch, n, heads, d], as diffusers lays it out."""
+        if _parallel_config is not None:
+            raise DspattnError(["_parallel_config: expected None (context parallelism is not offered), got one"])
+        q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        if attn_mask is not None and attn_mask.dim() == 2:  # which keys are there, [batch, n_k]
+            attn_mask = attn_mask[:, None, None, :]
+        out, lse = attention(
+            q,
+            k,
+            v,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale,
+            enable_gqa,
+            pattern=pattern,
+            grouping=grouping,
+            return_lse=True,
+        )
+        out = out.transpose(1, 2)
+        return (out, lse.transpose(1, 2)) if return_lse else out
+
+    return dspattn_backend

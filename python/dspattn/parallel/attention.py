@@ -1,0 +1,318 @@
+"""``dspattn.parallel.attention`` and ``varlen_attention``: the package's functions on pieces of longer sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import DspattnError
+from ..functional import Alignment, Window, parse_alignment, parse_window, wants_fp32
+from ..patterns import Grouping, group_period, parse_grouping, parse_pattern
+from .call import Call, Masks, Rule
+from .heads import Heads
+from .layout import Layout, layout_of
+from .ring import Ring
+from .sharding import check_rows, resolve
+from .transfers import Ranks
+
+Method = Literal["ring", "all_to_all"]
+METHODS: dict[str, Any] = {"ring": Ring, "all_to_all": Heads}
+# What ranks must agree on.
+FACTS = (
+    "cu_seqlens", "key.shape", "layout", "masks", "method", "out_dtype", "query.dtype", "query.shape", "requires_grad",
+    "rule", "value.shape",
+)  # fmt: skip
+
+
+@torch.compiler.disable
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    group: Any = None,
+    method: Method = "ring",
+    layout: Layout | None = None,
+    pattern: str = "2:4",
+    grouping: Grouping = "interleaved",
+    return_lse: bool = False,
+    attn_bias: Tensor | None = None,
+    window: Window = None,
+    alignment: Alignment = "top_left",
+    offset: int = 0,
+    key_lengths: Tensor | None = None,
+    allow_tf32: bool = True,
+    out_dtype: torch.dtype | None = None,
+    kernel: str = "",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`dspattn.attention` of a sequence that is cut over the ranks of a process group: each gives its pieces, as
+    :func:`shard` cuts them, and gets its rows of the result. The function computed is that of one process.
+
+    Every rank of the group calls it, with the same arguments but for the pieces. Differentiable; the gradients of the
+    pieces are complete.
+
+    Args:
+        query: this rank's ``[..., heads, rows, d]``, four dimensions or three.
+        key: this rank's ``[..., kv_heads, rows, d]``. Keys may be more or fewer than queries; both are cut alike.
+        value: this rank's ``[..., kv_heads, rows, d_v]``.
+        attn_mask: boolean or additive, this rank's rows (or 1) by *all* keys (or 1), in the order of the sequence.
+        attn_bias: likewise, beside a boolean ``attn_mask``.
+        key_lengths: ``[batch]``: keys of the whole sequence that count.
+        group: a process group, a ``DeviceMesh`` of one dimension, or None for the default group.
+        method: ``"ring"`` sends keys and values around; ``"all_to_all"`` exchanges heads for rows.
+        layout: how the queries were cut, where not as :func:`shard` does by default; the keys are cut by its rule.
+
+    The other arguments are those of :func:`dspattn.attention` and speak of the whole sequence.
+
+    Raises:
+        DspattnError: on every rank, where a rank's arguments cannot be served or differ from the others'; where a
+            transfer fails, on each rank that sees it fail, at the latest after the group's timeout.
+    """
+    lead: tuple[int, ...] = ()
+
+    def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
+        nonlocal lead
+        if dropout_p != 0.0:
+            raise DspattnError([f"dropout_p: expected 0 (attention dropout is not offered), got {dropout_p}"])
+        tensors = []
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            if tensor.dim() not in (3, 4) or tensor.dim() != query.dim():
+                raise DspattnError(
+                    [f"{name}: expected [batch, heads, rows, d] or three dimensions, got {list(tensor.shape)}"]
+                )
+            tensors.append(tensor if tensor.dim() == 4 else tensor.unsqueeze(0))
+        lead = tuple(query.shape[:-3])
+        if not enable_gqa and query.shape[-3] != key.shape[-3]:
+            heads = f"{query.shape[-3]} heads of the query and {key.shape[-3]} of the key"
+            raise DspattnError([f"enable_gqa: expected True for {heads}, got False"])
+        left, right = parse_window(window)
+        rule = Rule(
+            *parse_pattern(pattern), parse_grouping(grouping), is_causal, parse_alignment(alignment), left, right,
+            scale, not allow_tf32, kernel, offset,
+        )  # fmt: skip
+        allowed, bias = _masks(attn_mask, attn_bias)
+        lengths = None if key_lengths is None else key_lengths.to(torch.int32)
+        return (tensors[0], tensors[1], tensors[2]), rule, Masks(allowed, bias, lengths)
+
+    def layouts(ranks: Ranks, rows: Tensor) -> tuple[Layout, Layout]:
+        total_q, total_k = rows[:, :2].sum(0).tolist()
+        queries = resolve(ranks, total_q, None, layout)
+        keys = layout_of(total_k, ranks.world, block=queries.block, balanced=queries.balanced)
+        check_rows("query", rows[:, 0].tolist(), queries)
+        check_rows("key", rows[:, 1].tolist(), keys)
+        return queries, keys
+
+    out, lse = _run(prepare, layouts, group, method, pattern, grouping, out_dtype, query, {"layout": _brief(layout)})
+    if not lead:
+        out, lse = out.squeeze(0), lse.squeeze(0)
+    return (out, lse) if return_lse else out
+
+
+@torch.compiler.disable
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor | Sequence[int],
+    *,
+    group: Any = None,
+    method: Method = "ring",
+    layout: Layout | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    pattern: str = "2:4",
+    grouping: Grouping = "interleaved",
+    return_lse: bool = False,
+    window: Window = None,
+    offset: int = 0,
+    allow_tf32: bool = True,
+    out_dtype: torch.dtype | None = None,
+    kernel: str = "",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`dspattn.varlen_attention` of a packed batch that is cut over ranks, sequence by sequence.
+
+    Args:
+        query: this rank's ``[rows, heads, d]``, as ``shard(x, 0, cu_seqlens=cu_seqlens)`` cuts them.
+        key: this rank's ``[rows, kv_heads, d]``.
+        value: this rank's ``[rows, kv_heads, d_v]``.
+        cu_seqlens: of the *whole* batch, where each sequence starts, and the end; the same on every rank.
+
+    The other arguments are those of :func:`attention`; queries and keys are of the same sequences.
+
+    Returns:
+        ``[rows, heads, d_v]`` and, with ``return_lse``, float32 ``[heads, rows]``.
+    """
+
+    def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            if tensor.dim() != 3:
+                raise DspattnError([f"{name}: expected 3 dimensions [rows, heads, d], got {list(tensor.shape)}"])
+        left, right = parse_window(window)
+        rule = Rule(
+            *parse_pattern(pattern), parse_grouping(grouping), is_causal, True, left, right, scale, not allow_tf32,
+            kernel, offset,
+        )  # fmt: skip
+        return tuple(t.unsqueeze(0).transpose(1, 2) for t in (query, key, value)), rule, Masks()  # type: ignore[return-value]
+
+    def layouts(ranks: Ranks, rows: Tensor) -> tuple[Layout, Layout]:
+        chosen = resolve(ranks, int(rows[:, 0].sum()), cu_seqlens, layout)
+        check_rows("query", rows[:, 0].tolist(), chosen)
+        check_rows("key", rows[:, 1].tolist(), chosen)
+        return chosen, chosen
+
+    given = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else list(cu_seqlens)
+    facts = {"cu_seqlens": given, "layout": _brief(layout)}
+    out, lse = _run(prepare, layouts, group, method, pattern, grouping, out_dtype, query, facts)
+    out = out.squeeze(0).transpose(0, 1)
+    return (out, lse.squeeze(0)) if return_lse else out
+
+
+def _run(
+    prepare: Callable[[], tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]],
+    layouts: Callable[[Ranks, Tensor], tuple[Layout, Layout]],
+    group: Any,
+    method: str,
+    pattern: str,
+    grouping: str,
+    out_dtype: torch.dtype | None,
+    query: Tensor,
+    facts: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """Checks on this rank, agrees with the others, runs. Nothing before the agreement may raise on some ranks only."""
+    ranks = Ranks(group)
+    error: DspattnError | None = None
+    rows = [0, 0, -1, -1]  # of queries, keys, the boolean mask and the bias
+    dtype = query.dtype
+    found: dict[str, Any] = {}
+    try:
+        if method not in METHODS:
+            raise DspattnError([f'method: expected "ring" or "all_to_all", got {method!r}'])
+        tensors, rule, masks = prepare()
+        q, k, v = _autocast(tensors)
+        _check_pieces(q, k, v)
+        dtype = torch.float32 if out_dtype is not None and wants_fp32(q, out_dtype) else q.dtype
+        rows = [q.shape[2], k.shape[2], *(-1 if t is None else t.shape[2] for t in (masks.allowed, masks.bias))]
+        found = {
+            "query.shape": [*q.shape[:2], q.shape[3]],
+            "key.shape": [*k.shape[:2], k.shape[3]],
+            "value.shape": [*v.shape[:2], v.shape[3]],
+            "query.dtype": q.dtype,
+            "out_dtype": dtype,
+            "rule": rule,
+            "requires_grad": torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)),
+            "masks": [_kind(mask) for mask in (masks.allowed, masks.bias, masks.key_lengths)],
+        }
+    except DspattnError as refusal:
+        error = refusal
+    # The same names on every rank, whatever was found, so that their messages have one length.
+    every = ranks.agree(error, {**dict.fromkeys(FACTS), **facts, "method": method, **found}, rows, query)
+    queries, keys = layouts(ranks, every)
+    period = group_period(pattern, grouping)
+    if ranks.world > 1 and keys.block % period != 0:
+        raise DspattnError(
+            [f"layout: expected a block that is a multiple of {period} for {pattern} {grouping}, got {keys.block}"]
+        )
+    masks = replace(masks, own_rows=(_own_rows(every, 2), _own_rows(every, 3)))
+    call = Call(ranks, queries, keys, rule, masks)
+    _check_masks(call, q)
+    out, lse = METHODS[method].apply(call, dtype, *(_rows(t) for t in (q, k, v)))
+    return out, lse
+
+
+def _autocast(tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Under autocast, the types that dspattn.attention would compute in."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    q, k, v = (t.to(dtype) for t in tensors)
+    return q, k, v
+
+
+def _kind(mask: Tensor | None) -> list[Any] | None:
+    """What ranks must have alike of a mask tensor: all but its rows."""
+    if mask is None:
+        return None
+    return [mask.dtype, [extent for dim, extent in enumerate(mask.shape) if dim != 2]]
+
+
+def _own_rows(every: Tensor, column: int) -> bool:
+    """Whether a mask has a row for each query, of the rows of every rank's queries and masks."""
+    queries, masks = every[:, 0].tolist(), every[:, column].tolist()
+    if masks == queries:
+        return True
+    if any(rows not in (1, -1) for rows in masks):
+        raise DspattnError([f"attn_mask: expected each rank's own rows {queries}, or 1 everywhere, got {masks}"])
+    return False
+
+
+def _brief(layout: Layout | None) -> Any:
+    return None if layout is None else (layout.lengths, layout.block, layout.balanced)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _check_pieces(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """What the operator would say on ranks that reach it, said on all before anything travels."""
+    reasons = []
+    if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:
+        reasons.append(f"key, value: expected query's batch of {q.shape[0]}, got {k.shape[0]} and {v.shape[0]}")
+    if k.shape[1] == 0 or q.shape[1] % max(1, k.shape[1]) != 0:
+        reasons.append(f"query: expected heads a multiple of key's {k.shape[1]}, got {q.shape[1]}")
+    if k.shape[1:3] != v.shape[1:3]:
+        reasons.append(f"value: expected key's heads and rows {list(k.shape[1:3])}, got {list(v.shape[1:3])}")
+    if q.shape[3] != k.shape[3]:
+        reasons.append(f"key: expected query's d = {q.shape[3]}, got {k.shape[3]}")
+    for name, tensor in (("query", q), ("key", k), ("value", v)):
+        if tensor.dtype != q.dtype or tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            reasons.append(f"{name}.dtype: expected float32, float16 or bfloat16 as query's, got {tensor.dtype}")
+        if tensor.device != q.device:
+            reasons.append(f"{name}: expected query's device {q.device}, got {tensor.device}")
+    if reasons:
+        raise DspattnError(reasons)
+
+
+def _masks(attn_mask: Tensor | None, attn_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """(boolean, additive), each with four dimensions."""
+    allowed: Tensor | None = None
+    bias: Tensor | None = None
+    for name, mask in (("attn_mask", attn_mask), ("attn_bias", attn_bias)):
+        if mask is None:
+            continue
+        if mask.dim() > 4:
+            raise DspattnError([f"{name}: expected at most 4 dimensions, got {list(mask.shape)}"])
+        if mask.requires_grad and torch.is_grad_enabled():
+            raise DspattnError([f"{name}: expected requires_grad=False (its gradient is not computed)"])
+        while mask.dim() < 4:
+            mask = mask.unsqueeze(0)
+        if mask.dtype == torch.bool and name == "attn_mask":
+            allowed = mask
+        elif mask.is_floating_point():
+            bias = mask if bias is None else bias + mask
+        else:
+            raise DspattnError([f"{name}.dtype: expected a mask or a bias, got {mask.dtype}"])
+    return allowed, bias
+
+
+def _check_masks(call: Call, q: Tensor) -> None:
+    """The other extents of mask tensors, which the ranks have alike: all find the same."""
+    full = (q.shape[0], q.shape[1], q.shape[2], call.keys.total)
+    for mask in (call.masks.allowed, call.masks.bias):
+        if mask is not None and any(mask.shape[i] not in (1, full[i]) for i in (0, 1, 3)):
+            raise DspattnError(
+                [f"attn_mask: expected this rank's rows by all keys, {list(full)} or 1, got {list(mask.shape)}"]
+            )
+    lengths = call.masks.key_lengths
+    if lengths is not None and list(lengths.shape) != [q.shape[0]]:
+        raise DspattnError([f"key_lengths: expected [{q.shape[0]}], got {list(lengths.shape)}"])

@@ -1,0 +1,137 @@
+"""One attention call cut over ranks, with everything resolved: what each pair of a query chunk and a key chunk is to
+the operators, whichever way the pieces travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import _ops
+from .layout import Chunk, Layout
+from .transfers import Ranks
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The arguments of dspattn.attention that every rank agrees on, as the operator takes them."""
+
+    keep: int
+    group: int
+    interleaved: bool
+    causal: bool
+    top_left: bool
+    left: int | None
+    right: int | None
+    scale: float | None
+    full_fp32: bool
+    kernel: str
+    offset: int
+
+    def options(self, offset: int, top_left: bool, max_q: int, max_k: int, fp32: bool) -> tuple[object, ...]:
+        return (
+            max_q, max_k, self.keep, self.group, self.interleaved, self.causal, top_left, self.left, self.right,
+            self.scale, self.full_fp32, self.kernel, offset, fp32,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Masks as tensors: rows of this rank's queries (or one), columns of all keys (or one)."""
+
+    allowed: Tensor | None = None
+    bias: Tensor | None = None
+    key_lengths: Tensor | None = None
+    own_rows: tuple[bool, bool] = (False, False)  # of allowed and bias: not one row that serves every query
+
+    def of(self, rows: slice, keys: Chunk) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        lengths = None if self.key_lengths is None else (self.key_lengths - keys.start).clamp(0, keys.rows)
+        return _cut(self.allowed, rows, keys), _cut(self.bias, rows, keys), lengths
+
+
+def _cut(mask: Tensor | None, rows: slice, keys: Chunk) -> Tensor | None:
+    if mask is None:
+        return None
+    if mask.shape[2] != 1:
+        mask = mask[:, :, rows]
+    return mask if mask.shape[3] == 1 else mask[..., keys.start : keys.stop]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A stretch of this rank's queries, a stretch of some rank's keys, and what the operator takes besides them."""
+
+    rows: slice
+    keys: slice
+    tensors: tuple[Tensor | None, ...]  # allowed, bias, key_lengths, cu_q, cu_k
+    options: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """q, k and v are [batch, heads, rows, d]: of a packed batch, [1, heads, rows of all sequences, d]."""
+
+    ranks: Ranks
+    queries: Layout
+    keys: Layout
+    rule: Rule
+    masks: Masks
+
+    def pairs(self, source: int) -> Iterator[Pair]:
+        """What this rank has to compute with the keys that travel from rank ``source``."""
+        row = 0
+        for q in self.queries.cut[self.ranks.rank]:
+            rows = slice(row, row + q.rows)
+            row += q.rows
+            key = 0
+            for k in self.keys.cut[source]:
+                keys = slice(key, key + k.rows)
+                key += k.rows
+                if k.sequence != q.sequence:
+                    continue
+                offset = self.diagonal(q.sequence) + q.start - k.start
+                if self._sees(offset, q.rows, k.rows):
+                    options = self.rule.options(offset, True, 0, 0, True)
+                    yield Pair(rows, keys, (*self.masks.of(rows, k), None, None), options)
+
+    def local_pair(self, like: Tensor) -> Pair | None:
+        """The sequences that this rank holds alone, as one packed batch. None where there are none."""
+        lengths = [chunk.rows for chunk in self.queries.whole[self.ranks.rank]]
+        if not lengths:
+            return None
+        begin = self.queries.cut_rows(self.ranks.rank)
+        cumulative = torch.tensor([0, *lengths], dtype=torch.int32, device=like.device).cumsum(0, dtype=torch.int32)
+        options = self.rule.options(self.rule.offset, self.rule.top_left, max(lengths), max(lengths), True)
+        stretch = slice(begin, begin + sum(lengths))
+        return Pair(stretch, stretch, (None, None, None, cumulative, cumulative), options)
+
+    def diagonal(self, sequence: int) -> int:
+        """Where query 0 of a sequence stands among its keys."""
+        aligned = 0 if self.rule.top_left else self.keys.lengths[sequence] - self.queries.lengths[sequence]
+        return aligned + self.rule.offset
+
+    def _sees(self, offset: int, rows: int, keys: int) -> bool:
+        """Whether any of the queries sees any of the keys."""
+        right = 0 if self.rule.causal else self.rule.right
+        first, last = offset, offset + rows - 1
+        return (right is None or last + right >= 0) and (self.rule.left is None or first - self.rule.left <= keys - 1)
+
+
+def forward(pair: Pair, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Output in fp32 and LSE of one pair. q, k and v are the stretches themselves."""
+    try:
+        return _ops.attention(q, k, v, *pair.tensors, *pair.options)
+    except RuntimeError as error:
+        raise _ops.translated(error) from None
+
+
+def backward(
+    pair: Pair, d_out: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The share of the gradients, in fp32; ``out`` and ``lse`` are those of the whole row."""
+    try:
+        return _ops.attention_backward(d_out, out, lse, q, k, v, *pair.tensors, *pair.options)
+    except RuntimeError as error:
+        raise _ops.translated(error) from None

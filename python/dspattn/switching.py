@@ -1,0 +1,421 @@
+"""``dspattn.apply``: put pruned attention under a model and make sure that it is there; ``restore`` takes it away.
+
+Three kinds of attention layers are served: modules of transformers that look their attention up by name, PyTorch's
+``nn.MultiheadAttention``, and any other module that calls ``scaled_dot_product_attention``. Which layers a model has is
+not guessed from its structure: one call of the model with the user's own inputs shows every attention call and the
+module it comes from, before the switch and after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from . import nn
+from .errors import DspattnError
+from .integrations import _refusal
+from .integrations.sdpa import use
+from .patterns import Grouping, parse_grouping, parse_pattern, prunes
+from .plans import Plan
+
+Layers = Sequence[int | str] | Mapping[int | str, str] | None
+Heads = Sequence[int] | Mapping[int | str, Sequence[int]] | None
+Kind = Literal["by name", "nn.MultiheadAttention", "scaled_dot_product_attention", "own code"]
+MARK = "_dspattn_applied"  # on the model: what restore undoes
+PLAN = "_dspattn_plan"  # on an attention module: what it is to compute
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer of a model and what became of it."""
+
+    index: int  # in the order of the calls
+    name: str  # of the module, as in ``model.named_modules()``
+    kind: Kind
+    plan: Plan | None  # None: left as it was
+    reason: str  # why it was left, or a remark; "" otherwise
+    n_k: int = 0  # keys it saw in the traced call
+
+    @property
+    def changed(self) -> bool:
+        return self.plan is not None
+
+    def __str__(self) -> str:
+        if self.plan is None:
+            what = f"left: {self.reason}"
+        else:
+            heads = "" if self.plan.heads is None else f", heads {', '.join(map(str, self.plan.heads))} only"
+            what = f"{self.plan.pattern} {self.plan.grouping}{heads}{'; ' if self.reason else ''}{self.reason}"
+        return f"{self.index:4d}  {self.name}: {what}"
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The report of :func:`apply`."""
+
+    layers: tuple[Layer, ...]
+
+    @property
+    def changed(self) -> tuple[Layer, ...]:
+        return tuple(layer for layer in self.layers if layer.changed)
+
+    @property
+    def left(self) -> tuple[Layer, ...]:
+        return tuple(layer for layer in self.layers if not layer.changed)
+
+    def __str__(self) -> str:
+        head = f"{len(self.changed)} of {len(self.layers)} attention layers changed"
+        return "\n".join([head, *map(str, self.layers)])
+
+
+@dataclass
+class _Trace:
+    """Attention calls of one run of a model, by the module they come from."""
+
+    stack: list[torch.nn.Module]
+    calls: dict[torch.nn.Module, tuple[Kind, int]]  # what kind of call, and the keys of the longest one
+    pruned: dict[torch.nn.Module, int]  # calls that ran under a plan
+
+    def saw(self, module: torch.nn.Module, kind: Kind, n_k: int) -> None:
+        before = self.calls.get(module)
+        self.calls[module] = (before[0] if before else kind, max(n_k, before[1] if before else 0))
+
+
+_TRACE: ContextVar[_Trace | None] = ContextVar("dspattn_trace", default=None)
+
+
+def apply(
+    model: torch.nn.Module,
+    pattern: str = "2:4",
+    *,
+    example: Any = None,
+    grouping: Grouping = "interleaved",
+    rest: str = "drop",
+    layers: Layers = None,
+    skip: Sequence[int | str] = (),
+    heads: Heads = None,
+) -> Applied:
+    """Prune a model's attention, layer by layer, and check by a call that it is so.
+
+    Args:
+        model: any ``torch.nn.Module``; transformers models, and modules that contain them, go by name.
+        pattern: ``"2:4"``, ``"1:2"``, any ``"N:M"``, or ``"dense"``.
+        example: what the model is called with for the check: a dict of keyword arguments, a tuple of positional ones or
+            one tensor. May be left out for transformers models that read token ids. A text of the usual length also
+            tells which layers see too few keys for anything to be pruned.
+        grouping: ``"interleaved"`` or ``"consecutive"``.
+        rest: ``"drop"``: the weight of pruned keys is left out of the softmax.
+        layers: which layers, by number (in the order of the calls) or name (``*`` stands for anything); a dict gives
+            each its own pattern, and leaves those alone that it does not name. Default: all.
+        skip: layers to leave as they are.
+        heads: query heads to prune, in every layer or, as a dict, by layer; the others stay dense.
+
+    Returns:
+        A report: every attention layer, its pattern, and of those that were left, why.
+
+    Raises:
+        DspattnError: nothing changed, or a layer that should have does not. The model is then as it was.
+
+    Example:
+        >>> encoder = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True).eval()
+        >>> print(apply(encoder, "2:4", example=torch.randn(1, 100, 64)))
+        1 of 1 attention layers changed
+           0  self_attn: 2:4 interleaved
+        >>> restore(encoder)
+    """
+    parse_pattern(pattern)
+    parse_grouping(grouping)
+    if rest != "drop":
+        raise DspattnError([f'rest: expected "drop" (no other is offered), got {rest!r}'])
+    if hasattr(model, MARK):
+        raise DspattnError(
+            ["model: expected one that dspattn.apply has not switched yet; dspattn.restore(model) undoes it"]
+        )
+    call = _caller(model, example)
+    names = {module: name for name, module in model.named_modules()}
+    found = _run(model, call)
+    calls = {module: entry for module, entry in found.calls.items() if module in names}
+    if not calls:
+        raise DspattnError(["model: expected attention layers; none was seen in the traced call, so nothing changed"])
+    planned = [
+        _planned(index, names[module], kind, n_k, pattern, grouping, layers, skip, heads)
+        for index, (module, (kind, n_k)) in enumerate(calls.items())
+    ]
+    _check_selection(planned, layers, skip, heads)
+    if not any(layer.changed for layer in planned):
+        raise DspattnError(["model: nothing would change:", *map(str, planned)])
+    undo: list[Callable[[], None]] = []
+    try:
+        for module, layer in zip(calls, planned, strict=True):
+            if layer.plan is not None:
+                undo.append(_switch(module, layer))
+        if any(layer.kind == "by name" for layer in planned):
+            undo += _switch_names(model)
+        after = _run(model, call)
+        missed = [
+            f"{layer.name}: expected pruned attention calls, saw none"
+            for module, layer in zip(calls, planned, strict=True)
+            if layer.changed and not after.pruned.get(module)
+        ]
+        if missed:
+            raise DspattnError(["model: expected every chosen layer to change in the traced call", *missed])
+    except BaseException:
+        for step in reversed(undo):
+            step()
+        raise
+    setattr(model, MARK, undo)
+    return Applied(tuple(planned))
+
+
+def restore(model: torch.nn.Module) -> None:
+    """Undo :func:`apply`.
+
+    Args:
+        model: the module that was given to :func:`apply`.
+
+    Example:
+        >>> encoder = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> applied = apply(encoder, "2:4", example=torch.randn(1, 100, 64))
+        >>> restore(encoder)
+        >>> type(encoder.self_attn).__module__
+        'torch.nn.modules.activation'
+    """
+    undo = getattr(model, MARK, None)
+    if undo is None:
+        raise DspattnError(["model: expected one that dspattn.apply has switched, got one that it has not"])
+    for step in reversed(undo):
+        step()
+    delattr(model, MARK)
+
+
+def _caller(model: torch.nn.Module, example: Any) -> Callable[[], Any]:
+    """The traced call."""
+    if example is None:
+        example = getattr(model, "dummy_inputs", None)
+        if not isinstance(example, dict) or getattr(model, "main_input_name", "") != "input_ids":
+            raise DspattnError(
+                ["example: expected what the model is called with (a dict, a tuple or a tensor), got None"]
+            )
+    if isinstance(example, Mapping):
+        return lambda: model(**example)
+    if isinstance(example, tuple):
+        return lambda: model(*example)
+    if isinstance(example, Tensor):
+        return lambda: model(example)
+    raise DspattnError([f"example: expected a dict, a tuple or a tensor, got {type(example).__name__}"])
+
+
+def called(model: torch.nn.Module, example: Any) -> Any:
+    """The model's output for an example, in evaluation."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.no_grad():
+            return _caller(model, example)()
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _planned(
+    index: int, name: str, kind: Kind, n_k: int, pattern: str, grouping: Grouping, layers: Layers,
+    skip: Sequence[int | str], heads: Heads,
+) -> Layer:  # fmt: skip
+    layer = Layer(index, name, kind, None, "", n_k)
+    if kind == "own code":
+        return replace(layer, reason="computes attention in its own code")
+    if any(_names(key, layer) for key in skip):
+        return replace(layer, reason="in skip")
+    chosen: str | None = pattern
+    if isinstance(layers, Mapping):
+        chosen = next((each for key, each in layers.items() if _names(key, layer)), None)
+    elif layers is not None and not any(_names(key, layer) for key in layers):
+        chosen = None
+    if chosen is None:
+        return replace(layer, reason="not in layers")
+    parse_pattern(chosen)
+    some: Iterable[int] | None
+    if isinstance(heads, Mapping):
+        some = next((each for key, each in heads.items() if _names(key, layer)), None)
+    else:
+        some = heads
+    remark = ""
+    if chosen != "dense" and not prunes(n_k, chosen, grouping):
+        remark = f"{n_k} keys in the traced call, too few for anything to be pruned"
+    return replace(layer, plan=Plan(chosen, grouping, None if some is None else tuple(some)), reason=remark)
+
+
+def _names(key: int | str, layer: Layer) -> bool:
+    return key == layer.index if isinstance(key, int) else fnmatchcase(layer.name, key)
+
+
+def _check_selection(planned: list[Layer], layers: Layers, skip: Sequence[int | str], heads: Heads) -> None:
+    """Every number and name must mean a layer: a misspelt one would leave it out without a word."""
+    reasons = []
+    for argument, keys in (("layers", layers), ("skip", skip), ("heads", heads if isinstance(heads, Mapping) else ())):
+        if isinstance(keys, str):
+            raise DspattnError([f"{argument}: expected a list, got {keys!r}"])
+        for key in keys or ():
+            if not any(_names(key, layer) for layer in planned):
+                known = ", ".join(layer.name for layer in planned)
+                reasons.append(f"{argument}: expected numbers below {len(planned)} or names among {known}, got {key!r}")
+    if reasons:
+        raise DspattnError(reasons)
+
+
+def _run(model: torch.nn.Module, call: Callable[[], Any]) -> _Trace:
+    """Call the model in evaluation and see which modules compute attention."""
+    trace = _Trace([], {}, {})
+    handles = []
+    modes = {module: module.training for module in model.modules()}
+
+    def enter(module: torch.nn.Module, *_: Any) -> None:
+        trace.stack.append(module)
+        if isinstance(module, torch.nn.MultiheadAttention):
+            return
+        if _refusal.computes_itself(type(module)) and not _refusal.calls_sdpa(type(module)):
+            trace.saw(module, "own code", 0)
+
+    def leave(module: torch.nn.Module, *_: Any) -> None:
+        trace.stack.pop()
+
+    for module in modes:
+        handles.append(module.register_forward_pre_hook(enter))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+    token = _TRACE.set(trace)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        model.eval()
+        with torch.no_grad(), _Watch(trace):
+            call()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        _TRACE.reset(token)
+        for handle in handles:
+            handle.remove()
+        for module, training in modes.items():
+            module.training = training
+    return trace
+
+
+class _Watch(TorchFunctionMode):
+    """Notes attention calls with the module they come from."""
+
+    def __init__(self, trace: _Trace) -> None:
+        super().__init__()
+        self.trace = trace
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.trace.stack and func in (
+            torch.nn.functional.scaled_dot_product_attention,
+            torch.nn.functional.multi_head_attention_forward,
+        ):
+            module = self.trace.stack[-1]
+            key = args[1] if len(args) > 1 else kwargs["key"]
+            if isinstance(module, torch.nn.MultiheadAttention):
+                self.trace.saw(module, "nn.MultiheadAttention", key.shape[0])
+            elif _refusal.takes_a_name(type(module)):
+                self.trace.saw(module, "by name", key.shape[-2])
+            else:
+                self.trace.saw(module, "scaled_dot_product_attention", key.shape[-2])
+        elif self.trace.stack and getattr(func, "__name__", "") == "softmax":
+            module = self.trace.stack[-1]  # "eager" attention of a module that looks its function up
+            if _refusal.takes_a_name(type(module)) and args[0].dim() == 4:
+                self.trace.saw(module, "by name", args[0].shape[-1])
+        return func(*args, **kwargs)
+
+
+class _LayerBlock(use):
+    """``use`` around one call of a layer, which need not compute attention every time."""
+
+    def tell(self) -> None:
+        pass
+
+
+def _switch(module: torch.nn.Module, layer: Layer) -> Callable[[], None]:
+    """Make one module compute its plan; returns what undoes it."""
+    plan = layer.plan
+    assert plan is not None
+    object.__setattr__(module, PLAN, plan)
+    steps: list[Callable[[], None]] = [lambda: object.__delattr__(module, PLAN)]
+    if layer.kind == "nn.MultiheadAttention":
+        if plan.heads is not None:
+            raise DspattnError([f"heads: expected None for nn.MultiheadAttention ({layer.name}), got {plan.heads}"])
+        before = type(module)
+        if before is not torch.nn.MultiheadAttention:
+            raise DspattnError([f"{layer.name}: expected nn.MultiheadAttention itself, got {before.__name__}"])
+        module.__class__ = nn.MultiheadAttention
+        module.pattern, module.grouping = plan.pattern, plan.grouping  # type: ignore[assignment]
+        handle = module.register_forward_hook(_count)
+
+        def back() -> None:
+            handle.remove()
+            module.__class__ = before
+            del module.pattern, module.grouping
+
+        steps.append(back)
+    elif layer.kind == "scaled_dot_product_attention":
+        if plan.heads is not None:
+            raise DspattnError([f"heads: expected None for {layer.name} (it calls PyTorch directly), got {plan.heads}"])
+        inner = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with _LayerBlock(plan.pattern, plan.grouping) as switched:
+                out = inner(*args, **kwargs)
+            if switched.served:
+                _count(module)
+            return out
+
+        module.forward = forward  # type: ignore[method-assign]
+        steps.append(lambda: delattr(module, "forward"))
+
+    def undo() -> None:
+        for step in reversed(steps):
+            step()
+
+    return undo
+
+
+def _count(module: torch.nn.Module, *_: Any) -> None:
+    trace = _TRACE.get()
+    if trace is not None:
+        trace.pruned[module] = trace.pruned.get(module, 0) + 1
+
+
+def _switch_names(model: torch.nn.Module) -> list[Callable[[], None]]:
+    """Give every transformers model inside the name under which each attention module's own plan runs."""
+    from transformers import PreTrainedModel
+
+    from .integrations import huggingface
+
+    name = huggingface.register_planned(PLAN, _count)
+    undo: list[Callable[[], None]] = []
+    inside: set[torch.nn.Module] = set()
+    for module in model.modules():
+        if not isinstance(module, PreTrainedModel) or module in inside:
+            continue
+        inside.update(module.modules())
+        before = {
+            id(part): (part.config, part.config._attn_implementation)
+            for part in module.modules()
+            if isinstance(part, PreTrainedModel)
+        }
+        with contextlib.suppress(AttributeError):
+            module.set_attn_implementation(name)
+
+        def back(before: dict[int, tuple[Any, str]] = before) -> None:
+            for config, implementation in before.values():
+                config._attn_implementation_internal = implementation
+
+        undo.append(back)
+    return undo

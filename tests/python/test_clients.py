@@ -1,0 +1,143 @@
+"""Other packages with dspattn under them, each as it is published; skipped where it is not installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import dspattn
+
+
+def moved(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max())
+
+
+class TestDiffusers:
+    @pytest.fixture
+    def diffusers(self) -> Any:
+        package = pytest.importorskip("diffusers", reason="diffusers is not installed", exc_type=ImportError)
+        from dspattn.integrations.diffusers import register
+
+        assert "dspattn_1_2" in register()
+        return package
+
+    @pytest.fixture
+    def transformer(self, diffusers: Any) -> Any:
+        torch.manual_seed(0)
+        return diffusers.SD3Transformer2DModel(
+            sample_size=32, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=16, num_attention_heads=2,
+            joint_attention_dim=32, caption_projection_dim=32, pooled_projection_dim=64, out_channels=4,
+        ).eval()  # fmt: skip
+
+    @pytest.fixture
+    def inputs(self) -> dict[str, torch.Tensor]:
+        torch.manual_seed(1)
+        return {
+            "hidden_states": torch.randn(1, 4, 32, 32),
+            "encoder_hidden_states": torch.randn(1, 12, 32),
+            "pooled_projections": torch.randn(1, 64),
+            "timestep": torch.tensor([7]),
+        }
+
+    def test_backend_by_name(self, transformer: Any, inputs: dict[str, torch.Tensor]) -> None:
+        results = {}
+        for backend in ("native", "dspattn_dense", "dspattn_1_2", "dspattn_2_4_consecutive"):
+            transformer.set_attention_backend(backend)
+            with torch.no_grad():
+                results[backend] = transformer(**inputs).sample
+        assert moved(results["native"], results["dspattn_dense"]) < 1e-4
+        assert moved(results["native"], results["dspattn_1_2"]) > 1e-4
+        assert moved(results["dspattn_1_2"], results["dspattn_2_4_consecutive"]) > 1e-4
+
+    def test_a_pipeline_and_its_vae(self, diffusers: Any, transformer: Any) -> None:
+        torch.manual_seed(0)
+        vae = diffusers.AutoencoderKL(
+            in_channels=3, out_channels=3, down_block_types=("DownEncoderBlock2D",), block_out_channels=(32,),
+            up_block_types=("UpDecoderBlock2D",), layers_per_block=1, latent_channels=4, norm_num_groups=8,
+        ).eval()  # fmt: skip
+        pipeline = diffusers.StableDiffusion3Pipeline(
+            transformer=transformer, scheduler=diffusers.FlowMatchEulerDiscreteScheduler(), vae=vae, text_encoder=None,
+            tokenizer=None, text_encoder_2=None, tokenizer_2=None, text_encoder_3=None, tokenizer_3=None,
+        )  # fmt: skip
+        pipeline.set_progress_bar_config(disable=True)
+        words = dict(prompt_embeds=torch.randn(1, 12, 32), pooled_prompt_embeds=torch.randn(1, 64), guidance_scale=1.0)
+
+        def image() -> torch.Tensor:
+            seed = torch.Generator().manual_seed(3)
+            return pipeline(
+                **words, num_inference_steps=2, generator=seed, output_type="pt", height=32, width=32
+            ).images
+
+        stock = image()
+        transformer.set_attention_backend("dspattn_dense")
+        applied = dspattn.apply(vae, "dense", example=torch.randn(1, 3, 32, 32))
+        assert len(applied.changed) == 2  # one attention layer in the encoder and one in the decoder
+        assert moved(stock, image()) < 1e-3
+        transformer.set_attention_backend("dspattn_1_2")
+        assert moved(stock, image()) > 1e-4
+
+
+def test_timm() -> None:
+    timm = pytest.importorskip("timm", reason="timm is not installed", exc_type=ImportError)
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=192, depth=2, num_classes=7).eval()
+    x = torch.randn(2, 3, 192, 192)
+    with torch.no_grad():
+        stock = model(x)
+        dspattn.apply(model, "dense", example=x)
+        assert moved(stock, model(x)) < 1e-4
+        dspattn.restore(model)
+        applied = dspattn.apply(model, "1:2", example=x)
+        assert [layer.name for layer in applied.changed] == ["blocks.0.attn", "blocks.1.attn"]
+        assert moved(stock, model(x)) > 1e-5
+        dspattn.restore(model)
+        with dspattn.use("1:2") as switched:
+            model(x)
+        assert switched.served == 2
+
+
+def test_sentence_transformers(tmp_path: Any) -> None:
+    package = pytest.importorskip(
+        "sentence_transformers", reason="sentence-transformers is not installed", exc_type=ImportError
+    )
+    import tiny_models
+
+    tiny_models.encoder().save_pretrained(tmp_path)
+    tiny_models.tokenizer().save_pretrained(tmp_path)
+    texts = [tiny_models.text(120), tiny_models.text(90)]
+    vectors = {}
+    for name in ("sdpa", "dspattn_dense", "dspattn_1_2"):
+        model = package.SentenceTransformer(
+            str(tmp_path), model_kwargs={"attn_implementation": name}, device="cpu", local_files_only=True
+        )
+        vectors[name] = model.encode(texts, convert_to_tensor=True, show_progress_bar=False)
+    assert moved(vectors["sdpa"], vectors["dspattn_dense"]) < 1e-4
+    assert moved(vectors["sdpa"], vectors["dspattn_1_2"]) > 1e-4
+    applied = dspattn.apply(model, "1:2", example=(model.tokenize(texts),))
+    assert len(applied.changed) == 2
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_pytorch_flash_attention() -> None:
+    attend = torch.nn.functional.scaled_dot_product_attention
+    pytest.importorskip("torch.nn.attention._registry", reason="this torch has no registry of flash attention")
+    from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
+
+    from dspattn.integrations import flash
+
+    q, k, v = (torch.randn(1, 2, 150, 16) for _ in range(3))
+    stock = attend(q, k, v)
+    activate_flash_attention_impl(flash.register("1:2"))
+    try:
+        assert torch.equal(attend(q, k, v, is_causal=True), dspattn.attention(q, k, v, is_causal=True, pattern="1:2"))
+        pruned = dspattn.attention(q, k, v, pattern="1:2")
+        assert torch.equal(torch.ops.aten.scaled_dot_product_attention(q, k, v), pruned)
+        leaf = q.clone().requires_grad_()
+        with pytest.raises(dspattn.DspattnError, match="expected no gradients"):
+            attend(leaf, k, v).sum().backward()
+    finally:
+        restore_flash_attention_impl()
+    assert torch.equal(attend(q, k, v), stock)
+    assert moved(stock, pruned) > 1e-3

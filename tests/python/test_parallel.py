@@ -1,0 +1,265 @@
+"""dspattn.parallel on spawned gloo processes: what a group computes is what one process computes."""
+
+import os
+
+import pytest
+import torch
+
+import dspattn
+import parallel_problems as problems
+from dspattn import parallel
+from parallel_foreign import under_context_parallel
+from parallel_pool import Failure, Pool
+
+COUNT = 210  # random problems of the default suite
+MORE = 2000  # and of the long one
+
+
+@pytest.fixture(scope="module")
+def pool():
+    opened = Pool()
+    yield opened
+    opened.close()
+
+
+def succeeded(results):
+    for rank, result in enumerate(results):
+        assert not isinstance(result, Failure), f"rank {rank}: {result}"
+    return results
+
+
+def compare(pool, first, count):
+    drawn = [problems.draw(seed) for seed in range(first, first + count)]
+    for world in range(1, 5):
+        of_world = [problem for problem in drawn if problem["world"] == world]
+        pieces = succeeded(pool.run(problems.many_on_rank, of_world, size=world))
+        for index, problem in enumerate(of_world):
+            ours = problems.joined(problem, [of_rank[index] for of_rank in pieces])
+            worst = problems.difference(problem, ours, problems.whole(problem))
+            assert max(worst.values(), default=0.0) <= 1.0, f"{worst} of what is allowed: {problem}"
+
+
+def test_random_problems_equal_one_process(pool):
+    compare(pool, 0, COUNT)
+
+
+@pytest.mark.long
+def test_many_random_problems_equal_one_process(pool):
+    compare(pool, COUNT, MORE)
+
+
+def test_every_part_of_the_promise_is_drawn():
+    drawn = [problems.draw(seed) for seed in range(COUNT)]
+    for method in ("ring", "all_to_all"):
+        for grouping in ("interleaved", "consecutive"):
+            for causal in (False, True):
+                for world in (1, 2, 3, 4):
+                    key = {"method": method, "grouping": grouping, "is_causal": causal, "world": world}
+                    assert any(all(p[name] == value for name, value in key.items()) for p in drawn), key
+        own = [p for p in drawn if p["method"] == method]
+        assert any(p["heads"] > p["kv_heads"] > 1 for p in own)
+        assert any("lengths" in p and p["world"] > 2 for p in own)
+        assert any(p.get("n_q", 0) != p.get("n_k", 0) for p in own)
+        assert any(p.get("n_k", 0) % 128 and p.get("n_k", 0) > 600 and p["world"] == 4 for p in own)
+        for mask in ("lengths", "allowed", "bias"):
+            assert any(mask in p["masks"] and p["world"] > 1 for p in own)
+
+
+def kept_on_rank(group, rank, method, pattern, grouping, length):
+    q, k = integers(length)
+    q, k = (parallel.shard(t, 2, group) for t in (q, k))
+    pieces = []
+    for start in range(0, length, 128):
+        v = parallel.shard(torch.eye(length)[None, None, :, start : start + 128].expand(1, 2, -1, -1), 2, group)
+        out = parallel.attention(
+            q, k, v, group=group, method=method, pattern=pattern, grouping=grouping, is_causal=True, scale=0.125
+        )
+        pieces.append(out != 0)
+    return parallel.unshard(torch.cat(pieces, -1), 2, group).numpy()
+
+
+def integers(length):
+    generator = torch.Generator().manual_seed(length)
+    return [torch.randint(-2, 3, (1, 2, length, 8), generator=generator).float() for _ in range(2)]
+
+
+@pytest.mark.parametrize("grouping", ["interleaved", "consecutive"])
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+def test_the_same_keys_are_kept(pool, method, grouping):
+    """Small integers: many ties, no rounding, so the selection must be the same to the last key."""
+    length = 450
+    q, k = integers(length)
+    options = {"pattern": "2:4", "grouping": grouping, "is_causal": True, "scale": 0.125}
+    wanted = dspattn.attention_weights(q, k, **options) != 0
+    for world in (2, 3, 4):
+        for kept in succeeded(pool.run(kept_on_rank, method, "2:4", grouping, length, size=world)):
+            assert torch.equal(torch.from_numpy(kept), wanted)
+
+
+def sharded_and_back(group, rank):
+    x = torch.arange(2 * 700 * 3).view(2, 700, 3)
+    cu = [0, 300, 300, 310, 700]
+    assert torch.equal(parallel.unshard(parallel.shard(x, 1, group), 1, group), x)
+    packed = parallel.shard(x, -2, group, cu_seqlens=cu)
+    assert torch.equal(parallel.unshard(packed, 1, group, cu_seqlens=torch.tensor(cu)), x)
+    piece = parallel.shard(x.float(), 1, group).requires_grad_()
+    (parallel.unshard(piece, 1, group) * x).sum().backward()
+    assert torch.equal(piece.grad, parallel.shard(x.float(), 1, group))
+    positions = parallel.position_ids(700, group)
+    assert torch.equal(positions, parallel.shard(torch.arange(700), 0, group))
+    labels = parallel.shard_labels(x[..., 0], 1, group, cu_seqlens=cu)
+    following = torch.cat([x[:, 1:, 0], x[:, :1, 0]], 1)
+    following[:, [299, 309, 699]] = -100
+    assert torch.equal(labels, parallel.shard(following, 1, group, cu_seqlens=cu))
+    mesh = torch.distributed.device_mesh.DeviceMesh.from_group(group, "cpu")
+    assert torch.equal(parallel.shard(x, 1, mesh), parallel.shard(x, 1, group))
+    return True
+
+
+@pytest.mark.parametrize("world", [1, 3, 4])
+def test_cutting_and_joining(pool, world):
+    succeeded(pool.run(sharded_and_back, size=world))
+
+
+def test_layouts_are_balanced_and_complete():
+    for world in (1, 2, 3, 4, 7):
+        for lengths in (0, 1, 127, 128, 1000, 128 * 64, [5, 0, 3000, 129, 64, 5000], []):
+            layout = parallel.layout_of(lengths, world)
+            index = torch.cat([layout.index(rank) for rank in range(world)])
+            assert sorted(index.tolist()) == list(range(layout.total))
+            assert torch.equal(index[layout.inverse()], torch.arange(layout.total))
+            for rank in range(world):
+                assert all(chunk.start % 128 == 0 for chunk in layout.chunks(rank))
+    # Scores under a causal mask: the same number for every rank where the blocks divide.
+    layout = parallel.layout_of(128 * 8 * 4, 4)
+    scores = [int((layout.positions(rank) + 1).sum()) for rank in range(4)]
+    assert max(scores) == min(scores)
+
+
+def inside_context(group, rank, method):
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(1, 4, 500, 16) for _ in range(3))
+    cu = torch.tensor([0, 120, 500], dtype=torch.int32)
+    results = []
+    with parallel.context(group, method):
+        pieces = [parallel.shard(t, 2, group) for t in (q, k, v)]
+        results.append(parallel.unshard(dspattn.attention(*pieces, is_causal=True), 2, group))
+        with dspattn.use("2:4"):
+            out = torch.nn.functional.scaled_dot_product_attention(*pieces)
+        results.append(parallel.unshard(out, 2, group))
+        rows = [parallel.shard(t[0].transpose(0, 1), 0, group, cu_seqlens=cu) for t in (q, k, v)]
+        out = dspattn.varlen_attention(*rows, cu, cu, is_causal=True)
+        results.append(parallel.unshard(out, 0, group, cu_seqlens=cu))
+    with parallel.context(group, method, cu_seqlens=cu):
+        pieces = [parallel.shard(t, 2, group, cu_seqlens=cu) for t in (q, k, v)]
+        out = dspattn.attention(*pieces, is_causal=True)
+        results.append(parallel.unshard(out[0].transpose(0, 1), 0, group, cu_seqlens=cu))
+    wanted = [
+        dspattn.attention(q, k, v, is_causal=True),
+        dspattn.attention(q, k, v),
+        *[dspattn.varlen_attention(*(t[0].transpose(0, 1) for t in (q, k, v)), cu, cu, is_causal=True)] * 2,
+    ]
+    for ours, expected in zip(results, wanted, strict=True):
+        torch.testing.assert_close(ours, expected, atol=2e-6, rtol=1e-5)
+    # Compiled around.
+    compiled = torch.compile(lambda *t: parallel.attention(*(x * 2 for x in t), group=group) + 1, backend="eager")
+    pieces = [parallel.shard(t, 2, group) for t in (q, k, v)]
+    torch.testing.assert_close(compiled(*pieces), parallel.attention(*(x * 2 for x in pieces), group=group) + 1)
+    return True
+
+
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+def test_calls_inside_the_context_go_parallel(pool, method):
+    succeeded(pool.run(inside_context, method, size=2))
+
+
+def test_beside_pytorchs_context_parallel(pool):
+    for cut_alike, difference in succeeded(pool.run(under_context_parallel, size=2)):
+        assert cut_alike and difference < 1e-5
+
+
+def refused(group, rank, case):
+    q, k, v = (torch.randn(1, 2, rows, 8) for rows in (256, 256, 256))
+    options = {"group": group, "is_causal": True}
+    if case == "heads" and rank == 1:
+        q, k, v = (torch.randn(1, 3, 256, 8) for _ in range(3))
+    elif case == "pattern" and rank == 0:
+        options["pattern"] = "5:4"
+    elif case == "rows":
+        q, k, v = (torch.randn(1, 2, 100 + rank, 8) for _ in range(3))
+    elif case == "causal" and rank == 2:
+        options["is_causal"] = False
+    elif case == "dtype" and rank == 1:
+        q, k, v = (t.bfloat16() for t in (q, k, v))
+    elif case == "group":
+        options |= {"pattern": "2:3", "grouping": "consecutive"}
+    elif case == "mask" and rank == 1:
+        options["attn_mask"] = torch.ones(1, 1, 7, 768, dtype=torch.bool)
+    elif case == "mask":
+        options["attn_mask"] = torch.ones(1, 1, 256, 768, dtype=torch.bool)
+    try:
+        parallel.attention(q, k, v, **options)
+    except dspattn.DspattnError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    "case, words",
+    [
+        ("heads", ["query.shape", "key.shape", "ranks [1] differ"]),
+        ("pattern", ["rank 0 refused"]),
+        ("rows", ["query: expected the pieces that shard() cuts", "[100, 101, 102]"]),
+        ("causal", ["rule", "ranks [2] differ"]),
+        ("dtype", ["query.dtype"]),
+        ("group", ["layout: expected a block that is a multiple of 3", "got 128"]),
+        ("mask", ["attn_mask: expected each rank's own rows [256, 256, 256]", "[256, 7, 256]"]),
+    ],
+)
+def test_disagreement_raises_on_every_rank(pool, case, words):
+    messages = succeeded(pool.run(refused, case, size=3))
+    assert all(messages), messages
+    for rank, message in enumerate(messages):
+        if case == "pattern" and rank == 0:
+            assert "pattern: expected" in message
+        else:
+            assert all(word in message for word in words), message
+
+
+def dies(group, rank):
+    q = torch.randn(1, 2, 256, 8)
+    parallel.attention(q, q, q, group=group)
+    if rank == 1:
+        os._exit(3)
+    return parallel.attention(q, q, q, group=group)
+
+
+def test_a_rank_that_dies_is_an_error_on_the_others():
+    """Not a hang: at the latest the group's timeout."""
+    pool = Pool(world=2, timeout=15.0)
+    try:
+        first, second = pool.run(dies)
+        assert isinstance(first, Failure) and "DspattnError: group:" in first
+        assert second == "died"
+    finally:
+        pool.close()
+
+
+def test_a_group_of_one_and_wrong_arguments():
+    q = torch.randn(1, 2, 300, 8)
+    for method in ("ring", "all_to_all"):
+        out = parallel.attention(q, q, q, is_causal=True, method=method)
+        assert torch.equal(out, dspattn.attention(q, q, q, is_causal=True))
+    with pytest.raises(dspattn.DspattnError, match=r'method: expected "ring" or "all_to_all", got .*star'):
+        parallel.attention(q, q, q, method="star")
+    with pytest.raises(dspattn.DspattnError, match="method: expected"):
+        parallel.context(method="star")
+    with pytest.raises(dspattn.DspattnError, match="cu_seqlens: expected 300 rows"):
+        parallel.varlen_attention(*[q[0].transpose(0, 1)] * 3, [0, 100])
+    with pytest.raises(dspattn.DspattnError, match="enable_gqa: expected True for 2 heads"):
+        parallel.attention(q, q[:, :1], q[:, :1])
+    with pytest.raises(dspattn.DspattnError, match="layout: expected one of 1 ranks, got one of 2"):
+        parallel.attention(q, q, q, layout=parallel.layout_of(300, 2))
+    out, lse = parallel.attention(*(t.requires_grad_() for t in (q, q, q)), return_lse=True)
+    with pytest.raises(NotImplementedError, match="return_lse"):
+        lse.sum().backward()

@@ -1,0 +1,120 @@
+"""Hugging Face models inside dspattn.parallel.context: unchanged, on pieces, with the logits and gradients of one
+process."""
+
+import pytest
+import torch
+
+import dspattn
+import tiny_models
+from dspattn import parallel
+from parallel_pool import Failure, Pool
+
+transformers = pytest.importorskip("transformers")
+
+LENGTH = 400
+
+
+@pytest.fixture(scope="module")
+def pool():
+    opened = Pool(world=2)
+    yield opened
+    opened.close()
+
+
+def tokens(length=LENGTH):
+    return torch.randint(0, 60, (1, length), generator=torch.Generator().manual_seed(5))
+
+
+def model_of(kind, window=None):
+    model = tiny_models.encoder() if kind == "encoder" else tiny_models.decoder()
+    if window is not None:
+        config = transformers.MistralConfig(
+            vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            intermediate_size=64, sliding_window=window,
+        )  # fmt: skip
+        torch.manual_seed(4)
+        model = transformers.MistralForCausalLM(config).eval()
+    model.set_attn_implementation("dspattn_2_4")
+    return model
+
+
+def output_of(model, **inputs):
+    result = model(**inputs)
+    return result.logits if hasattr(result, "logits") else result.last_hidden_state
+
+
+def on_rank(group, rank, kind, method, window):
+    model = model_of(kind, window)
+    positions = parallel.position_ids(LENGTH, group)[None]
+    with torch.no_grad(), parallel.context(group, method):
+        out = output_of(model, input_ids=parallel.shard(tokens(), 1, group), position_ids=positions)
+    return parallel.unshard(out, 1, group).numpy()
+
+
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+@pytest.mark.parametrize("kind, window", [("decoder", None), ("decoder", 150), ("encoder", None)])
+def test_a_model_gives_what_it_gives_in_one_process(pool, kind, window, method):
+    with torch.no_grad():
+        wanted = output_of(model_of(kind, window), input_ids=tokens())
+    for result in pool.run(on_rank, kind, method, window, size=2):
+        assert not isinstance(result, Failure), result
+        torch.testing.assert_close(torch.from_numpy(result), wanted, atol=2e-5, rtol=1e-4)
+
+
+def step_on_rank(group, rank, method):
+    """One training step: the loss's share of each rank, and gradients added up over ranks."""
+    model = model_of("decoder")
+    pieces = {
+        "input_ids": parallel.shard(tokens(), 1, group),
+        "position_ids": parallel.position_ids(LENGTH, group)[None],
+        "shift_labels": parallel.shard_labels(tokens(), 1, group),
+    }
+    with parallel.context(group, method):
+        loss = model(**pieces, labels=pieces["shift_labels"], num_items_in_batch=LENGTH - 1).loss
+        loss.backward()
+    total = loss.detach().clone()
+    torch.distributed.all_reduce(total, group=group)
+    for parameter in model.parameters():
+        torch.distributed.all_reduce(parameter.grad, group=group)
+    return float(total), {name: p.grad.numpy() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+def test_a_training_step_has_the_gradients_of_one_process(pool, method):
+    model = model_of("decoder")
+    loss = model(input_ids=tokens(), labels=tokens()).loss
+    loss.backward()
+    for result in pool.run(step_on_rank, method, size=2):
+        assert not isinstance(result, Failure), result
+        total, gradients = result
+        assert total == pytest.approx(loss.item(), rel=1e-6)
+        for name, parameter in model.named_parameters():
+            scale = float(parameter.grad.abs().max())
+            torch.testing.assert_close(torch.from_numpy(gradients[name]), parameter.grad, atol=2e-5 * scale, rtol=1e-4)
+
+
+def refused_on_rank(group, rank, case):
+    model = model_of("decoder")
+    inputs = {"input_ids": parallel.shard(tokens(), 1, group)}
+    rows = inputs["input_ids"].shape[1]
+    if case == "padding":
+        inputs["attention_mask"] = torch.ones(1, rows, dtype=torch.int64)
+        inputs["attention_mask"][0, :3] = 0
+    elif case == "packed":
+        inputs["position_ids"] = torch.cat([torch.arange(rows - 50), torch.arange(50)])[None]
+        inputs["use_cache"] = False
+    try:
+        with torch.no_grad(), parallel.context(group):
+            model(**inputs)
+    except dspattn.DspattnError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    "case, words",
+    [("padding", "attention_mask: expected no padding"), ("packed", "position_ids: expected those of one")],
+)
+def test_masks_of_a_piece_alone_are_refused(pool, case, words):
+    for message in pool.run(refused_on_rank, case, size=2):
+        assert message is not None and words in message
