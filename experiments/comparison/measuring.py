@@ -137,8 +137,11 @@ def _git(*arguments: str) -> str:
 def revision() -> str:
     """The commit measured, -dirty when its code has uncommitted changes; results and documents are not code."""
     found = _git("rev-parse", "--short=12", "HEAD") or "unknown"
-    changed = _git("status", "--porcelain", "--", ":/", ":(top,exclude)experiments/*/results", ":(top,exclude)docs")
+    changed = _git("status", "--porcelain", "--", ":/", ":(top,exclude)experiments/*/results/*", ":(top,exclude)docs")
     return found + ("-dirty" if changed else "")
+
+
+REVISION = revision()  # of the code that was loaded, whatever is checked out while it runs
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -164,7 +167,7 @@ def write(name: str, device: str, rows: list[dict[str, Any]]) -> Path:
         label = torch.cuda.get_device_name().split()[-1].lower()
     head = {
         "command": " ".join(["python", "experiments/comparison/run.py", *map(shlex.quote, sys.argv[1:])]),
-        "commit": revision(),
+        "commit": REVISION,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": machine(device),
         "versions": versions,

@@ -1,5 +1,5 @@
-"""Writes the tables of docs/theory.md, and what docs/pipeline.md says its ratios are made of, from the committed
-results, between their markers.
+"""Writes the tables of docs/theory.md, and what docs/comparison.md says the pipeline's ratios are made of, from the
+committed results, between their markers.
 
 python -m experiments.theory.tables            # rewrite
 python -m experiments.theory.tables --check    # exit 1 when a table is not what the results say
@@ -159,7 +159,8 @@ def pipeline_parts() -> str:
     matrix = memory["batch"] * memory["heads"] * memory["n_q"] * memory["n_k"] * 2
     ours, theirs = memory["peak_bytes"], memory["peers"]["unfused"]["peak_bytes"]
     lines = [
-        f"Two of these ratios owe much to the peer. *Memory*: PyTorch's softmax writes a second matrix, so the unfused "
+        "Two of the ratios in [pipeline.md](pipeline.md) owe much to the peer. *Memory*: PyTorch's softmax writes a "
+        "second matrix, so the unfused "
         f"pipeline\nholds {theirs / matrix:.0f} matrices of {matrix / 2**30:.0f} GiB, and ours {ours / matrix:.2f} of "
         f"one. The ratio {ours / theirs:.2f} is a factor {theirs / matrix:.0f} from the softmax in place and a\nfactor "
         f"{matrix / ours:.2f} from the pruning; beside an unfused pipeline with a softmax in place it would be "
@@ -196,7 +197,7 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
         "perplexity": task_table,
         "line": line_table,
     },
-    "docs/pipeline.md": {"what the ratios are made of": pipeline_parts},
+    "docs/comparison.md": {"what the ratios are made of": pipeline_parts},
 }
 
 

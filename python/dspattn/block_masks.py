@@ -260,7 +260,7 @@ def _gradients(ctx: Any, d_out: Tensor, d_lse: Tensor | None) -> tuple[Tensor | 
         seen = seen & allowed
     d_q, d_k, d_v = _ops.attention_backward(
         d_out.contiguous(), out, lse, q, k, v, seen, bias, key_lengths, None, None,
-        0, 0, keep, group, interleaved, causal, top_left, None, None, scale, full_fp32, "",
+        0, 0, keep, group, interleaved, causal, top_left, None, None, scale, full_fp32, "", 0, False,
     )  # fmt: skip
     return d_q, d_k, d_v, *(None,) * (5 + len(ctx.options))
 

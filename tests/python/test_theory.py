@@ -227,6 +227,6 @@ def test_the_speed_picture_gains_a_panel_with_measured_stages(tmp_path):
 
 
 def test_the_page_says_what_the_results_say():
-    script = ROOT / "experiments" / "theory" / "tables.py"
-    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "experiments.theory.tables", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
