@@ -85,8 +85,9 @@ class _Trace:
     pruned: dict[torch.nn.Module, int]  # calls that ran under a plan
 
     def saw(self, module: torch.nn.Module, kind: Kind, n_k: int) -> None:
-        before = self.calls.get(module)
-        self.calls[module] = (before[0] if before else kind, max(n_k, before[1] if before else 0))
+        """Note a call. A module that looks as if it computed attention itself may turn out to call PyTorch's."""
+        known, longest = self.calls.get(module, ("own code", 0))
+        self.calls[module] = (kind if known == "own code" else known, max(n_k, longest))
 
 
 _TRACE: ContextVar[_Trace | None] = ContextVar("dspattn_trace", default=None)
