@@ -377,7 +377,7 @@ def _switch(module: torch.nn.Module, layer: Layer) -> Callable[[], None]:
                 _count(module)
             return out
 
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
         steps.append(lambda: delattr(module, "forward"))
 
     def undo() -> None:
