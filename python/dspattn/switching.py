@@ -145,7 +145,12 @@ def apply(
     found = _run(model, call)
     calls = {module: entry for module, entry in found.calls.items() if module in names}
     if not calls:
-        raise DspattnError(["model: expected attention layers; none was seen in the traced call, so nothing changed"])
+        raise DspattnError(
+            [
+                "model: expected attention layers; none was seen in the traced call, so nothing changed (a model that has "
+                'a dspattn name already must be set back first, with set_attn_implementation("sdpa"))'
+            ]
+        )
     planned = [
         _planned(index, names[module], kind, n_k, pattern, grouping, layers, skip, heads)
         for index, (module, (kind, n_k)) in enumerate(calls.items())

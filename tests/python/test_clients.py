@@ -119,7 +119,7 @@ def test_sentence_transformers(tmp_path: Any) -> None:
     tiny_models.tokenizer().save_pretrained(tmp_path)
     texts = [tiny_models.text(120), tiny_models.text(90)]
     vectors = {}
-    for name in ("sdpa", "dspattn_dense", "dspattn_1_2"):
+    for name in ("dspattn_dense", "dspattn_1_2", "sdpa"):
         model = package.SentenceTransformer(
             str(tmp_path), model_kwargs={"attn_implementation": name}, device="cpu", local_files_only=True
         )
