@@ -147,8 +147,8 @@ def apply(
     if not calls:
         raise DspattnError(
             [
-                "model: expected attention layers; none was seen in the traced call, so nothing changed (a model that has "
-                'a dspattn name already must be set back first, with set_attn_implementation("sdpa"))'
+                "model: expected attention layers; none was seen in the traced call, so nothing changed (a model with "
+                'a dspattn name must be set back first, with set_attn_implementation("sdpa"))'
             ]
         )
     planned = [
