@@ -85,8 +85,9 @@ class _Trace:
     pruned: dict[torch.nn.Module, int]  # calls that ran under a plan
 
     def saw(self, module: torch.nn.Module, kind: Kind, n_k: int) -> None:
-        before = self.calls.get(module)
-        self.calls[module] = (before[0] if before else kind, max(n_k, before[1] if before else 0))
+        """Note a call. A module that looks as if it computed attention itself may turn out to call PyTorch's."""
+        known, longest = self.calls.get(module, ("own code", 0))
+        self.calls[module] = (kind if known == "own code" else known, max(n_k, longest))
 
 
 _TRACE: ContextVar[_Trace | None] = ContextVar("dspattn_trace", default=None)
@@ -144,7 +145,12 @@ def apply(
     found = _run(model, call)
     calls = {module: entry for module, entry in found.calls.items() if module in names}
     if not calls:
-        raise DspattnError(["model: expected attention layers; none was seen in the traced call, so nothing changed"])
+        raise DspattnError(
+            [
+                "model: expected attention layers; none was seen in the traced call, so nothing changed (a model with "
+                'a dspattn name must be set back first, with set_attn_implementation("sdpa"))'
+            ]
+        )
     planned = [
         _planned(index, names[module], kind, n_k, pattern, grouping, layers, skip, heads)
         for index, (module, (kind, n_k)) in enumerate(calls.items())
@@ -376,7 +382,7 @@ def _switch(module: torch.nn.Module, layer: Layer) -> Callable[[], None]:
                 _count(module)
             return out
 
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
         steps.append(lambda: delattr(module, "forward"))
 
     def undo() -> None:

@@ -32,6 +32,24 @@ class OwnAttention(SelfAttention):
         return torch.softmax(q @ k.transpose(1, 2), -1) @ v
 
 
+class EitherAttention(SelfAttention):
+    """Could compute attention itself, and calls PyTorch's through another object, as diffusers does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.process(x)
+
+    def process(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return call(q, k, v).transpose(1, 2).flatten(2)
+
+    def weights(self, scores: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(scores, -1)
+
+
+def call(*tensors: torch.Tensor) -> torch.Tensor:
+    return SDPA(*tensors)
+
+
 class Mixed(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -120,6 +138,11 @@ def test_a_layer_that_does_not_change_is_found() -> None:
 
     with pytest.raises(dspattn.DspattnError, match="0: expected pruned attention calls, saw none"):
         dspattn.apply(torch.nn.Sequential(Fickle()), example=X)
+
+
+def test_what_a_module_calls_counts_more_than_how_it_looks() -> None:
+    applied = dspattn.apply(torch.nn.Sequential(EitherAttention()), example=X)
+    assert [layer.kind for layer in applied.changed] == ["scaled_dot_product_attention"]
 
 
 def test_short_inputs_are_pointed_out() -> None:

@@ -143,7 +143,11 @@ def shrink(config: Any) -> Any:
     for name, value in list(vars(config).items()):
         if hasattr(value, "sub_configs"):
             shrink(value)
-        elif name == "embed_dim" and isinstance(getattr(config, "num_heads", None), (list, tuple)):
+        elif (
+            name == "embed_dim"
+            and isinstance(value, int)
+            and isinstance(getattr(config, "num_heads", None), (list, tuple))
+        ):
             config.embed_dim = min(value, 48)  # divided by 3, 6, ... heads, stage by stage
         elif name in BY_NAME and isinstance(value, int) and not isinstance(value, bool) and value > 0:
             setattr(config, name, min(value, BY_NAME[name]))
@@ -194,12 +198,12 @@ def build(model_type: str, seed: int = 0, attn_implementation: str | None = None
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
     with quiet():
-        config = shrink(CONFIG_MAPPING[model_type]())
-        for name, value in CHANGES.get(model_type, {}).items():
-            change(config, name, value)
-        if attn_implementation is not None:
-            config._attn_implementation = attn_implementation
         try:
+            config = shrink(CONFIG_MAPPING[model_type]())
+            for name, value in CHANGES.get(model_type, {}).items():
+                change(config, name, value)
+            if attn_implementation is not None:
+                config._attn_implementation = attn_implementation
             cls = MODEL_MAPPING[type(config)]
             cls = cls[0] if isinstance(cls, tuple) else cls
             with no_init_weights():
@@ -360,7 +364,7 @@ def tensors_of(output: Any) -> list[torch.Tensor]:
 
 CHANGES: dict[str, dict[str, Any]] = {
     **{name: {"prediction_length": 4} for name in ("autoformer", "informer", "time_series_transformer")},
-    **{name: {"layer_types": ["mamba", "attention"]} for name in ("bamba", "granitemoehybrid")},
+    "bamba": {"attn_layer_indices": [1]},
     **{name: {"head_dim": HEAD_DIM} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral", "nemotron")},
     "esm": {"vocab_size": 40, "pad_token_id": 1},
     "luke": {"entity_vocab_size": 40},

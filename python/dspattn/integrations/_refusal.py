@@ -117,12 +117,13 @@ def _foreign_arguments(model: torch.nn.Module) -> list[str]:
     """What modules of the model add to attention that is not offered here."""
     found = set()
     for module in model.modules():
-        if not takes_a_name(type(module)):
+        cls: Any = type(module)
+        if not takes_a_name(cls):
             continue
-        for name, value in _FOREIGN.findall(source_of(type(module))):
+        for name, value in _FOREIGN.findall(source_of(cls)):
             if value == "None" or (value.startswith("self.") and getattr(module, value[5:], None) is None):
                 continue
-            found.add(f"{name} in {type(module).__name__}")
+            found.add(f"{name} in {cls.__name__}")
     return sorted(found)
 
 
@@ -193,10 +194,10 @@ def install(model_class: Any) -> None:
     def checked_at_init(original: Callable[..., str]) -> Callable[..., str]:
         @functools.wraps(original)
         def get_correct_attn_implementation(self: Any, requested: str | None, *args: Any, **kwargs: Any) -> str:
-            reason = _class_refuses(type(self)) if is_ours(requested) else ""
+            cls: Any = type(self)
+            reason = _class_refuses(cls) if is_ours(requested) else ""
             if requested is not None and reason:
-                sdpa = bool(_CALLS_SDPA.search(_module_source(type(self))))
-                raise _refusal(type(self), requested, reason, set(), sdpa)
+                raise _refusal(cls, requested, reason, set(), bool(_CALLS_SDPA.search(_module_source(cls))))
             return original(self, requested, *args, **kwargs)
 
         return get_correct_attn_implementation

@@ -4,8 +4,8 @@
     pipeline.transformer.set_attention_backend("dspattn_1_2")
 
 diffusers keeps its backends in an enumeration that has no way to add one, so :func:`register` makes a member the way
-the enumeration makes its own. Models whose attention modules still carry their own processors (the VAE, older UNets)
-are not reached by ``set_attention_backend``; :func:`dspattn.apply` and :class:`dspattn.use` reach those.
+the enumeration makes its own. Modules that still have processors of their own (in SD3, UNets and VAEs) are left as they
+are by ``set_attention_backend``, which does not say so; :func:`dspattn.apply` and :class:`dspattn.use` reach those.
 """
 
 from __future__ import annotations

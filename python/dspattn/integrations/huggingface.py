@@ -34,6 +34,7 @@ HARMLESS = frozenset(
     {
         "cache_position",
         "deterministic",
+        "grid_thw",
         "input_ids",
         "logits_to_keep",
         "num_items_in_batch",
