@@ -154,7 +154,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, Consumer<C>> {
   __device__ __forceinline__ void weigh(float& tile0, float& tile1) {
     const float scale = params.scales.exp2_scale;
     const float largest = fmaxf(fabsf(state.minus0), fabsf(state.minus1)) * scale;
-    if (__any_sync(~0u, largest > blocks::tf32::kLargestNearReference) != 0) {
+    if (__all_sync(~0u, !(largest > blocks::tf32::kLargestNearReference)) == 0) {
       blocks::tf32::weigh_tile<C, true>(scores, transpose, scale, state, weights, metadata, tile0, tile1);
     } else {
       blocks::tf32::weigh_tile<C, false>(scores, transpose, scale, state, weights, metadata, tile0, tile1);
