@@ -58,10 +58,17 @@ struct RowContext {
   std::vector<Kept> kept;
 };
 
+// fp16's lowest number as a bias: GPU kernels take sums below -65408 * 2^e for that (docs/fused_kernel.md).
+bool lowest_fp16_on_gpu(const CaseData& data) {
+  return data.drawn().lowest_bias && data.drawn().bias_dtype == DType::f16 &&
+         data.device_problem().device.type == DeviceType::cuda;
+}
+
 class Walk {
  public:
   Walk(const CaseData& data, const cpu::Reference& given)
-      : clamps(data.drawn().dtype != DType::f32 && (data.drawn().extreme_bias || data.drawn().extreme_scale)),
+      : clamps(data.drawn().dtype != DType::f32 &&
+               (data.drawn().extreme_bias || data.drawn().extreme_scale || lowest_fp16_on_gpu(data))),
         swallows_(data.drawn().lowest_bias || data.drawn().extreme_bias),
         given_(given),
         host_(data.host_problem()),
