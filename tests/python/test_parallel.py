@@ -44,7 +44,7 @@ def test_random_problems_equal_one_process(pool):
     compare(pool, 0, COUNT)
 
 
-@pytest.mark.long
+@pytest.mark.rare
 def test_many_random_problems_equal_one_process(pool):
     compare(pool, COUNT, MORE)
 

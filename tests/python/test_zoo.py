@@ -331,7 +331,7 @@ def test_is_traced_whole(name: str) -> None:
         torch.testing.assert_close(compiled(module, "eager")(*inputs()), module(*inputs()))
 
 
-@pytest.mark.long
+@pytest.mark.rare
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles(name: str, backend: str) -> None:

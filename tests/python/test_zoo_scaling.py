@@ -49,7 +49,7 @@ def test_forward_and_backward_at_length(name: str) -> None:
         assert largest <= 800 * N
 
 
-@pytest.mark.long
+@pytest.mark.rare
 @pytest.mark.parametrize("name", zoo.names())
 def test_forward_and_backward_at_full_size(name: str) -> None:
     torch.manual_seed(0)
