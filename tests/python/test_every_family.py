@@ -112,7 +112,7 @@ def test_sample(family: str) -> None:
     assert check(family) in ("equal", "refused")
 
 
-@pytest.mark.long
+@pytest.mark.rare
 @pytest.mark.parametrize("family", [name for name in MODEL_MAPPING_NAMES if name not in SAMPLE])
 def test_family(family: str) -> None:
     try:

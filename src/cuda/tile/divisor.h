@@ -20,7 +20,7 @@ struct Divisor {
   constexpr Divisor() = default;
   explicit constexpr Divisor(int by)
       : value(by),
-        shift(std::bit_width(static_cast<std::uint32_t>(by) - 1)),
+        shift(static_cast<int>(std::bit_width(static_cast<std::uint32_t>(by) - 1))),
         multiplier(
             static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + shift)) + static_cast<std::uint64_t>(by) - 1) /
                                        static_cast<std::uint64_t>(by))) {}
