@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cuda/blocks/products16.h"
+#include "cuda/blocks/rest16.h"
 #include "cuda/blocks/scores16.h"
 #include "cuda/ptx/wgmma.h"
 
@@ -18,6 +19,7 @@ struct Weigher {
   tile::QuadTranspose transpose;
   RowState state;
   float tile0 = 0, tile1 = 0;  // sums of the last tile's weights, not yet in `state`
+  [[no_unique_address]] RestState<C> rest;
 
   __device__ __forceinline__ Weigher(const ScoreScales& s, int lane) : scales(s) {
     transpose = tile::QuadTranspose::of_lane(lane & 3);
@@ -29,17 +31,20 @@ struct Weigher {
   // Selects and exponentiates the tile, slice by slice: the exponentials of one run beside the selection of the next,
   // on other pipes. The results are operands of the output product: before_write() must see to it that the product that
   // reads the old ones is done.
-  template <typename How, typename Packed, typename BeforeWrite>
+  // kAhead: a slice is selected before the exponentials of the one before are taken. Without, fewer registers do.
+  template <bool kAhead, typename How, typename Packed, typename BeforeWrite>
   __device__ __forceinline__ void weigh_by(const How& exponents, const Packed& packed, Products<C>& products,
                                            BeforeWrite before_write) {
     tile0 = tile1 = 0;
     constexpr int kSlices = C::kTileK / 32;
-    constexpr int kHeld = C::kHeldSlices;
+    constexpr int kHeld = kAhead ? C::kHeldSlices : 1;
     constexpr bool kTakesLower = std::is_same_v<Packed, PackedScores<C, Hidden::lower>>;
     Slice slices[2];
     tile::KeptPair pairs[2];
     std::uint32_t word[2] = {}, across[2] = {};
     float values[kHeld][8];
+    RestSumOf<C, How> left_out;
+    constexpr bool kSumsAtOnce = std::is_same_v<How, HalfExponents>;
     const auto write = [&](int u, const float* value) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -58,15 +63,18 @@ struct Weigher {
       if constexpr (kTakesLower) {
         take_slice<C, kSlice>(packed, slices[kSlice % 2]);
       } else {
-        pairs[kSlice % 2] = select_slice<C, kSlice>(packed, slices[kSlice % 2]);
+        pairs[kSlice % 2] = select_slice<C, kSlice>(packed, slices[kSlice % 2], [&](const tile::LeftOut& scores) {
+          if constexpr (kSumsAtOnce) left_out.add(exponents, scores);
+        });
       }
     };
-    select.template operator()<0>();
+    if constexpr (kAhead) select.template operator()<0>();
     [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
       (
           [&] {
             constexpr int u = kIndex;
-            if constexpr (u + 1 < kSlices) select.template operator()<u + 1>();
+            if constexpr (!kAhead) select.template operator()<u>();
+            if constexpr (kAhead && u + 1 < kSlices) select.template operator()<u + 1>();
             const Slice& slice = slices[u % 2];
             float* value = values[u < kHeld ? u : 0];
 #pragma unroll
@@ -75,7 +83,7 @@ struct Weigher {
               tile0 += value[4 * i] + value[4 * i + 1];
               tile1 += value[4 * i + 2] + value[4 * i + 3];
             }
-            if constexpr (u % 2 == 0 && !kTakesLower) {
+            if constexpr (u % 2 == (kAhead ? 0 : 1) && !kTakesLower) {
               const std::uint32_t codes = C::kSelection == Selection::two_of_four
                                               ? tile::metadata_two_of_four(pairs[0], pairs[1])
                                               : tile::metadata_one_of_two(pairs[0], pairs[1]);
@@ -93,6 +101,16 @@ struct Weigher {
           ...);
     }
     (std::make_integer_sequence<int, kSlices>{});
+    // In fp32 the weights of what is left out are taken after the others, for want of registers. Where the upper half of
+    // a block is hidden (kTakesLower) nothing is left out.
+    if constexpr (C::kRestMean && !kSumsAtOnce && !kTakesLower) {
+      if constexpr (!C::kGeneral) {  // whose scores are packed already
+#pragma unroll
+        for (float& score : products.scores) score *= scales.opaque_one;  // else what was packed before is kept until now
+      }
+      sum_left_out<C>(packed, exponents, left_out);
+    }
+    rest.set_tile(left_out);
   }
 
   // How a tile is weighed, and how once more where that was not good enough.
@@ -107,7 +125,7 @@ struct Weigher {
 
   template <typename Packed, typename BeforeWrite>
   __device__ __forceinline__ void weigh(const Packed& packed, Products<C>& products, BeforeWrite before_write) {
-    weigh_by(exponents(), packed, products, before_write);
+    weigh_by<true>(exponents(), packed, products, before_write);
   }
 
   // Sets the reference to the tile's largest score, or a sample of them, and weighs the tile. Consumer::settle() mends
@@ -115,6 +133,7 @@ struct Weigher {
   template <typename Packed>
   __device__ __forceinline__ void first_tile(const Packed& packed, Products<C>& products) {
     state = empty_rows();
+    rest = {};
     if constexpr (C::kGeneral) {
       const Raised raised = raise_reference<C>(packed, scales, state);
       weigh(packed, products, [] {});
@@ -133,6 +152,7 @@ struct Weigher {
   __device__ __forceinline__ void add_weights() {
     state.sum0 += tile0;
     state.sum1 += tile1;
+    rest.add_tile();
   }
 
   // Raises the reference to the tile's largest score and weighs the tile once more.
@@ -140,7 +160,10 @@ struct Weigher {
   __device__ __forceinline__ void weigh_again(const Packed& packed, Products<C>& products) {
     const Raised raised = raise_reference<C>(packed, scales, state);
     shrink(raised, state, products.out);
-    weigh_by(precise_exponents(), packed, products, [] {});
+    rest.shrink(raised);
+    const ParkedSums<C::kRestMean> parked(state, rest);
+    weigh_by<!C::kRestMean>(precise_exponents(), packed, products, [] {});
+    parked.restore(state, rest);
     forget_unset(raised, state);
   }
 };
