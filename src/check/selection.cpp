@@ -179,6 +179,7 @@ cpu::Selection probe_selection(const CaseData& data, const Runner& runner, std::
     v.upload();
     ForwardArgs args;
     args.problem = data.device_problem();
+    args.problem.rest = Rest::drop;
     args.problem.v = v.device_view();
     args.out = out.device_view();
     runner.forward(args);

@@ -42,7 +42,8 @@ struct Dense {
   const double* row(std::int64_t b, std::int64_t h, std::int64_t i) const { return data.data() + offset(b, h, i); }
 };
 
-// What both kinds of tolerance walk over: one query row and its kept keys.
+// What both kinds of tolerance walk over: one query row and its kept keys. With rest = mean all keys that it sees count
+// as kept, and the pruned ones have the mean of V.
 struct RowContext {
   std::int64_t row = 0;
   const double* q = nullptr;
@@ -54,8 +55,11 @@ struct RowContext {
     const double* v;
     std::int64_t k_offset, v_offset;
     double score, magnitude, weight;
+    bool pruned = false;
   };
   std::vector<Kept> kept;
+  double rest = 0;                         // the weight of the pruned ones
+  const double* mean_magnitude = nullptr;  // [d_v], with rest = mean
 };
 
 // fp16's lowest number as a bias: GPU kernels take sums below -65408 * 2^e for that (docs/fused_kernel.md).
@@ -79,6 +83,7 @@ class Walk {
     scale = core::geometry_of(host_).scale;
     d = q_.width;
     d_v = v_.width;
+    longest = v_.rows;
   }
 
   // Calls visit(row) for every row that has a finite LSE: neither empty nor NaN.
@@ -95,18 +100,25 @@ class Walk {
           context.q_offset = q_.offset(seq.batch, h, seq.q_begin + i);
           if (!d_out_.data.empty()) context.d_out = d_out_.row(seq.batch, h, seq.q_begin + i);
           context.query_terms = seq.n_q * group;
-          const double largest = largest_kept(context.row, seq.n_k);
+          if (mean()) context.mean_magnitude = given_.mean_magnitudes.data() + context.row * d_v;
+          const double largest = largest_counted(context.row, seq.n_k);
           double sum = 0;
           for (std::int64_t j = 0; j < seq.n_k; ++j) {
-            if (!given_.selection.at(context.row, j)) continue;
+            if (!counts(context.row, j)) continue;
             const double score = given_.scores.at(context.row, j);
-            context.kept.push_back(
-                {k_.row(seq.batch, h / group, seq.k_begin + j), v_.row(seq.batch, h / group, seq.k_begin + j),
-                 k_.offset(seq.batch, h / group, seq.k_begin + j), v_.offset(seq.batch, h / group, seq.k_begin + j),
-                 score, given_.magnitudes.at(context.row, j), std::exp(score - largest)});
+            const bool pruned = !given_.selection.at(context.row, j);
+            const double* value =
+                pruned ? given_.means.data() + context.row * d_v : v_.row(seq.batch, h / group, seq.k_begin + j);
+            context.kept.push_back({k_.row(seq.batch, h / group, seq.k_begin + j), value,
+                                    k_.offset(seq.batch, h / group, seq.k_begin + j),
+                                    v_.offset(seq.batch, h / group, seq.k_begin + j), score,
+                                    given_.magnitudes.at(context.row, j), std::exp(score - largest), pruned});
             sum += context.kept.back().weight;
           }
-          for (auto& key : context.kept) key.weight /= sum;
+          for (auto& key : context.kept) {
+            key.weight /= sum;
+            if (key.pruned) context.rest += key.weight;
+          }
           visit(context);
         }
       }
@@ -119,12 +131,21 @@ class Walk {
   bool clamps = false;  // scores may be beyond what a 16-bit kernel holds them in
   double scale = 1;
   std::int64_t d = 0, d_v = 0;
+  std::int64_t longest = 0;  // keys that a mean may be over
 
  private:
-  double largest_kept(std::int64_t row, std::int64_t keys) const {
+  bool mean() const { return host_.rest == Rest::mean; }
+
+  // Whether a key has a weight.
+  bool counts(std::int64_t row, std::int64_t j) const {
+    const bool visible = given_.scores.at(row, j) != -std::numeric_limits<double>::infinity();
+    return given_.selection.at(row, j) != 0 || (mean() && visible);
+  }
+
+  double largest_counted(std::int64_t row, std::int64_t keys) const {
     double largest = -std::numeric_limits<double>::infinity();
     for (std::int64_t j = 0; j < keys; ++j) {
-      if (given_.selection.at(row, j)) largest = std::max(largest, given_.scores.at(row, j));
+      if (counts(row, j)) largest = std::max(largest, given_.scores.at(row, j));
     }
     return largest;
   }
@@ -188,7 +209,8 @@ bool weights_are_open(const RowContext& context, const Walk& walk, const ScoreEr
   return clamped || (error > 0.5 && !walk.swallowed(largest));
 }
 
-// The plain computation of one row in a 16-bit type: scores and weights, each rounded where an unfused one stores them.
+// The plain computation of one row in a 16-bit type: scores and weights, and the mean of V that pruned keys bring, each
+// rounded where an unfused one stores them.
 struct PlainRow {
   std::vector<double> weights;
   std::vector<double> out;
@@ -217,8 +239,9 @@ struct PlainRow {
     out.assign(static_cast<std::size_t>(walk.d_v), 0.0);
     for (std::size_t j = 0; j < scores.size(); ++j) {
       weights.push_back(round(std::exp(scores[j] - largest) / sum));
+      const auto& key = context.kept[j];
       for (std::int64_t c = 0; c < walk.d_v; ++c) {
-        out[static_cast<std::size_t>(c)] += weights.back() * context.kept[j].v[c];
+        out[static_cast<std::size_t>(c)] += weights.back() * (key.pruned ? round(key.v[c]) : key.v[c]);
       }
     }
     for (double& value : out) value = round(value);
@@ -267,8 +290,10 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
           magnitude += part;
           weighted += part * errors.each[j];
         }
-        tolerance.out[row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c)] =
-            weighted + (errors.mean + sums) * magnitude + kTiny;
+        double& allowed = tolerance.out[row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c)];
+        allowed = weighted + (errors.mean + sums) * magnitude + kTiny;
+        // The mean errs by its own sum's length, relative to the magnitudes in it.
+        if (context.rest > 0) allowed += context.rest * sum_error(walk.longest) * context.mean_magnitude[c];
       }
       return;
     }

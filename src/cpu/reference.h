@@ -5,6 +5,7 @@
 //                              T * 2^-e rounded to fp16 and clamped to +-65504, 2^-e the largest power of two <= scale
 //   choice                     in each group the `keep` largest keys of those not masked; ties keep the lower index
 //   result                     softmax over the kept scores S = scale * q.k + bias, times V; LSE of the kept scores
+//   rest = mean                softmax over all visible scores; the weights of the pruned ones are times the mean of V
 //
 // A score of -inf is masked, wherever it comes from. A row with a NaN score that is not masked, or with a kept score of
 // +inf, has no softmax: its output and LSE are NaN, its dQ is NaN, and so are dK and dV of every key that it sees. A
@@ -60,6 +61,9 @@ struct Reference {
   RowMatrix<double> keys;        // selection keys as compared; masked = -inf
   RowMatrix<double> scores;      // S; masked = -inf
   RowMatrix<double> magnitudes;  // scale * sum |q_c k_c| + |bias|: what rounding errors of S are relative to
+  // With rest = mean, [batch, heads, n_q, d_v]: the mean of V that a row's pruned keys bring, and the mean of |V| over
+  // the same keys. Zero where a row prunes nothing; empty with rest = drop.
+  std::vector<double> means, mean_magnitudes;
 };
 
 struct Gradients {

@@ -35,7 +35,8 @@ void unless_dense(const Problem& problem, Refusals& refusals) {
 std::size_t no_forward_workspace(const ForwardArgs&) { return 0; }
 std::size_t no_backward_workspace(const BackwardArgs&) { return 0; }
 
-constexpr core::Features kFeatures{core::Feature::fp32_results};
+constexpr core::Features kForward{core::Feature::fp32_results, core::Feature::rest_mean};
+constexpr core::Features kBackward{core::Feature::fp32_results};
 
 KernelRow forward_row(std::string_view name, std::string_view summary, void (*why_not)(const Problem&, Refusals&),
                       void (*launch)(const ForwardArgs&)) {
@@ -43,7 +44,7 @@ KernelRow forward_row(std::string_view name, std::string_view summary, void (*wh
           .why_not = why_not,
           .forward_workspace = no_forward_workspace,
           .forward = launch,
-          .features = kFeatures};
+          .features = kForward};
 }
 
 KernelRow backward_row(std::string_view name, std::string_view summary, void (*why_not)(const Problem&, Refusals&),
@@ -52,7 +53,7 @@ KernelRow backward_row(std::string_view name, std::string_view summary, void (*w
           .why_not = why_not,
           .backward_workspace = no_backward_workspace,
           .backward = launch,
-          .features = kFeatures};
+          .features = kBackward};
 }
 
 constexpr const char* kSummary2To4 = "AVX-512, AVX2 or NEON, threads: 2:4, any type, mask and head dim";
