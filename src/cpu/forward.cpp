@@ -3,7 +3,7 @@
 // A task is up to 256 query rows that share a kv head. It walks over blocks of up to 128 keys; each block of K and V is
 // widened to fp32 once per task and then met by the task's tiles of 32 rows:
 //   prune_tile   scores of the tile, masks, the choice within each group -> slots (score, key) per row
-//   weigh        online softmax over the slots
+//   weigh        online softmax over the slots; dropout of what it leaves
 //   add_kept     output += weights * V over the slots only
 // A row's arithmetic does not depend on which rows share its tile or task, so neither the number of threads nor the cut
 // into tasks changes a bit of the result.
@@ -90,6 +90,25 @@ struct ForwardScratch {
 HWY_BEFORE_NAMESPACE();
 namespace dspattn::cpu::HWY_NAMESPACE {
 
+// What a sink does to the sum of a row's exponentials, which are relative to the row's largest score.
+struct SinkShare {
+  float logit;
+  float origin;          // what exponentials are relative to with the sink: the larger of the two
+  float of_keys = 1.0f;  // factor of the keys' exponentials
+  float of_sink = 0.0f;  // the sink's own
+  bool undefined = false;
+
+  SinkShare(float sink, float largest) : logit(sink), origin(largest) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    undefined = !(sink < kInfinity);
+    if (sink == -kInfinity || undefined) return;
+    origin = std::max(sink, largest);
+    of_keys = std::exp(largest - origin);
+    of_sink = std::exp(sink - origin);
+  }
+  float total(float sum) const { return sum * of_keys + of_sink; }
+};
+
 // Divides by the sum of exponentials and writes the rows of a tile.
 void finish_tile(const ForwardJob& run, const SequenceSpan& sequence, const TileRows& tile, const float* largest,
                  const float* sum, const float* has_nan, const float* acc) {
@@ -97,19 +116,22 @@ void finish_tile(const ForwardJob& run, const SequenceSpan& sequence, const Tile
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   for (int r = 0; r < tile.rows; ++r) {
     const std::int64_t row = sequence.q_begin + tile.position[r];
+    constexpr float kLargest = std::numeric_limits<float>::max();
+    const float top = std::isfinite(largest[r]) ? std::clamp(largest[r] * run.job.scale, -kLargest, kLargest) : largest[r];
+    const SinkShare sink(run.job.sink(tile.head[r]), top);
     const bool empty = largest[r] == -kInfinity && has_nan[r] == 0.0f;
     // An infinite score has no weight relative to the others: infinity minus infinity.
-    const bool undefined = has_nan[r] != 0.0f || largest[r] == kInfinity;
-    const float factor = undefined ? kNan : empty ? 0.0f : 1.0f / sum[r];
+    const bool undefined = has_nan[r] != 0.0f || largest[r] == kInfinity || sink.undefined;
+    const float total = sink.total(sum[r]);
+    const float factor = undefined ? kNan : empty ? 0.0f : sink.of_keys / total;
     narrow_row(acc + static_cast<std::ptrdiff_t>(r) * run.pv.padded, factor, run.out.dtype, run.pv.columns,
                run.out.writable_at(sequence.batch, tile.head[r], row));
     if (run.lse.present()) {
       float* lse = static_cast<float*>(run.lse.data) + sequence.batch * run.lse.step(0) +
                    tile.head[r] * run.lse.step(1) + row * run.lse.step(2);
       // One that fp32 cannot hold is its largest number: only a row without a key has an infinite LSE.
-      constexpr float kLargest = std::numeric_limits<float>::max();
-      const float defined = std::clamp(largest[r] * run.job.scale + std::log(sum[r]), -kLargest, kLargest);
-      *lse = undefined ? kNan : empty ? -kInfinity : defined;
+      const float defined = std::clamp(sink.origin + std::log(total), -kLargest, kLargest);
+      *lse = undefined ? kNan : empty ? sink.logit : defined;
     }
   }
 }
@@ -161,6 +183,7 @@ void forward_task(const ForwardJob& run, const Task& task) {
         continue;
       }
       weigh(slots, scale_log2, {s.largest + t * kTileQ, s.sum + t * kTileQ}, s.rescale + t * kTileQ);
+      if (job.dropout.active) drop_slots(job.dropout, s.tiles[t], block, run.pv.width, slots);
       for (int r = 0; r < kTileQ; ++r) s.has_nan[t * kTileQ + r] += slots.has_nan[r];
     }
     // A panel of V stays in the first cache level while every tile meets it; the slots stream by.
