@@ -26,7 +26,8 @@ HWY_BEFORE_NAMESPACE();
 namespace dspattn::cpu::HWY_NAMESPACE {
 
 // Reads what the rows of tile `t` need: q, dO, lse and delta.
-inline void load_tile(const BackwardJob& run, const SequenceSpan& sequence, const BackwardScratch& s, std::ptrdiff_t t) {
+inline void load_tile(const BackwardJob& run, const SequenceSpan& sequence, const BackwardScratch& s,
+                      std::ptrdiff_t t) {
   const std::ptrdiff_t qk_tile = static_cast<std::ptrdiff_t>(run.qk.padded) * kTileQ;
   const std::ptrdiff_t pv_tile = static_cast<std::ptrdiff_t>(run.pv.padded) * kTileQ;
   const TileRows& tile = s.tiles[t];
@@ -64,8 +65,8 @@ inline void load_tile(const BackwardJob& run, const SequenceSpan& sequence, cons
 }
 
 // The maximum and the sum of exponentials of every row of the tiles that are far off, as forward made them.
-inline void find_far_sums(const BackwardJob& run, const SequenceSpan& sequence, std::int64_t kv_head, std::ptrdiff_t tiles,
-                   std::int64_t first_block, std::int64_t end, const BackwardScratch& s) {
+inline void find_far_sums(const BackwardJob& run, const SequenceSpan& sequence, std::int64_t kv_head,
+                          std::ptrdiff_t tiles, std::int64_t first_block, std::int64_t end, const BackwardScratch& s) {
   const Job& job = run.job;
   const std::ptrdiff_t qk_tile = static_cast<std::ptrdiff_t>(run.qk.padded) * kTileQ;
   std::fill_n(s.largest, tiles * kTileQ, -std::numeric_limits<float>::infinity());
@@ -132,7 +133,7 @@ enum class GradientOf { scores, products };
 // Scores -> weights and dO V^T -> dS, for the keys of `span`, kept or not: only kept ones are read later.
 template <class Weight>
 inline void plain_gradients(const Job& job, const KeySpan& span, const BackwardScratch& s, std::ptrdiff_t tile,
-                     GradientOf what) {
+                            GradientOf what) {
   ScoreTile& scores = s.prune->scores;
   ScoreTile& d_weights = *s.d_weights;
   const VecF scale = hn::Set(kF32, what == GradientOf::products ? static_cast<float>(job.g.scale) : 1.0f);
@@ -151,7 +152,7 @@ inline void plain_gradients(const Job& job, const KeySpan& span, const BackwardS
 
 // Multiplies what belongs to weights by dropout's factors.
 inline void drop_factors(const Job& job, const KeySpan& span, const BackwardScratch& s, std::ptrdiff_t tile,
-                    std::int64_t block, ScoreTile& values) {
+                         std::int64_t block, ScoreTile& values) {
   const U32 du;
   const DropoutFactors factors(job.dropout);
   for (int v = 0; v < kVecsQ; ++v) {
@@ -204,7 +205,7 @@ inline void set_nan_rows(const BackwardScratch& s, std::ptrdiff_t t, const KeySp
 
 // Scores of a tile -> the weights that V met, and dO V^T -> dS.
 inline void tile_gradients(const Job& job, const KeySpan& span, const BackwardScratch& s, std::ptrdiff_t tile,
-                    std::int64_t block, GradientOf what) {
+                           std::int64_t block, GradientOf what) {
   if (job.dropout.active) drop_factors(job, span, s, tile, block, *s.d_weights);
   s.far[tile] ? plain_gradients<WeightFromSum>(job, span, s, tile, what)
               : plain_gradients<WeightFromLse>(job, span, s, tile, what);

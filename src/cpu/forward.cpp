@@ -117,7 +117,8 @@ void finish_tile(const ForwardJob& run, const SequenceSpan& sequence, const Tile
   for (int r = 0; r < tile.rows; ++r) {
     const std::int64_t row = sequence.q_begin + tile.position[r];
     constexpr float kLargest = std::numeric_limits<float>::max();
-    const float top = std::isfinite(largest[r]) ? std::clamp(largest[r] * run.job.scale, -kLargest, kLargest) : largest[r];
+    const float top =
+        std::isfinite(largest[r]) ? std::clamp(largest[r] * run.job.scale, -kLargest, kLargest) : largest[r];
     const SinkShare sink(run.job.sink(tile.head[r]), top);
     const bool empty = largest[r] == -kInfinity && has_nan[r] == 0.0f;
     // An infinite score has no weight relative to the others: infinity minus infinity.

@@ -10,9 +10,10 @@
 //   dropout                    a weight that is dropped is 0, one that is not is divided by 1 - probability; the LSE is
 //                              that of all kept scores
 //
-// A score of -inf is masked, wherever it comes from (with a soft cap: before the cap). A row with a NaN score that is not masked, or with a kept score of
-// +inf, has no softmax: its output and LSE are NaN, its dQ is NaN, and so are dK and dV of every key that it sees. A
-// row that sees no key gives 0 and -inf, or the sink that it has; a sink of +inf or NaN leaves its rows undefined.
+// A score of -inf is masked, wherever it comes from (with a soft cap: before the cap). A row with a NaN score that is
+// not masked, or with a kept score of +inf, has no softmax: its output and LSE are NaN, its dQ is NaN, and so are dK
+// and dV of every key that it sees. A row that sees no key gives 0 and -inf, or the sink that it has; a sink of +inf or
+// NaN leaves its rows undefined.
 #pragma once
 
 #include <cstdint>

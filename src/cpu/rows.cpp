@@ -37,9 +37,8 @@ std::size_t no_backward_workspace(const BackwardArgs&) { return 0; }
 
 constexpr core::Features kFeatures{core::Feature::fp32_results, core::Feature::dropout, core::Feature::soft_cap,
                                    core::Feature::sinks};
-constexpr core::Features kBackwardFeatures{core::Feature::fp32_results, core::Feature::dropout,
-                                           core::Feature::soft_cap,     core::Feature::sinks,
-                                           core::Feature::d_lse,        core::Feature::d_bias,
+constexpr core::Features kBackwardFeatures{core::Feature::fp32_results, core::Feature::dropout, core::Feature::soft_cap,
+                                           core::Feature::sinks,        core::Feature::d_lse,   core::Feature::d_bias,
                                            core::Feature::d_sinks};
 
 KernelRow forward_row(std::string_view name, std::string_view summary, void (*why_not)(const Problem&, Refusals&),
