@@ -28,6 +28,13 @@ struct RowMeans {
   const float* row1;
 };
 
+// An entry of a head, at a lane's first column. Opaque: the compiler would pull the address to pieces.
+template <typename C>
+__device__ __forceinline__ const float* entry_at(const MeansView& means, int head, int entry, int lane) {
+  const int index = means.heads_per_mean.quotient(head) * static_cast<int>(means.table.entries) + entry;
+  return means.data + std::int64_t{ptx::opaque(index)} * C::kHeadDim + 2 * (lane & 3);
+}
+
 // `row` is row g of the thread's warp within the item; row g + 8 is the other. Rows past the sequence's end take the
 // last one's: they are not stored.
 template <typename C>
@@ -37,20 +44,16 @@ __device__ __forceinline__ RowMeans row_means(const MeansView& means, const Work
   const bool packed = work.cumulative_q.present();
   const tile::MeanTable::Sequence sequence{item.sequence, packed ? item.k_row : 0,
                                            packed ? item.out_row - item.row_begin : 0};
-  const std::int64_t first = means.heads_per_mean.quotient(item.head) * means.table.entries;
   const auto at = [&](int own_row) {
     const int in_sequence = min(item.row_begin + own_row, item.rows - 1);
-    return means.data + (first + means.table.entry(sequence, band, in_sequence)) * C::kHeadDim + 2 * (lane & 3);
+    return entry_at<C>(means, item.head, means.table.entry(sequence, band, in_sequence), lane);
   };
   return {at(row), at(row + 8)};
 }
 
 // Before the rows are normalised. The table is written by a kernel that may still run.
 template <typename C>
-__device__ __forceinline__ void add_means(const ScoreScales& scales, RowMeans means, const RowSums& rest,
-                                          float (&out)[C::kHeadDim / 2]) {
-  // Blocks of 8 columns whose means are loaded before the first is used: as many as there are registers for.
-  constexpr int kAtOnce = C::kHeadDim <= 64 ? 8 : 4;
+__device__ __forceinline__ void add_means(const RowMeans& means, const RowSums& rest, float (&out)[C::kHeadDim / 2]) {
 #pragma unroll
   for (int block = 0; block < C::kHeadDim / 8; ++block) {
     const float2 x = *reinterpret_cast<const float2*>(means.row0 + 8 * block);
@@ -60,10 +63,6 @@ __device__ __forceinline__ void add_means(const ScoreScales& scales, RowMeans me
     o[1] = fmaf(rest.sum0, x.y, o[1]);
     o[2] = fmaf(rest.sum1, y.x, o[2]);
     o[3] = fmaf(rest.sum1, y.y, o[3]);
-    if (block % kAtOnce == kAtOnce - 1) {  // the next loads need what has arrived, and so begin after it
-      means.row0 += __float_as_uint(x.y) & scales.opaque_zero;
-      means.row1 += __float_as_uint(y.y) & scales.opaque_zero;
-    }
   }
 }
 

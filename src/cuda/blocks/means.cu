@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWidth = 8;         // columns of V that a thread loads at once: 16 bytes
-constexpr int kRowsOfChunk = 64;  // query rows whose means a CTA of window_means() computes
+constexpr int kRowsOfChunk = 64;  // query rows whose means a CTA of row_means() computes
 constexpr int kMostColumns = 256;
 
 // Where a sequence lies and which keys it has.
@@ -245,8 +245,8 @@ __device__ __forceinline__ bool has_own_entry(const tile::MeanTable& table, cons
   return keys.end > keys.begin && whole.end <= whole.begin && (table.by_row != 0 || keys.begin > 0);
 }
 
-// The rest of a thread's column of window_means().
-struct WindowColumn {
+// One column of V, as a thread of row_means() has it.
+struct RowColumn {
   const MeansParams& params;
   const Sequence& sequence;
   tile::RowBand band;
@@ -274,6 +274,29 @@ struct WindowColumn {
 #pragma unroll 4
       for (int block = whole.begin; block < whole.end; ++block) total.add(params, place + block, column);
       mean(params.table.entry_of_blocks(sequence.place, whole)) = mean_of(total.sum, total.count);
+    }
+  }
+
+  // Rows [begin, end) where mask tensors hide keys: of whole blocks those that are not hidden, or of all keys, where
+  // that leaves none.
+  __device__ __forceinline__ void average_masked(int begin, int end) const {
+    const std::int64_t place = head * params.table.all_blocks + params.table.block_of(sequence.place);
+    tile::KeyBlockRange last;
+    Total blocks;
+    for (int row = begin; row < end; ++row) {
+      const tile::KeyInterval keys = tile::interval_of(band, row);
+      if (keys.end <= keys.begin) continue;
+      const tile::KeyBlockRange whole = tile::whole_blocks(keys);
+      if (row == begin || whole.begin != last.begin || whole.end != last.end) {
+        blocks = {};
+        for (int block = whole.begin; block < whole.end; ++block) blocks.add(params, place + block, column);
+        last = whole;
+      }
+      Total total = blocks;
+      if (total.count == 0) {
+        for (int key = keys.begin; key < keys.end; ++key) add(key, total);
+      }
+      mean(params.table.entry_of_row(sequence.place, row)) = mean_of(total.sum, total.count);
     }
   }
 
@@ -305,9 +328,9 @@ struct WindowColumn {
   }
 };
 
-// Windows bound the first key: the means of every row. A CTA for every kRowsOfChunk rows of a head of a sequence, a
+// Windows bound the first key, or there are mask tensors: the means of every row. A CTA for every kRowsOfChunk rows of a head of a sequence, a
 // thread for every column.
-__global__ void __launch_bounds__(kMostColumns) window_means(const MeansParams params, int chunks) {
+__global__ void __launch_bounds__(kMostColumns) row_means(const MeansParams params, int chunks) {
   __shared__ int counts[kRowsOfChunk];
   ptx::start_next_kernel();
   ptx::wait_for_kernels_before();
@@ -319,8 +342,9 @@ __global__ void __launch_bounds__(kMostColumns) window_means(const MeansParams p
   const tile::RowBand band{work.left, work.right,
                            work.offset + (work.bottom_right != 0 ? sequence.keys - sequence.rows : 0),
                            sequence.key_length};
-  const WindowColumn column{params, sequence, band, Values(params, sequence, head), head, static_cast<int>(threadIdx.x)};
+  const RowColumn column{params, sequence, band, Values(params, sequence, head), head, static_cast<int>(threadIdx.x)};
   const int end = min(sequence.rows, (chunk + 1) * kRowsOfChunk);
+  if (params.table.all_rows != 0) return column.average_masked(chunk * kRowsOfChunk, end);
   column.average_blocks(chunk * kRowsOfChunk, end);
   for (int row = chunk * kRowsOfChunk; row < end;) {
     const tile::KeyInterval keys = tile::interval_of(band, row);
@@ -344,7 +368,7 @@ void launch_means(const MeansParams& params, cudaStream_t stream) {
   }
   const std::int64_t sequence_heads = std::int64_t{params.heads} * params.sequences;
   const LaunchShape shape{.threads = params.stride, .may_overlap = tasks > 0};
-  if (table.per_block == 1) {
+  if (table.per_block == 1 && table.all_rows == 0) {
     if (table.all_blocks == 0) return;
     LaunchShape prefix = shape;
     prefix.ctas = grid_of(sequence_heads);
@@ -352,9 +376,9 @@ void launch_means(const MeansParams& params, cudaStream_t stream) {
     return;
   }
   const int chunks = (params.work.n_q + kRowsOfChunk - 1) / kRowsOfChunk;
-  LaunchShape windows = shape;
-  windows.ctas = grid_of(sequence_heads * chunks);
-  launch("the means of V in windows", &window_means, windows, stream, params, chunks);
+  LaunchShape rows = shape;
+  rows.ctas = grid_of(sequence_heads * chunks);
+  launch("the means of V by rows", &row_means, rows, stream, params, chunks);
 }
 
 }  // namespace dspattn::cuda::blocks

@@ -107,33 +107,4 @@ struct RestState<C, false> {
   __device__ __forceinline__ void shrink(const Raised&) {}
 };
 
-// Sums that a rare path, in which registers are short, does not need, in local memory meanwhile: the compiler would not
-// choose these.
-template <bool kPresent>
-struct ParkedSums {
-  volatile float values[4];
-
-  template <typename Rest>
-  __device__ __forceinline__ ParkedSums(const RowState& state, const Rest& rest) {
-    values[0] = state.sum0;
-    values[1] = state.sum1;
-    values[2] = rest.sum0;
-    values[3] = rest.sum1;
-  }
-  template <typename Rest>
-  __device__ __forceinline__ void restore(RowState& state, Rest& rest) const {
-    state.sum0 = values[0];
-    state.sum1 = values[1];
-    rest.sum0 = values[2];
-    rest.sum1 = values[3];
-  }
-};
-template <>
-struct ParkedSums<false> {
-  template <typename Rest>
-  __device__ __forceinline__ ParkedSums(const RowState&, const Rest&) {}
-  template <typename Rest>
-  __device__ __forceinline__ void restore(RowState&, Rest&) const {}
-};
-
 }  // namespace dspattn::cuda::blocks

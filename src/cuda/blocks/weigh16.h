@@ -161,9 +161,7 @@ struct Weigher {
     const Raised raised = raise_reference<C>(packed, scales, state);
     shrink(raised, state, products.out);
     rest.shrink(raised);
-    const ParkedSums<C::kRestMean> parked(state, rest);
     weigh_by<!C::kRestMean>(precise_exponents(), packed, products, [] {});
-    parked.restore(state, rest);
     forget_unset(raised, state);
   }
 };

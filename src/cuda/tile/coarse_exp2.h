@@ -10,7 +10,7 @@ namespace dspattn::cuda::tile {
 // 2^round(x) over 2^x, its mean for fractions spread evenly: the integral of 2^-r from -1/2 to 1/2.
 inline constexpr float kCoarseExcess = 1.0201394f;
 
-// 2^round(x) of each half for x up to 16, ties to even; 0 for x below -14.5. Between 1024 and 2048 fp16's step is 1, so
+// 2^round(x) of each half for x up to 16, ties to odd; 0 for x below -14.5. Between 1024 and 2048 fp16's step is 1, so
 // that adding 1536 + 15, fp16's exponent bias, rounds x and leaves the result's exponent in the last bits.
 DSPATTN_HOST_DEVICE inline std::uint32_t coarse_exp2_f16x2(std::uint32_t x) {
   constexpr std::uint32_t kBias = 0x660F660Fu;   // 1551 twice

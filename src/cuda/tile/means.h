@@ -4,7 +4,8 @@
 //
 // Rows share means. Of whole blocks [first, last) both ends never fall from a row to the next, so that their sum tells
 // the pairs apart: a table of a few entries for every block. Intervals without a whole block are a sequence's first
-// keys, its last keys, or, where a window is narrower than two blocks, any.
+// keys, its last keys, or, where a window is narrower than two blocks, any. A mask tensor may hide all keys of a row's
+// whole blocks, and then the mean is that of its interval: there every row has an entry.
 #pragma once
 
 #include <cstddef>
@@ -43,11 +44,12 @@ struct MeanTable {
   int blocks = 0;         // whole blocks of a sequence of n_k keys; packed: 0
   int rows = 0;           // query rows of a sequence; packed: 0
   int by_row = 0;         // 1: an entry for every row that sees no whole block
+  int all_rows = 0;       // 1: for every row
   int first_keys = 0;     // entries a sequence has for its first keys
   int last_keys = 0;      // and for its last ones
   std::int64_t all_blocks = 0;  // of all sequences
-  std::int64_t first_edge = 0;  // entry, after those of whole blocks
-  std::int64_t entries = 0;
+  int first_edge = 0;           // entry, after those of whole blocks
+  std::int64_t entries = 0;     // within 32 bits where there is memory for them, as is their number in all heads
 
   // Rows of K and of Q before a sequence of a packed batch; of others 0.
   struct Sequence {
@@ -58,25 +60,25 @@ struct MeanTable {
 
   // No whole block of a sequence stands where one of another does, for a packed sequence begins at or after the end of
   // the one before.
-  DSPATTN_HOST_DEVICE constexpr std::int64_t block_of(const Sequence& sequence) const {
-    return std::int64_t{sequence.index} * blocks + sequence.k_row / kBlockKeys;
+  DSPATTN_HOST_DEVICE constexpr int block_of(const Sequence& sequence) const {
+    return sequence.index * blocks + sequence.k_row / kBlockKeys;
   }
-  DSPATTN_HOST_DEVICE constexpr std::int64_t entry_of_blocks(const Sequence& sequence, const KeyBlockRange& range) const {
+  DSPATTN_HOST_DEVICE constexpr int entry_of_blocks(const Sequence& sequence, const KeyBlockRange& range) const {
     return per_block * block_of(sequence) + range.begin + range.end - 1;
   }
-  DSPATTN_HOST_DEVICE constexpr std::int64_t edge_of(const Sequence& sequence) const {
-    return first_edge + std::int64_t{sequence.index} * (first_keys + last_keys);
+  DSPATTN_HOST_DEVICE constexpr int edge_of(const Sequence& sequence) const {
+    return first_edge + sequence.index * (first_keys + last_keys);
   }
-  DSPATTN_HOST_DEVICE constexpr std::int64_t entry_of_row(const Sequence& sequence, int row) const {
-    return first_edge + std::int64_t{sequence.index} * rows + sequence.q_row + row;
+  DSPATTN_HOST_DEVICE constexpr int entry_of_row(const Sequence& sequence, int row) const {
+    return first_edge + sequence.index * rows + sequence.q_row + row;
   }
 
   // Of a row that sees a key; of others some entry.
-  DSPATTN_HOST_DEVICE constexpr std::int64_t entry(const Sequence& sequence, const RowBand& band, int row) const {
+  DSPATTN_HOST_DEVICE constexpr int entry(const Sequence& sequence, const RowBand& band, int row) const {
     const KeyInterval keys = interval_of(band, row);
     if (keys.end <= keys.begin) return 0;
     const KeyBlockRange whole = whole_blocks(keys);
-    if (whole.end > whole.begin) return entry_of_blocks(sequence, whole);
+    if (all_rows == 0 && whole.end > whole.begin) return entry_of_blocks(sequence, whole);
     if (by_row != 0) return entry_of_row(sequence, row);
     if (keys.begin == 0) return edge_of(sequence) + keys.end - 1;
     return edge_of(sequence) + first_keys + band.key_length - keys.begin - 1;
@@ -89,6 +91,7 @@ struct MeanQuestion {
   int sequences = 1;
   int n_q = 0, n_k = 0;       // of a sequence; packed: of the longest
   bool packed = false;
+  bool masked = false;        // by a tensor
   bool lengths_known = true;  // false: only the device knows how many keys a sequence has
   int q_rows = 0, k_rows = 0;  // of the tensors, where packed
 };
@@ -101,7 +104,8 @@ constexpr MeanTable mean_table(const MeanQuestion& of) {
   table.per_block = bounded_left ? 2 : 1;
   table.blocks = of.packed ? 0 : of.n_k / kBlockKeys;
   table.rows = of.packed ? 0 : of.n_q;
-  table.by_row = width <= kLongestWithoutBlock ? 1 : 0;
+  table.by_row = of.masked || width <= kLongestWithoutBlock ? 1 : 0;
+  table.all_rows = of.masked ? 1 : 0;
   const bool has_edges = bounded || of.packed || !of.lengths_known || of.n_k < kBlockKeys;
   if (has_edges && table.by_row == 0) {
     table.first_keys = kFirstKeys;
@@ -109,7 +113,7 @@ constexpr MeanTable mean_table(const MeanQuestion& of) {
   }
   const std::int64_t sequences = of.sequences;
   table.all_blocks = of.packed ? of.k_rows / kBlockKeys : sequences * table.blocks;
-  table.first_edge = table.per_block * table.all_blocks;
+  table.first_edge = of.masked ? 0 : static_cast<int>(table.per_block * table.all_blocks);
   const std::int64_t edges = table.by_row != 0 ? (of.packed ? of.q_rows : sequences * of.n_q)
                                                : sequences * (table.first_keys + table.last_keys);
   table.entries = table.first_edge + edges;

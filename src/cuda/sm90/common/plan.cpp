@@ -129,6 +129,7 @@ void add_means(const ForwardQuestion& question, int columns, ForwardPlan& plan) 
                                  .n_q = static_cast<int>(geometry.n_q),
                                  .n_k = static_cast<int>(geometry.n_k),
                                  .packed = problem.packed.has_value(),
+                                 .masked = problem.mask.allowed.present() || problem.mask.bias.present(),
                                  .lengths_known = !question.scheduled,
                                  .q_rows = static_cast<int>(problem.q.extent(2)),
                                  .k_rows = static_cast<int>(problem.k.extent(2))});

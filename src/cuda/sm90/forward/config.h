@@ -110,7 +110,7 @@ struct Config {
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
   // slices of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured
   // (docs/log/forward.md): nothing with three warpgroups, 5 % with two.
-  static constexpr int kHeldSlices = !kNarrow || kTileK < 128 || (kRestMean && kHeadDim == 128 && kSelection == Selection::one_of_two) ? 1
+  static constexpr int kHeldSlices = !kNarrow || kTileK < 128                                 ? 1
                                      : kHeadDim <= 64 && kSelection == Selection::two_of_four ? 3
                                                                                               : 2;
 

@@ -278,7 +278,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     if constexpr (C::kRestMean) {
       ptx::wait_for_kernels_before();  // the means are written
       const RowMeans means = row_means<C>(params.means, params.work, item(number), row_in_tile(), lane());
-      add_means<C>(params.scales, means, rest, products.out);
+      add_means<C>(means, rest, products.out);
     }
   }
   // Results have a buffer of their own in shared memory: not that of Q.

@@ -49,11 +49,10 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
     if constexpr (C::kRestMean) {
       Work work{};
       describe_item<C, false>(params.work, number, work);
-      const std::int64_t entry = params.means.heads_per_mean.quotient(work.head) * params.means.table.entries +
-                                 params.means.table.entry({work.sequence, 0, 0}, work.band, 0);
-      const float* mean = params.means.data + entry * C::kHeadDim + 2 * (Base::lane() & 3);
+      const int entry = params.means.table.entry({work.sequence, 0, 0}, work.band, 0);
+      const float* mean = entry_at<C>(params.means, work.head, entry, Base::lane());
       ptx::wait_for_kernels_before();  // the means are written
-      add_means<C>(params.scales, {mean, mean}, rest, products.out);
+      add_means<C>({mean, mean}, rest, products.out);
     }
   }
 
