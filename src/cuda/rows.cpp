@@ -1,8 +1,10 @@
-// The GPU rows in order of preference: kernels that are made for one architecture before the pipeline that runs on all.
+// The GPU rows in order of preference: kernels that are made for one architecture, then
+// the general one, which serves every valid problem on every card since Ampere. The pipeline is taken only by its name.
 #include "cuda/rows.h"
 
 #include <vector>
 
+#include "cuda/general/rows.h"
 #include "cuda/pipeline/pipeline.h"
 #include "cuda/sm90/forward/rows.h"
 #include "cuda/sm90/forward_tf32/rows.h"
@@ -14,6 +16,7 @@ std::span<const core::KernelRow> rows() {
     std::vector<core::KernelRow> all;
     for (const core::KernelRow& row : sm90::fused_rows()) all.push_back(row);
     for (const core::KernelRow& row : sm90::fused_tf32_rows()) all.push_back(row);
+    for (const core::KernelRow& row : general::general_rows()) all.push_back(row);
     for (const core::KernelRow& row : pipeline::pipeline_rows()) all.push_back(row);
     return all;
   }();
