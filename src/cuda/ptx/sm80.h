@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "cuda/ptx/address.h"
+#include "cuda/ptx/packed_half.h"
 #include "cuda/ptx/single.h"
 
 namespace dspattn::cuda::ptx {
@@ -157,12 +158,6 @@ __device__ __forceinline__ std::uint32_t pack_half2_clamped(float low, float hig
 __device__ __forceinline__ std::uint32_t pack_half2(float low, float high) {
   std::uint32_t packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-__device__ __forceinline__ std::uint32_t pack_bf16x2(float low, float high) {
-  std::uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
