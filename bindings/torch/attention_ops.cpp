@@ -18,7 +18,7 @@ namespace {
 // the arguments are read off PyTorch's stack in its order.
 struct ProblemArguments {
   Tensor q, k, v;
-  MaybeTensor allowed, bias, key_lengths, cu_q, cu_k;
+  MaybeTensor allowed, bias, key_lengths, cu_q, cu_k, sinks, block_table, dropout_state;
   std::int64_t max_q = 0, max_k = 0, keep = 0, group = 0;
   bool interleaved = false, causal = false, top_left = false;
   std::optional<std::int64_t> window_left, window_right;
@@ -27,6 +27,10 @@ struct ProblemArguments {
   std::string kernel;
   std::int64_t offset = 0;
   bool fp32_results = false;
+  bool rest_mean = false;
+  bool shared_choice = false;
+  double dropout = 0;
+  std::optional<double> soft_cap;
 
   explicit ProblemArguments(Stack& in) {
     each([&](const char*, auto member) { in.read(this->*member); });
@@ -59,6 +63,13 @@ struct ProblemArguments {
     p.fp32_products = full_fp32 ? Fp32Products::full : Fp32Products::tf32_allowed;
     if (cu_q || cu_k)
       p.packed = Packed{const_view(cu_q, "cu_q", "int32"), const_view(cu_k, "cu_k", "int32"), max_q, max_k};
+    p.rest = rest_mean ? Rest::mean : Rest::drop;
+    p.choice = shared_choice ? Choice::shared : Choice::each_head;
+    p.dropout.probability = dropout;
+    p.dropout.state = const_view(dropout_state, "dropout_state", "int32");
+    p.soft_cap = soft_cap;
+    p.sinks = const_view(sinks, "sinks");
+    p.block_table = const_view(block_table, "block_table", "int32");
     return p;
   }
 
@@ -75,6 +86,9 @@ struct ProblemArguments {
     visit("Tensor? key_lengths", &A::key_lengths);
     visit("Tensor? cu_q", &A::cu_q);
     visit("Tensor? cu_k", &A::cu_k);
+    visit("Tensor? sinks", &A::sinks);
+    visit("Tensor? block_table", &A::block_table);
+    visit("Tensor? dropout_state", &A::dropout_state);
     visit("SymInt max_q", &A::max_q);
     visit("SymInt max_k", &A::max_k);
     visit("int keep", &A::keep);
@@ -89,13 +103,18 @@ struct ProblemArguments {
     visit("str kernel", &A::kernel);
     visit("SymInt offset=0", &A::offset);
     visit("bool fp32_results=False", &A::fp32_results);
+    visit("bool rest_mean=False", &A::rest_mean);
+    visit("bool shared_choice=False", &A::shared_choice);
+    visit("float dropout=0.0", &A::dropout);
+    visit("float? soft_cap=None", &A::soft_cap);
   }
 
   void require_same_device(Device device) const {
     require_device(k, "k", device);
     require_device(v, "v", device);
     const std::pair<const MaybeTensor*, const char*> optional_tensors[] = {
-        {&allowed, "allowed"}, {&bias, "bias"}, {&key_lengths, "key_lengths"}, {&cu_q, "cu_q"}, {&cu_k, "cu_k"}};
+        {&allowed, "allowed"}, {&bias, "bias"},   {&key_lengths, "key_lengths"}, {&cu_q, "cu_q"},
+        {&cu_k, "cu_k"},       {&sinks, "sinks"}, {&block_table, "block_table"}, {&dropout_state, "dropout_state"}};
     for (const auto& [tensor, argument] : optional_tensors) {
       if (*tensor) require_device(**tensor, argument, device);
     }

@@ -51,6 +51,33 @@ struct Packed {
 // What the products of fp32 inputs may run in. CPU kernels always use full fp32.
 enum class Fp32Products : std::uint8_t { tf32_allowed, full };
 
+// What becomes of the weight of the pruned keys.
+//   drop: it is left out of the softmax
+//   mean: the softmax is over all visible keys, and the pruned ones together bring the mean of V over the whole blocks
+//   of
+//         128 keys that the row sees (where it sees no whole block: over the keys that it sees). The LSE is then that
+//         of all visible scores. For inference: there are no gradients. Not with mask tensors of more than one query
+//         row.
+enum class Rest : std::uint8_t { drop, mean };
+
+// Whose scores choose the keys.
+//   each_head: a query head's own
+//   shared:    the query heads that share a key head keep the same keys at each position: those of the largest sums of
+//              their weights before pruning
+enum class Choice : std::uint8_t { each_head, shared };
+
+// Weights are dropped after pruning, and those that stay divided by 1 - probability; the LSE knows nothing of it.
+// Whether a weight is dropped is a function of seed, offset and the weight's place (core/dropout.h): forward and
+// backward agree when they are given the same.
+struct Dropout {
+  double probability = 0;  // 0 to below 1
+  std::uint64_t seed = 0;
+  std::uint64_t offset = 0;
+  // int32 [4] on the device, low and high words of seed and offset, read in place of the numbers: a CUDA graph then has
+  // other numbers at each replay. Optional.
+  ConstTensorView state;
+};
+
 // What is to be computed, apart from where the result goes. All tensors live on `device`.
 struct Problem {
   Device device;
@@ -63,6 +90,19 @@ struct Problem {
   std::optional<double> scale;  // default 1/sqrt(d); finite and positive
   std::optional<Packed> packed;
   Fp32Products fp32_products = Fp32Products::tf32_allowed;
+  Rest rest = Rest::drop;
+  Choice choice = Choice::each_head;
+  Dropout dropout;
+  // Scaled scores become cap * tanh(score / cap) before bias and mask. Finite and positive. The choice of keys is by
+  // the scores as they were.
+  std::optional<double> soft_cap;
+  // fp32 [heads]: a logit that every row of the head has in its softmax beside its keys, without a value; the LSE
+  // counts it. It is not pruned.
+  ConstTensorView sinks;
+  // int32 [batch, blocks]: k and v are pages, [pages, kv_heads, page size, d], and key j of sequence b is row
+  // j % page size of page block_table[b, j / page size]. Page sizes are multiples of 16; n_k is blocks * page size, and
+  // mask.key_lengths says how many of these keys there are. Numbers that are no page count as keys past the length.
+  ConstTensorView block_table;
 };
 
 // Threads of the caller's own, for CPU kernels inside a program that has a pool already: two pools on the same cores
@@ -97,7 +137,10 @@ struct BackwardArgs {
   ConstTensorView out;    // of the forward
   ConstTensorView lse;    // of the forward
   ConstTensorView d_out;  // [batch, heads, n_q, d_v]
+  ConstTensorView d_lse;  // fp32 [batch, heads, n_q]: the gradient through the LSE; optional
   TensorView d_q, d_k, d_v;
+  TensorView d_bias;   // of mask.bias, in its shape, fp32 or its type: summed where it is broadcast; optional
+  TensorView d_sinks;  // fp32 [heads]; optional
   Execution run;
 };
 

@@ -25,6 +25,9 @@ class ProblemArguments(NamedTuple):
     key_lengths: Tensor | None = None  # int32 [batch]
     cu_q: Tensor | None = None  # int32 [sequences + 1]; packed batches have both, with batch = 1 above
     cu_k: Tensor | None = None
+    sinks: Tensor | None = None  # fp32 [heads], logits without values
+    block_table: Tensor | None = None  # int32 [batch, blocks]; k and v are then pages
+    dropout_state: Tensor | None = None  # int32 [4], what the random numbers of dropout are made of
     max_q: int = 0  # longest sequences of a packed batch
     max_k: int = 0
     keep: int = 1
@@ -39,6 +42,10 @@ class ProblemArguments(NamedTuple):
     kernel: str = ""
     offset: int = 0  # of the diagonal, for pieces of longer sequences
     fp32_results: bool = False  # whatever the type of q
+    rest_mean: bool = False  # the pruned keys' weight goes to the mean of v
+    shared_choice: bool = False  # the heads that share keys keep the same ones
+    dropout: float = 0.0
+    soft_cap: float | None = None
 
     def tensors(self) -> dict[str, Tensor | None]:
         """The tensors by name."""
@@ -53,7 +60,7 @@ class ProblemArguments(NamedTuple):
         return float(d**-0.5) if d > 0 else 1.0  # without elements every score is 0, whatever the factor
 
 
-TENSORS = 8  # q to cu_k come first
+TENSORS = 11  # q to dropout_state come first
 DIFFERENTIABLE = 3  # of those, q, k and v
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ._schema import ProblemArguments
 
+APART = ("cu_q", "cu_k", "sinks", "block_table", "dropout_state")  # what joins nothing: samples run one by one
+
 Run = Callable[..., tuple[Tensor, ...]]
 Rule = Callable[..., tuple[tuple[Tensor, ...], tuple[int, ...]]]
 
@@ -25,7 +27,7 @@ def batching_rule(run: Run, extras: int) -> Rule:
         size: int = info.batch_size
         problem = ProblemArguments(*arguments[extras:])
         mapped = ProblemArguments(*in_dims[extras:])
-        if mapped.cu_q is not None or mapped.cu_k is not None:
+        if any(getattr(mapped, name) is not None for name in APART):
             samples = [run(*_sample(arguments, in_dims, i)) for i in range(size)]
             return tuple(torch.stack(one) for one in zip(*samples, strict=True)), (0,) * len(samples[0])
         axis = 0 if problem.cu_q is None else 1

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import _ops
 from ._inputs import Alignment, parse_alignment
+from ._schema import ProblemArguments
 from .errors import DspattnError
 from .patterns import Grouping, parse_grouping, parse_pattern
 
@@ -258,10 +259,11 @@ def _gradients(ctx: Any, d_out: Tensor, d_lse: Tensor | None) -> tuple[Tensor | 
     seen = BlockMask(q.shape[2], k.shape[2], block, counts, columns).to_dense()[None, None]
     if allowed is not None:
         seen = seen & allowed
-    d_q, d_k, d_v = _ops.attention_backward(
-        d_out.contiguous(), out, lse, q, k, v, seen, bias, key_lengths, None, None,
-        0, 0, keep, group, interleaved, causal, top_left, None, None, scale, full_fp32, "", 0, False,
+    problem = ProblemArguments(
+        q, k, v, seen, bias, key_lengths, keep=keep, group=group, interleaved=interleaved, causal=causal,
+        top_left=top_left, scale=scale, full_fp32=full_fp32,
     )  # fmt: skip
+    d_q, d_k, d_v = _ops.attention_backward(d_out.contiguous(), out, lse, *problem)
     return d_q, d_k, d_v, *(None,) * (5 + len(ctx.options))
 
 

@@ -45,14 +45,19 @@ Results results_of(std::initializer_list<DType> types) {
 
 const core::KernelRow& checked_row(const ForwardArgs& args) {
   raise_if_any(core::forward_reasons(args));
-  return api::choose_row(args.problem, Pass::forward, args.run.kernel, results_of({args.out.dtype}));
+  return api::choose_row(args.problem, Pass::forward, args.run.kernel,
+                         api::needed_by(args.problem, results_of({args.out.dtype})));
 }
 
 const core::KernelRow& checked_row(const BackwardArgs& args) {
   raise_if_any(core::backward_reasons(args));
   const Results results =
       results_of({args.out.dtype, args.d_out.dtype, args.d_q.dtype, args.d_k.dtype, args.d_v.dtype});
-  return api::choose_row(args.problem, Pass::backward, args.run.kernel, results);
+  core::Features needed = api::needed_by(args.problem, results);
+  if (args.d_lse.present()) needed.add(core::Feature::d_lse);
+  if (args.d_bias.present()) needed.add(core::Feature::d_bias);
+  if (args.d_sinks.present()) needed.add(core::Feature::d_sinks);
+  return api::choose_row(args.problem, Pass::backward, args.run.kernel, needed);
 }
 
 }  // namespace

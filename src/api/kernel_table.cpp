@@ -13,28 +13,48 @@ namespace {
 
 std::string_view name(DeviceType type) { return type == DeviceType::cpu ? "cpu" : "cuda"; }
 
-// fp32 inputs have fp32 results anyway.
-bool takes_results(const core::KernelRow& row, const Problem& problem, Results results) {
-  return row.fp32_results || results == Results::as_inputs || problem.q.dtype == DType::f32;
+// Why a kernel without the feature cannot serve.
+std::string refusal(core::Feature feature, const Problem& problem) {
+  switch (feature) {
+    case core::Feature::fp32_results:
+      return "out.dtype: takes results in q's type " + std::string(dspattn::name(problem.q.dtype)) + ", got fp32";
+    case core::Feature::rest_mean:
+      return "rest: takes drop, got mean";
+    case core::Feature::shared_choice:
+      return "choice: takes each head's own, got shared";
+    case core::Feature::dropout:
+      return "dropout: takes probability 0, got " + std::to_string(problem.dropout.probability);
+    case core::Feature::soft_cap:
+      return "soft_cap: takes none, got " + std::to_string(problem.soft_cap.value_or(0));
+    case core::Feature::sinks:
+      return "sinks: takes none, got some";
+    case core::Feature::paged:
+      return "block_table: takes none (k and v in one piece), got one";
+    case core::Feature::d_lse:
+      return "d_lse: takes none, got one";
+    case core::Feature::d_bias:
+      return "d_bias: takes none (it does not compute the gradient of a bias), got one";
+    case core::Feature::d_sinks:
+      return "d_sinks: takes none, got one";
+  }
+  return "";
 }
 
-core::Reasons why_not(const core::KernelRow& row, const Problem& problem, Results results) {
+core::Reasons why_not(const core::KernelRow& row, const Problem& problem, core::Features needed) {
   if (row.info.device != problem.device.type) {
     return {"device: runs on " + std::string(name(row.info.device)) + ", the tensors are on " +
             std::string(name(problem.device.type))};
   }
   core::Refusals refusals(core::Refusals::Text::wanted);
   row.why_not(problem, refusals);
-  if (!takes_results(row, problem, results)) {
-    refusals.add([&] {
-      return "out.dtype: takes results in q's type " + std::string(dspattn::name(problem.q.dtype)) + ", got fp32";
-    });
+  for (const core::Feature feature : core::kAllFeatures) {
+    if (needed.has(feature) && !row.features.has(feature)) refusals.add([&] { return refusal(feature, problem); });
   }
   return refusals.reasons();
 }
 
-bool serves(const core::KernelRow& row, const Problem& problem, Results results) {
-  if (row.info.device != problem.device.type || !row.takes.matches(problem) || !takes_results(row, problem, results)) {
+bool serves(const core::KernelRow& row, const Problem& problem, core::Features needed) {
+  if (row.info.device != problem.device.type || !row.takes.matches(problem) || !row.features.has_all(needed)) {
     return false;
   }
   core::Refusals refusals(core::Refusals::Text::not_wanted);
@@ -56,6 +76,22 @@ std::string names_of(const std::vector<const core::KernelRow*>& rows) {
 
 }  // namespace
 
+core::Features needed_by(const Problem& problem, Results results) {
+  core::Features needed;
+  const auto need = [&](core::Feature feature, bool condition) {
+    if (condition) needed.add(feature);
+  };
+  // fp32 inputs have fp32 results anyway.
+  need(core::Feature::fp32_results, results == Results::fp32 && problem.q.dtype != DType::f32);
+  need(core::Feature::rest_mean, problem.rest == Rest::mean);
+  need(core::Feature::shared_choice, problem.choice == Choice::shared);
+  need(core::Feature::dropout, problem.dropout.probability > 0);
+  need(core::Feature::soft_cap, problem.soft_cap.has_value());
+  need(core::Feature::sinks, problem.sinks.present());
+  need(core::Feature::paged, problem.block_table.present());
+  return needed;
+}
+
 std::vector<const core::KernelRow*> table(Pass pass) {
   std::vector<const core::KernelRow*> selected;
   for (const std::span<const core::KernelRow> backend : {cuda::rows(), cpu::rows()}) {
@@ -66,20 +102,20 @@ std::vector<const core::KernelRow*> table(Pass pass) {
   return selected;
 }
 
-const core::KernelRow& choose_row(const Problem& problem, Pass pass, std::string_view forced, Results results) {
+const core::KernelRow& choose_row(const Problem& problem, Pass pass, std::string_view forced, core::Features needed) {
   const auto asked = [&](const core::KernelRow& row) {
     return row.info.pass == pass && (forced.empty() || row.info.name == forced);
   };
   // Every call comes by here: what the refusals say is put together only when all refuse.
   for (const std::span<const core::KernelRow> backend : {cuda::rows(), cpu::rows()}) {
     for (const core::KernelRow& row : backend) {
-      if (asked(row) && serves(row, problem, results)) return row;
+      if (asked(row) && serves(row, problem, needed)) return row;
     }
   }
   core::Reasons refusals;
   const std::vector<const core::KernelRow*> rows = table(pass);
   for (const core::KernelRow* row : rows) {
-    if (asked(*row)) refusals.push_back(describe(*row, why_not(*row, problem, results)));
+    if (asked(*row)) refusals.push_back(describe(*row, why_not(*row, problem, needed)));
   }
   if (refusals.empty()) {
     throw Error("kernel: expected one of " + names_of(rows) + ", got \"" + std::string(forced) + "\"");
@@ -97,22 +133,23 @@ std::vector<KernelInfo> kernels(Pass pass) {
 
 std::vector<Verdict> consider(const Problem& problem, Pass pass, Results results) {
   if (auto reasons = core::problem_reasons(problem); !reasons.empty()) throw Error(std::move(reasons));
+  const core::Features needed = api::needed_by(problem, results);
   std::vector<Verdict> verdicts;
   for (const core::KernelRow* row : api::table(pass)) {
-    verdicts.push_back({row->info, api::why_not(*row, problem, results)});
+    verdicts.push_back({row->info, api::why_not(*row, problem, needed)});
   }
   return verdicts;
 }
 
 std::string plan(const Problem& problem, Pass pass, std::string_view forced, Results results) {
   if (auto reasons = core::problem_reasons(problem); !reasons.empty()) throw Error(std::move(reasons));
-  const core::KernelRow& row = api::choose_row(problem, pass, forced, results);
+  const core::KernelRow& row = api::choose_row(problem, pass, forced, api::needed_by(problem, results));
   return row.plan != nullptr ? row.plan(problem) : std::string();
 }
 
 KernelInfo choose(const Problem& problem, Pass pass, std::string_view forced, Results results) {
   if (auto reasons = core::problem_reasons(problem); !reasons.empty()) throw Error(std::move(reasons));
-  return api::choose_row(problem, pass, forced, results).info;
+  return api::choose_row(problem, pass, forced, api::needed_by(problem, results)).info;
 }
 
 }  // namespace dspattn

@@ -12,6 +12,9 @@ namespace dspattn::api {
 std::vector<const core::KernelRow*> table(Pass pass);
 
 // The first row that serves the (valid) problem, or the forced one. Throws Error with all reasons.
-const core::KernelRow& choose_row(const Problem& problem, Pass pass, std::string_view forced, Results results);
+const core::KernelRow& choose_row(const Problem& problem, Pass pass, std::string_view forced, core::Features needed);
+
+// What a problem needs beyond the plain contract.
+core::Features needed_by(const Problem& problem, Results results);
 
 }  // namespace dspattn::api

@@ -13,6 +13,7 @@ Geometry geometry_of(const Problem& problem) {
   // The bounds that a caller gives for a packed batch may be as large as it likes; sizes are made from these.
   g.n_q = g.packed ? std::min(problem.packed->max_q, problem.q.extent(2)) : problem.q.extent(2);
   g.n_k = g.packed ? std::min(problem.packed->max_k, problem.k.extent(2)) : problem.k.extent(2);
+  if (problem.block_table.present()) g.n_k = problem.block_table.extent(1) * problem.k.extent(2);
   g.d = problem.q.extent(3);
   g.d_v = problem.v.extent(3);
   // d = 0 has no 1/sqrt(d); every score is then 0, whatever the scale.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -43,6 +44,38 @@ class Refusals {
   Reasons reasons_;
 };
 
+// What a kernel may serve beyond the plain contract, one bit each.
+enum class Feature : std::uint16_t {
+  fp32_results = 1,  // reads and writes fp32 results of 16-bit inputs
+  rest_mean = 2,
+  shared_choice = 4,
+  dropout = 8,
+  soft_cap = 16,
+  sinks = 32,
+  paged = 64,
+  d_lse = 128,
+  d_bias = 256,
+  d_sinks = 512,
+};
+
+inline constexpr Feature kAllFeatures[] = {
+    Feature::fp32_results, Feature::rest_mean, Feature::shared_choice, Feature::dropout, Feature::soft_cap,
+    Feature::sinks,        Feature::paged,     Feature::d_lse,         Feature::d_bias,  Feature::d_sinks};
+
+class Features {
+ public:
+  constexpr Features() = default;
+  constexpr Features(std::initializer_list<Feature> features) {
+    for (const Feature feature : features) add(feature);
+  }
+  constexpr void add(Feature feature) { bits_ |= static_cast<unsigned>(feature); }
+  constexpr bool has(Feature feature) const { return (bits_ & static_cast<unsigned>(feature)) != 0; }
+  constexpr bool has_all(Features others) const { return (others.bits_ & ~bits_) == 0; }
+
+ private:
+  unsigned bits_ = 0;
+};
+
 // What a row takes, as far as three comparisons tell: the table asks only those it matches for their reasons.
 struct RowKey {
   std::optional<DType> dtype;
@@ -70,8 +103,8 @@ struct KernelRow {
   void (*forward)(const ForwardArgs& args) = nullptr;
   std::size_t (*backward_workspace)(const BackwardArgs& args) = nullptr;
   void (*backward)(const BackwardArgs& args) = nullptr;
-  // Whether the kernel reads and writes fp32 results of 16-bit inputs. api refuses for those that do not.
-  bool fp32_results = false;
+  // What of it the kernel serves; api refuses problems that need more, so that the kernel never sees them.
+  Features features = {};
 };
 
 }  // namespace dspattn::core

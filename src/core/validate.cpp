@@ -40,6 +40,9 @@ std::int64_t int_at(const ConstTensorView& view, std::int64_t index) {
   return static_cast<std::int64_t>(load_element(view.data, view.dtype, index * view.step(0)));
 }
 
+// A view that the caller may leave out: given when it has a rank or points somewhere.
+bool given(const ConstTensorView& view) { return view.present() || view.data != nullptr; }
+
 void check_equal_extent(Report& report, const char* argument, const ConstTensorView& view, int dim, const char* what,
                         std::int64_t expected) {
   if (view.extent(dim) != expected) {
@@ -74,8 +77,12 @@ bool check_qkv(Report& report, const Problem& problem) {
   }
   if (!q_ok || !k_ok || !v_ok) return false;
 
-  check_equal_extent(report, "k", k, 0, "q's batch", q.extent(0));
-  check_equal_extent(report, "v", v, 0, "q's batch", q.extent(0));
+  if (given(problem.block_table)) {
+    check_equal_extent(report, "v", v, 0, "k's pages", k.extent(0));
+  } else {
+    check_equal_extent(report, "k", k, 0, "q's batch", q.extent(0));
+    check_equal_extent(report, "v", v, 0, "q's batch", q.extent(0));
+  }
   check_equal_extent(report, "v", v, 1, "k's kv_heads", k.extent(1));
   check_equal_extent(report, "v", v, 2, "k's n_k", k.extent(2));
   check_equal_extent(report, "k", k, 3, "q's d", q.extent(3));
@@ -164,12 +171,12 @@ void check_packed(Report& report, const Problem& problem) {
 }
 
 Sizes sizes_of(const Problem& problem) {
+  if (problem.block_table.present()) {
+    return {true, problem.q.extent(0), problem.q.extent(2), problem.block_table.extent(1) * problem.k.extent(2)};
+  }
   if (!problem.packed) return {true, problem.q.extent(0), problem.q.extent(2), problem.k.extent(2)};
   return {true, problem.packed->cu_q.extent(0) - 1, problem.packed->max_q, problem.packed->max_k};
 }
-
-// A view that the caller may leave out: given when it has a rank or points somewhere.
-bool given(const ConstTensorView& view) { return view.present() || view.data != nullptr; }
 
 void check_mask_tensor(Report& report, std::string_view argument, const ConstTensorView& view, const Problem& problem,
                        const Sizes& sizes) {
@@ -239,13 +246,79 @@ void check_mask(Report& report, const Problem& problem, const Sizes& sizes) {
   }
 }
 
+// A mask tensor that hides different keys from different queries, of which rest = mean knows nothing.
+void check_one_row(Report& report, std::string_view argument, const ConstTensorView& view) {
+  if (view.present() && view.rank == 4 && view.extent(2) > 1 && view.step(2) != 0) {
+    report.add(std::string(argument) + ".shape[2]",
+               "1 with rest = mean (a key that a mask hides from some queries would reach them through the mean)",
+               std::to_string(view.extent(2)));
+  }
+}
+
+void check_rest(Report& report, const Problem& problem) {
+  if (problem.rest == Rest::drop) return;
+  check_one_row(report, "mask.allowed", problem.mask.allowed);
+  check_one_row(report, "mask.bias", problem.mask.bias);
+  if (problem.dropout.probability > 0) {
+    report.add("dropout.probability", "0 with rest = mean, which is for inference",
+               number(problem.dropout.probability));
+  }
+}
+
+void check_dropout(Report& report, const Dropout& dropout) {
+  if (!(dropout.probability >= 0 && dropout.probability < 1)) {
+    report.add("dropout.probability", "at least 0 and below 1", number(dropout.probability));
+  }
+  if (!given(dropout.state)) return;
+  if (dropout.state.dtype != DType::i32) {
+    report.add("dropout.state.dtype", "int32", std::string(name(dropout.state.dtype)));
+  }
+  if (check_input(report, "dropout.state", dropout.state, "[4]", 1, Inner::any) && dropout.state.extent(0) != 4) {
+    report.add("dropout.state.shape[0]", "4", std::to_string(dropout.state.extent(0)));
+  }
+}
+
+void check_sinks(Report& report, const Problem& problem, const Sizes& sizes) {
+  if (!given(problem.sinks)) return;
+  const bool shape_ok = check_input(report, "sinks", problem.sinks, "[heads]", 1, Inner::any);
+  if (problem.sinks.dtype != DType::f32) {
+    report.add("sinks.dtype", "fp32", std::string(name(problem.sinks.dtype)));
+  }
+  if (shape_ok && sizes.known) check_equal_extent(report, "sinks", problem.sinks, 0, "heads", problem.q.extent(1));
+}
+
+void check_block_table(Report& report, const Problem& problem) {
+  const ConstTensorView& table = problem.block_table;
+  if (!given(table)) return;
+  const bool shape_ok = check_input(report, "block_table", table, "[batch, blocks]", 2, Inner::any);
+  if (table.dtype != DType::i32) report.add("block_table.dtype", "int32", std::string(name(table.dtype)));
+  if (problem.packed) report.add("block_table", "none for a packed batch", "one");
+  if (!shape_ok || problem.q.rank != 4 || problem.k.rank != 4) return;
+  check_equal_extent(report, "block_table", table, 0, "q's batch", problem.q.extent(0));
+  constexpr std::int64_t kPageUnit = 16;
+  if (problem.k.extent(2) < kPageUnit || problem.k.extent(2) % kPageUnit != 0) {
+    report.add("k.shape[2]", "a page size that is a multiple of 16", std::to_string(problem.k.extent(2)));
+  }
+  if (table.extent(1) > kUnbounded / std::max<std::int64_t>(problem.k.extent(2), 1)) {
+    report.add("block_table.shape[1]", "blocks of at most 2^40 keys", std::to_string(table.extent(1)));
+  }
+}
+
+void check_soft_cap(Report& report, const Problem& problem) {
+  if (!problem.soft_cap) return;
+  if (!(*problem.soft_cap >= kLeastScale && *problem.soft_cap <= kLargestScale)) {
+    report.add("soft_cap", "a finite, positive number from 2^-126 to 2^126", number(*problem.soft_cap));
+  }
+}
+
 void check_problem(Report& report, const Problem& problem) {
   if (problem.device.index < 0 || (problem.device.type == DeviceType::cpu && problem.device.index != 0)) {
     report.add("device.index", problem.device.type == DeviceType::cpu ? "0 for the CPU" : ">= 0",
                std::to_string(problem.device.index));
   }
   Sizes sizes;
-  if (check_qkv(report, problem)) {
+  check_block_table(report, problem);
+  if (check_qkv(report, problem) && (!given(problem.block_table) || problem.block_table.rank == 2)) {
     if (problem.packed) check_packed(report, problem);
     const bool packed_known = !problem.packed || (problem.packed->cu_q.rank == 1 && problem.packed->cu_q.extent(0) > 0);
     if (packed_known) sizes = sizes_of(problem);
@@ -253,6 +326,10 @@ void check_problem(Report& report, const Problem& problem) {
   check_pattern(report, problem);
   check_scale(report, problem);
   check_mask(report, problem, sizes);
+  check_rest(report, problem);
+  check_dropout(report, problem.dropout);
+  check_soft_cap(report, problem);
+  check_sinks(report, problem, sizes);
 }
 
 void check_execution(Report& report, const Problem& problem, const Execution& run) {
@@ -288,7 +365,7 @@ class Operands {
   std::span<const Operand> all() const { return std::span(items_).first(count_); }
 
  private:
-  std::array<Operand, 11> items_;
+  std::array<Operand, 16> items_;
   std::size_t count_ = 0;
 };
 
@@ -298,7 +375,10 @@ Operands problem_operands(const Problem& problem) {
                     {"v", problem.v},
                     {"mask.key_lengths", problem.mask.key_lengths},
                     {"mask.allowed", problem.mask.allowed},
-                    {"mask.bias", problem.mask.bias}};
+                    {"mask.bias", problem.mask.bias},
+                    {"dropout.state", problem.dropout.state},
+                    {"sinks", problem.sinks},
+                    {"block_table", problem.block_table}};
   if (problem.packed) {
     operands.add({"packed.cu_q", problem.packed->cu_q});
     operands.add({"packed.cu_k", problem.packed->cu_k});
@@ -340,6 +420,16 @@ void check_shaped(Report& report, std::string_view argument, const ConstTensorVi
       report.add(std::string(argument) + ".shape", std::string(layout) + " = " + shape_text(wanted), shape_text(view));
       return;
     }
+  }
+}
+
+void check_mask_gradient(Report& report, const BackwardArgs& args) {
+  const ConstTensorView& bias = args.problem.mask.bias;
+  if (!given(args.d_bias)) return;
+  if (!given(bias)) {
+    report.add("d_bias", "none without a bias", "one");
+  } else if (bias.rank == 4) {
+    check_shaped(report, "d_bias", args.d_bias, "mask.bias.shape", 4, bias.shape, bias.dtype, true);
   }
 }
 
@@ -389,14 +479,29 @@ std::vector<std::string> backward_reasons(const BackwardArgs& args) {
     check_shaped(report, "d_q", args.d_q, "[batch, heads, n_q, d]", 4, q.shape, q.dtype, true);
     check_shaped(report, "d_k", args.d_k, "[batch, kv_heads, n_k, d]", 4, k.shape, q.dtype, true);
     check_shaped(report, "d_v", args.d_v, "[batch, kv_heads, n_k, d_v]", 4, v.shape, q.dtype, true);
+    if (given(args.d_lse)) {
+      check_shaped(report, "d_lse", args.d_lse, "[batch, heads, n_q]", 3, {q.extent(0), q.extent(1), q.extent(2), 0},
+                   DType::f32, false);
+    }
+    check_mask_gradient(report, args);
+    if (given(args.d_sinks)) {
+      if (!given(problem.sinks)) report.add("d_sinks", "none without sinks", "one");
+      check_shaped(report, "d_sinks", args.d_sinks, "[heads]", 1, {q.extent(1), 0, 0, 0}, DType::f32, true);
+    }
   }
+  if (problem.rest == Rest::mean) report.add("rest", "drop for gradients (mean has none)", "mean");
+  if (given(problem.block_table)) report.add("block_table", "none for gradients (pages are for inference)", "one");
   check_execution(report, problem, args.run);
   if (report.reasons.empty()) {
     Operands inputs = problem_operands(problem);
     inputs.add({"out", args.out});
     inputs.add({"lse", args.lse});
     inputs.add({"d_out", args.d_out});
-    check_overlaps(report, {{"d_q", args.d_q}, {"d_k", args.d_k}, {"d_v", args.d_v}}, inputs, args.run);
+    inputs.add({"d_lse", args.d_lse});
+    check_overlaps(
+        report,
+        {{"d_q", args.d_q}, {"d_k", args.d_k}, {"d_v", args.d_v}, {"d_bias", args.d_bias}, {"d_sinks", args.d_sinks}},
+        inputs, args.run);
   }
   return report.reasons;
 }

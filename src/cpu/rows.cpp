@@ -35,13 +35,15 @@ void unless_dense(const Problem& problem, Refusals& refusals) {
 std::size_t no_forward_workspace(const ForwardArgs&) { return 0; }
 std::size_t no_backward_workspace(const BackwardArgs&) { return 0; }
 
+constexpr core::Features kFeatures{core::Feature::fp32_results};
+
 KernelRow forward_row(std::string_view name, std::string_view summary, void (*why_not)(const Problem&, Refusals&),
                       void (*launch)(const ForwardArgs&)) {
   return {.info = {name, Pass::forward, DeviceType::cpu, summary},
           .why_not = why_not,
           .forward_workspace = no_forward_workspace,
           .forward = launch,
-          .fp32_results = true};
+          .features = kFeatures};
 }
 
 KernelRow backward_row(std::string_view name, std::string_view summary, void (*why_not)(const Problem&, Refusals&),
@@ -50,7 +52,7 @@ KernelRow backward_row(std::string_view name, std::string_view summary, void (*w
           .why_not = why_not,
           .backward_workspace = no_backward_workspace,
           .backward = launch,
-          .fp32_results = true};
+          .features = kFeatures};
 }
 
 constexpr const char* kSummary2To4 = "AVX-512, AVX2 or NEON, threads: 2:4, any type, mask and head dim";

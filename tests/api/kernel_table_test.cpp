@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "check/case.h"
 #include "check/case_data.h"
@@ -67,6 +70,46 @@ TEST(KernelTable, ARowAskedForServesOrSaysEverythingItHasAgainstIt) {
       }
     }
   });
+}
+
+// What a problem needs beyond the plain contract is refused by name where a row does not serve it, never ignored.
+TEST(KernelTable, WhatARowDoesNotServeItRefusesByName) {
+  std::vector<float> memory(64 * 16, 0.5f);
+  std::vector<std::int32_t> table{0};
+  Problem plain;
+  plain.q = plain.k = plain.v = {memory.data(), DType::f32, {1, 1, 16, 64}};
+  const std::vector<std::pair<std::string, std::function<void(Problem&)>>> more{
+      {"rest:", [](Problem& p) { p.rest = Rest::mean; }},
+      {"choice:", [](Problem& p) { p.choice = Choice::shared; }},
+      {"dropout:", [](Problem& p) { p.dropout.probability = 0.5; }},
+      {"soft_cap:", [](Problem& p) { p.soft_cap = 30; }},
+      {"sinks:",
+       [&](Problem& p) {
+         p.sinks = {memory.data(), DType::f32, {1}};
+       }},
+      {"block_table:",
+       [&](Problem& p) {
+         p.block_table = {table.data(), DType::i32, {1, 1}};
+       }},
+  };
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    for (const DeviceType type : {DeviceType::cpu, DeviceType::cuda}) {
+      plain.device = {type, 0};
+      const auto before = consider(plain, pass);
+      for (const auto& [word, need] : more) {
+        Problem problem = plain;
+        need(problem);
+        const auto after = consider(problem, pass);
+        for (std::size_t row = 0; row < after.size(); ++row) {
+          // Rows that a mean, say, makes no difference to serve it; the others say so. Nothing else changes.
+          const auto mentions = [&, &what = word](const std::string& reason) { return reason.starts_with(what); };
+          const bool refused = std::ranges::any_of(after[row].reasons, mentions);
+          EXPECT_EQ(after[row].reasons.size(), before[row].reasons.size() + (refused ? 1 : 0))
+              << after[row].kernel.name << ' ' << word;
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

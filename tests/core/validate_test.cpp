@@ -110,6 +110,64 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 std::vector<WrongCall> wrong_calls() {
   return {
+      wrong_problem("a mean beside masks by query", [](Problem& p) { p.rest = Rest::mean; },
+                    {"mask.allowed.shape[2]:", "1 with rest = mean", "got 3"}),
+      wrong_problem("dropout of everything", [](Problem& p) { p.dropout.probability = 1; },
+                    {"dropout.probability:", "below 1", "got 1"}),
+      wrong_problem("dropout of NaN", [](Problem& p) { p.dropout.probability = kNaN; },
+                    {"dropout.probability:", "below 1", "got nan"}),
+      wrong_problem("a dropout state of lengths",
+                    [](Problem& p) {
+                      p.dropout.state = {p.mask.key_lengths.data, DType::i32, {2}};
+                    },
+                    {"dropout.state.shape[0]:", "4", "got 2"}),
+      wrong_problem("a soft cap of 0", [](Problem& p) { p.soft_cap = 0.0; }, {"soft_cap:", "positive", "got 0"}),
+      wrong_problem("sinks of other heads",
+                    [](Problem& p) {
+                      p.sinks = {p.mask.bias.data, DType::f32, {3}};
+                    },
+                    {"sinks.shape[0]:", "heads = 4", "got 3"}),
+      wrong_problem("sinks in another type",
+                    [](Problem& p) {
+                      p.sinks = {p.mask.bias.data, DType::f16, {4}};
+                    },
+                    {"sinks.dtype:", "fp32", "got fp16"}),
+      wrong_problem("pages of five keys",
+                    [](Problem& p) {
+                      p.block_table = {p.mask.key_lengths.data, DType::i32, {2, 1}};
+                    },
+                    {"k.shape[2]:", "multiple of 16", "got 5"}),
+      wrong_problem("a block table of other batches",
+                    [](Problem& p) {
+                      p.block_table = {p.mask.key_lengths.data, DType::i32, {1, 1}};
+                    },
+                    {"block_table.shape[0]:", "q's batch = 2", "got 1"}),
+      {"gradients of a mean",
+       [](Call& call) {
+         call.backward.problem.mask.allowed = {};
+         call.backward.problem.rest = Rest::mean;
+       },
+       {"rest:", "drop for gradients", "got mean"},
+       WrongCall::only_backward},
+      {"a gradient of no bias",
+       [](Call& call) {
+         call.backward.problem.mask.bias = {};
+         call.backward.d_bias = {call.d_v.data(), DType::f32, {kBatch, 1, 1, kKeys}};
+       },
+       {"d_bias:", "none without a bias", "got one"},
+       WrongCall::only_backward},
+      {"a gradient of a bias in another shape",
+       [](Call& call) {
+         call.backward.d_bias = {call.out.data(), DType::f32, {kBatch, 1, 3, kKeys}};
+       },
+       {"d_bias.shape:", "mask.bias.shape = [2, 1, 1, 5]", "got [2, 1, 3, 5]"},
+       WrongCall::only_backward},
+      {"a gradient of no sinks",
+       [](Call& call) {
+         call.backward.d_sinks = {call.out.data(), DType::f32, {kHeads}};
+       },
+       {"d_sinks:", "none without sinks", "got one"},
+       WrongCall::only_backward},
       wrong_problem("q left out", [](Problem& p) { p.q = {}; }, {"q:", "rank 4 [batch, heads, n_q, d]", "rank 0"}),
       wrong_problem("k of rank 3", [](Problem& p) { p.k.rank = 3; }, {"k:", "rank 4", "rank 3 [2, 2, 5]"}),
       wrong_problem("negative extent", [](Problem& p) { p.q.shape[2] = -3; }, {"q.shape[2]:", ">= 0", "got -3"}),

@@ -9,6 +9,7 @@ import torch
 
 import dspattn
 from dspattn import _ops
+from dspattn._schema import ProblemArguments
 
 LOWEST = torch.finfo(torch.float32).min
 INF = float("inf")
@@ -55,9 +56,7 @@ def test_a_pattern_is_not_narrowed_nor_divided_by(keep: int, group: int) -> None
     options: tuple[Any, ...] = (keep, group, False, False, True, None)
     metadata = torch.zeros(1, 32, 8, dtype=torch.int16)
     calls = {
-        "attention": lambda: _ops.attention(
-            x, x, x, *(None,) * 5, 0, 0, keep, group, True, False, True, None, None, None, False, ""
-        ),
+        "attention": lambda: _ops.attention(*ProblemArguments(x, x, x, keep=keep, group=group)),
         "sparse_scores": lambda: _ops.sparse_scores(x, x, None, None, *options),
         "sparse_product": lambda: _ops.sparse_product(x, metadata[None], x, 32, keep, group, False),
         "nm_prune": lambda: _ops.nm_prune(x[0], keep, group, False),

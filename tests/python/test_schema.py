@@ -19,6 +19,7 @@ PYTHON_TYPES: dict[str, Any] = {
     "int": int,
     "Optional[int]": int | None,
     "bool": bool,
+    "float": float,
     "Optional[float]": float | None,
     "str": str,
 }

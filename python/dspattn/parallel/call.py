@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _ops
+from .._schema import ProblemArguments
 from .layout import Chunk, Layout
 from .transfers import Ranks
 
@@ -30,11 +32,14 @@ class Rule:
     kernel: str
     offset: int
 
-    def options(self, offset: int, top_left: bool, max_q: int, max_k: int, fp32: bool) -> tuple[object, ...]:
-        return (
-            max_q, max_k, self.keep, self.group, self.interleaved, self.causal, top_left, self.left, self.right,
-            self.scale, self.full_fp32, self.kernel, offset, fp32,
-        )  # fmt: skip
+    def options(self, offset: int, top_left: bool, longest: int, fp32: bool = True) -> dict[str, Any]:
+        """Arguments of the operator by name. Results that are to be merged are in fp32."""
+        return {
+            "max_q": longest, "max_k": longest, "keep": self.keep, "group": self.group,
+            "interleaved": self.interleaved, "causal": self.causal, "top_left": top_left, "window_left": self.left,
+            "window_right": self.right, "scale": self.scale, "full_fp32": self.full_fp32, "kernel": self.kernel,
+            "offset": offset, "fp32_results": fp32,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,11 @@ class Masks:
     key_lengths: Tensor | None = None
     own_rows: tuple[bool, bool] = (False, False)  # of allowed and bias: not one row that serves every query
 
-    def of(self, rows: slice, keys: Chunk) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def of(self, rows: slice, keys: Chunk) -> dict[str, Tensor | None]:
         lengths = None if self.key_lengths is None else (self.key_lengths - keys.start).clamp(0, keys.rows)
-        return _cut(self.allowed, rows, keys), _cut(self.bias, rows, keys), lengths
+        return {
+            "allowed": _cut(self.allowed, rows, keys), "bias": _cut(self.bias, rows, keys), "key_lengths": lengths,
+        }  # fmt: skip
 
 
 def _cut(mask: Tensor | None, rows: slice, keys: Chunk) -> Tensor | None:
@@ -65,8 +72,7 @@ class Pair:
 
     rows: slice
     keys: slice
-    tensors: tuple[Tensor | None, ...]  # allowed, bias, key_lengths, cu_q, cu_k
-    options: tuple[object, ...]
+    arguments: dict[str, Any]  # by the names of ProblemArguments
 
 
 @dataclass(frozen=True)
@@ -93,8 +99,7 @@ class Call:
                     continue
                 offset = self.diagonal(q.sequence) + q.start - k.start
                 if self._sees(offset, q.rows, k.rows):
-                    options = self.rule.options(offset, True, 0, 0, True)
-                    yield Pair(rows, keys, (*self.masks.of(rows, k), None, None), options)
+                    yield Pair(rows, keys, self.masks.of(rows, k) | self.rule.options(offset, True, 0))
 
     def local_pair(self, like: Tensor) -> Pair | None:
         """The sequences that this rank holds alone, as one packed batch. None where there are none."""
@@ -103,9 +108,9 @@ class Call:
             return None
         begin = self.queries.cut_rows(self.ranks.rank)
         cumulative = torch.tensor([0, *lengths], dtype=torch.int32, device=like.device).cumsum(0, dtype=torch.int32)
-        options = self.rule.options(self.rule.offset, self.rule.top_left, max(lengths), max(lengths), True)
+        options = self.rule.options(self.rule.offset, self.rule.top_left, max(lengths))
         stretch = slice(begin, begin + sum(lengths))
-        return Pair(stretch, stretch, (None, None, None, cumulative, cumulative), options)
+        return Pair(stretch, stretch, {"cu_q": cumulative, "cu_k": cumulative} | options)
 
     def diagonal(self, sequence: int) -> int:
         """Where query 0 of a sequence stands among its keys."""
@@ -122,7 +127,7 @@ class Call:
 def forward(pair: Pair, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Output in fp32 and LSE of one pair. q, k and v are the stretches themselves."""
     try:
-        return _ops.attention(q, k, v, *pair.tensors, *pair.options)
+        return _ops.attention(*ProblemArguments(q, k, v, **pair.arguments))
     except RuntimeError as error:
         raise _ops.translated(error) from None
 
@@ -132,6 +137,6 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The share of the gradients, in fp32; ``out`` and ``lse`` are those of the whole row."""
     try:
-        return _ops.attention_backward(d_out, out, lse, q, k, v, *pair.tensors, *pair.options)
+        return _ops.attention_backward(d_out, out, lse, *ProblemArguments(q, k, v, **pair.arguments))
     except RuntimeError as error:
         raise _ops.translated(error) from None

@@ -144,12 +144,13 @@ class Exchange:
         if len(queries.lengths) != 1:
             cu = torch.tensor(queries.begins(), dtype=torch.int32, device=like.device)
             longest = max(queries.lengths, default=0)
-        options = call.rule.options(call.rule.offset, call.rule.top_left, longest, longest, fp32)
+        options = call.rule.options(call.rule.offset, call.rule.top_left, longest, fp32)
         whole_q, whole_k = slice(0, queries.total), slice(0, keys.total)
         for q_heads, kv_heads in runs(self.mine, self.heads // self.kv_heads):
             own = slice(self.mine.begin + q_heads.start, self.mine.begin + q_heads.stop)
-            masked = [t if t is None or t.shape[1] == 1 else t[:, own] for t in (masks.allowed, masks.bias)]
-            yield q_heads, kv_heads, Pair(whole_q, whole_k, (*masked, masks.key_lengths, cu, cu), options)
+            allowed, bias = (t if t is None or t.shape[1] == 1 else t[:, own] for t in (masks.allowed, masks.bias))
+            tensors = {"allowed": allowed, "bias": bias, "key_lengths": masks.key_lengths, "cu_q": cu, "cu_k": cu}
+            yield q_heads, kv_heads, Pair(whole_q, whole_k, tensors | options)
 
 
 class Heads(torch.autograd.Function):
