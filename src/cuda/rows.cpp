@@ -1,8 +1,10 @@
-// The GPU rows in order of preference: kernels that are made for one architecture before the pipeline that runs on all.
+// The GPU rows in order of preference: the kernel for few queries, which yields where there are many, then kernels that
+// are made for one architecture before the pipeline that runs on all.
 #include "cuda/rows.h"
 
 #include <vector>
 
+#include "cuda/decode/rows.h"
 #include "cuda/pipeline/pipeline.h"
 #include "cuda/sm90/forward/rows.h"
 #include "cuda/sm90/forward_tf32/rows.h"
@@ -12,6 +14,7 @@ namespace dspattn::cuda {
 std::span<const core::KernelRow> rows() {
   static const std::vector<core::KernelRow> joined = [] {
     std::vector<core::KernelRow> all;
+    for (const core::KernelRow& row : decode::decode_rows()) all.push_back(row);
     for (const core::KernelRow& row : sm90::fused_rows()) all.push_back(row);
     for (const core::KernelRow& row : sm90::fused_tf32_rows()) all.push_back(row);
     for (const core::KernelRow& row : pipeline::pipeline_rows()) all.push_back(row);

@@ -20,13 +20,13 @@ core::KernelRow row() {
                                      ", up to 64 query rows a key head, every mask, sm_80 and later";
   core::KernelRow result;
   result.info = {name, Pass::forward, DeviceType::cuda, summary};
-  result.takes = {.dtype = kType, .dim_above = kDimAbove, .dim = kDim};
+  result.takes = {.dtype = kType, .pattern = {}, .dim_above = kDimAbove, .dim = kDim};
   result.why_not = [](const Problem& problem, core::Refusals& refusals) { why_not(kRow, problem, refusals); };
   result.yields = [](const Problem& problem) { return yields(problem, device_facts(problem.device.index)); };
   result.plan = [](const Problem& problem) { return describe_plan(kRow, problem); };
   result.forward_workspace = [](const ForwardArgs& args) { return workspace(kRow, args); };
   result.forward = [](const ForwardArgs& args) { forward_launch(kRow, args); };
-  result.fp32_results = true;
+  result.features = {core::Feature::fp32_results};
   return result;
 }
 
