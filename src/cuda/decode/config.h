@@ -20,10 +20,14 @@ inline constexpr int kSharedLimit = 227 * 1024;  // a CTA may ask for on Hopper;
 
 DSPATTN_HOST_DEVICE constexpr int element_bytes(DType type) { return type == DType::f32 ? 4 : 2; }
 
-// Keys per tile: a K tile of 16 KiB, so that four teams' rings of two K tiles and one of V fit, and four teams in wait
-// for one tile each have 64 KiB on their way, more than the latency of Hopper's memory times its bandwidth (29 KB a
-// multiprocessor).
-DSPATTN_HOST_DEVICE constexpr int tile_keys(DType type, int dim) { return element_bytes(type) * dim <= 256 ? 64 : 32; }
+// Keys per tile: a K tile of 8 KiB up to rows of 256 bytes, so that two CTAs of four teams with rings of two K tiles
+// and one of V fit a multiprocessor. Eight teams that wait for V have a K tile each on its way, 64 KiB: twice the
+// latency of Hopper's memory times its bandwidth (about 29 KB a multiprocessor). The sparse product takes 32 keys at
+// least.
+DSPATTN_HOST_DEVICE constexpr int tile_keys(DType type, int dim) { return element_bytes(type) * dim <= 128 ? 64 : 32; }
+
+// CTAs of a multiprocessor, where shared memory has room for them: the output takes dim / 2 registers a thread.
+constexpr int ctas_by_registers(int dim) { return dim <= 128 ? 3 : 2; }
 
 template <DType kTypeOfInputs, int kDim>
 struct Config {

@@ -50,8 +50,7 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.q = rows_of(problem.q);
   p.k = rows_of(problem.k);
   p.v = rows_of(problem.v);
-  p.results.out = {args.out.data, args.out.step(0), args.out.step(1), args.out.step(2),
-                   static_cast<int>(geometry.d_v)};
+  p.results.out = {args.out.data, args.out.step(0), args.out.step(1), args.out.step(2), static_cast<int>(geometry.d_v)};
   if (args.lse.present()) {
     p.results.lse = {static_cast<float*>(args.lse.data), args.lse.step(0), args.lse.step(1), args.lse.step(2)};
   }
@@ -134,9 +133,8 @@ void why_not(const DecodeRow& row, const Problem& problem, core::Refusals& refus
     }
   }
   if (geometry.n_k > tile::kMaxRows) {
-    refusals.add([&] {
-      return "n_k: takes up to " + std::to_string(tile::kMaxRows) + ", got " + std::to_string(geometry.n_k);
-    });
+    refusals.add(
+        [&] { return "n_k: takes up to " + std::to_string(tile::kMaxRows) + ", got " + std::to_string(geometry.n_k); });
   }
   constexpr std::int64_t kMaxOffset = tile::kMaxRows / 2;  // sums of positions stay within 32 bits
   if (is_banded(problem.mask) && std::abs(problem.mask.offset) > kMaxOffset) {

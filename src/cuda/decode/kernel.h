@@ -59,6 +59,7 @@ struct Team {
   const int thread, threads;  // of the team
   const int first_row, rows;  // of this warp
   const WarpTiles tiles;
+  const std::uint8_t* kept;     // codes of the team's first row: what of V is gathered
   const std::uint32_t q, ring;  // shared memory
   const Bits<C>* k;             // global memory: key 0
   const Bits<C>* v;
@@ -77,6 +78,7 @@ struct Team {
         first_row((warp - team * params.teams.warps) * kWarpRows),
         rows(min(params.teams.rows, params.rows - first_row)),
         tiles(layout, shared, warp),
+        kept(WarpTiles(layout, shared, team * params.teams.warps).codes),
         q(ptx::shared_address(shared)),
         ring(q + static_cast<std::uint32_t>(layout.ring + team * layout.ring_bytes)),
         k(static_cast<const Bits<C>*>(params.k.data) + params.k.offset(of.batch, of.kv_head, 0)),
@@ -127,7 +129,7 @@ struct Team {
     const int columns = p.results.out.columns;
     if (p.teams.gather != 0) {
       copy_rows<C>(v_tile(), C::kTileK / 2, columns, p.vector_v, thread, threads, v, [&](int row) -> const Bits<C>* {
-        const std::uint32_t code = tiles.codes[row >> 1];
+        const std::uint32_t code = kept[row >> 1];
         if (tile::kept_is_hidden(code, row & 1)) return nullptr;
         return row_of(v, p.v.row_stride, index, row >> 1, tile::kept_element(code, row & 1));
       });
@@ -142,14 +144,21 @@ struct Team {
     products.accumulate(tiles, v_tile(), p.teams.gather, layout.weights_stride, p.teams.rows, lane);
   }
 
-  // All of the team's tiles: every so many from its first on.
+  // The team's tiles are every so many from its first on.
+  __device__ __forceinline__ int step() const { return kWarps / p.teams.warps; }
+  __device__ __forceinline__ int first_tile() const { return part.tiles.begin + team; }
+
+  // Asks for the first two K tiles.
+  __device__ __forceinline__ void begin() const {
+    load_k(first_tile(), 0);
+    load_k(first_tile() + step(), 1);
+  }
+
+  // All of the team's tiles, after begin().
   __device__ __forceinline__ void walk() {
-    const int step = kWarps / p.teams.warps;
-    int index = part.tiles.begin + team;
+    int index = first_tile();
     if (index >= part.tiles.end) return;
-    load_k(index, 0);
-    load_k(index + step, 1);
-    for (int number = 0; index < part.tiles.end; ++number, index += step) {
+    for (int number = 0; index < part.tiles.end; ++number, index += step()) {
       // Asked for after K(i): K(i + 1), and V(i - 1) but for the first tile.
       if (number == 0) {
         ptx::cp_async_wait<1>();
@@ -160,7 +169,7 @@ struct Team {
       products.score(q, p.teams.warps * kWarpRows, first_row, k_tile(number & 1), tiles, layout.scores_stride, rows,
                      lane);
       sync();  // K(i) is read, by all warps, and this one's scores are written
-      load_k(index + 2 * step, number & 1);
+      load_k(index + 2 * step(), number & 1);
       if (number > 0) {
         ptx::cp_async_wait<1>();
         sync();
@@ -246,13 +255,16 @@ __device__ __forceinline__ void join_teams(const Params& p, const Part& part, co
 }
 
 template <typename C>
-__global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, ctas_by_registers(C::kHeadDim))
+    decode_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
+  ptx::start_next_kernel();  // the merge kernel, which waits for the end of this one
   const Part part = Part::of_cta<C>(p);
   Team<C> team(p, part, shared);
   team.load_q(shared);
-  ptx::cp_async_wait<0>();
-  __syncthreads();  // Q is there
+  team.begin();
+  ptx::cp_async_wait<2>();  // K may still be on its way
+  __syncthreads();          // Q is there
   team.walk();
   const float sum = team.weigher.total();
   __syncthreads();  // everything has been read: results go over it

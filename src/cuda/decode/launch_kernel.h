@@ -25,9 +25,7 @@ void launch_kernel(const Params& params, std::int64_t ctas, cudaStream_t stream)
   const int allowed = current_device_facts().shared_bytes;
   allow_shared_memory(decode_kernel<C>, allowed < most_shared_bytes<C>() ? allowed : most_shared_bytes<C>());
   launch("decode", decode_kernel<C>,
-         {.ctas = grid_of(ctas),
-          .threads = kThreads,
-          .shared_bytes = shared_layout(kType, kDim, params.teams).bytes},
+         {.ctas = grid_of(ctas), .threads = kThreads, .shared_bytes = shared_layout(kType, kDim, params.teams).bytes},
          stream, params);
 }
 

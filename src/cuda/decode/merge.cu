@@ -3,6 +3,7 @@
 #include "cuda/decode/launch.h"
 #include "cuda/decode/results.h"
 #include "cuda/device/device.h"
+#include "cuda/ptx/barrier.h"
 
 namespace dspattn::cuda::decode {
 namespace {
@@ -20,6 +21,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   const std::int64_t first = static_cast<std::int64_t>(unit) * splits * p.rows + row;
   const RowStats* stats = p.partials.stats + first;
 
+  ptx::wait_for_kernels_before();  // the parts are written
   // Every warp joins all stats: lane l those of parts l, l + 32, ...
   RowStats joined{-INFINITY, 0};
   for (int i = lane; i < splits; i += 32) {
@@ -67,8 +69,9 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 }  // namespace
 
 void launch_merge(const Params& params, DType type, std::int64_t units, cudaStream_t stream) {
-  launch("decode merge", merge_kernel, {.ctas = grid_of(units * params.rows), .threads = kThreads}, stream, params,
-         type);
+  const bool overlaps = current_device_facts().major >= 9;  // with the kernel before, for whose end it waits
+  launch("decode merge", merge_kernel,
+         {.ctas = grid_of(units * params.rows), .threads = kThreads, .may_overlap = overlaps}, stream, params, type);
 }
 
 }  // namespace dspattn::cuda::decode

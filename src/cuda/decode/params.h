@@ -15,10 +15,10 @@ namespace dspattn::cuda::decode {
 // From products to compared scores, and on to logarithms of weights in base 2 (docs/notation.md). Unlike the fused
 // kernels' the inputs are left as they are.
 struct Scales {
-  float unit = 1;        // 16 bits: 2^-e; fp32: 1, or with a bias a power of two that keeps sums finite
-  float bias = 1;        // from a bias to the compared scores
-  float exponent = 1;    // from those to base-2 logarithms
-  int rounds = 0;        // 1: scores are compared as fp16 numbers
+  float unit = 1;      // 16 bits: 2^-e; fp32: 1, or with a bias a power of two that keeps sums finite
+  float bias = 1;      // from a bias to the compared scores
+  float exponent = 1;  // from those to base-2 logarithms
+  int rounds = 0;      // 1: scores are compared as fp16 numbers
 };
 
 // Of one row over a part of the keys: what its weights are relative to, in compared scores, and their sum. A sum of 0:

@@ -20,8 +20,8 @@ int most_tiles(const Problem& problem, const core::Geometry& geometry, int keys_
   if (band.left < geometry.n_k && band.right < geometry.n_k) {
     keys = std::clamp<std::int64_t>(band.left + band.right + geometry.n_q, 0, keys);
   }
-  const std::int64_t blocks = std::min<std::int64_t>(
-      tile::divide_up(geometry.n_k, tile::kBlockKeys), tile::divide_up(keys, tile::kBlockKeys) + (keys < geometry.n_k));
+  const std::int64_t blocks = std::min<std::int64_t>(tile::divide_up(geometry.n_k, tile::kBlockKeys),
+                                                     tile::divide_up(keys, tile::kBlockKeys) + (keys < geometry.n_k));
   return static_cast<int>(blocks) * (tile::kBlockKeys / keys_of_tile);
 }
 
@@ -65,13 +65,15 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   plan.teams.warps = rounded_up(tile::divide_up(plan.rows, kWarpRows));
   plan.teams.rows = rounded_up(std::min(plan.rows, kWarpRows));
   plan.teams.gather = plan.rows == 1 ? 1 : 0;
+  // Where shared memory is short, larger teams have fewer rings, though some of their warps have no rows.
+  const auto fits = [&] { return shared_layout(type, dim, plan.teams).bytes <= device.shared_bytes; };
+  while (!fits() && plan.teams.warps < kWarps) plan.teams.warps *= 2;
   plan.layout = shared_layout(type, dim, plan.teams);
   plan.units = geometry.batch * geometry.kv_heads;
   plan.tiles = most_tiles(problem, geometry, tile_keys(type, dim));
-  // Every CTA takes 1 KiB of the multiprocessor's shared memory besides; registers allow two or three.
-  constexpr int kReserved = 1024;
+  constexpr int kReserved = 1024;  // of a multiprocessor's shared memory, by every CTA
   plan.ctas_per_multiprocessor =
-      std::clamp((device.shared_bytes + kReserved) / (plan.layout.bytes + kReserved), 1, dim <= 128 ? 3 : 2);
+      std::clamp((device.shared_bytes + kReserved) / (plan.layout.bytes + kReserved), 1, ctas_by_registers(dim));
   plan.splits = choose_splits(plan.units, plan.tiles, kWarps / plan.teams.warps,
                               std::int64_t{device.multiprocessors} * plan.ctas_per_multiprocessor);
   if (plan.splits > 1) {

@@ -14,7 +14,7 @@
 namespace dspattn::cuda::decode {
 
 struct Plan {
-  int dim = 0;  // head dim the kernel is compiled for
+  int dim = 0;   // head dim the kernel is compiled for
   int rows = 0;  // of a key head
   Teams teams;
   std::int64_t units = 0;  // (sequence, key head)

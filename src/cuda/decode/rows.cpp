@@ -33,10 +33,10 @@ core::KernelRow row() {
 }  // namespace
 
 std::span<const core::KernelRow> decode_rows() {
-  static const std::vector<core::KernelRow> table = {
-      row<DType::bf16, 64, 0>(), row<DType::bf16, 128, 64>(), row<DType::bf16, 256, 128>(),
-      row<DType::f16, 64, 0>(),  row<DType::f16, 128, 64>(),  row<DType::f16, 256, 128>(),
-      row<DType::f32, 64, 0>(),  row<DType::f32, 128, 64>()};
+  static const std::vector<core::KernelRow> table = {row<DType::bf16, 64, 0>(),    row<DType::bf16, 128, 64>(),
+                                                     row<DType::bf16, 256, 128>(), row<DType::f16, 64, 0>(),
+                                                     row<DType::f16, 128, 64>(),   row<DType::f16, 256, 128>(),
+                                                     row<DType::f32, 64, 0>(),     row<DType::f32, 128, 64>()};
   return table;
 }
 

@@ -47,11 +47,11 @@ __device__ __forceinline__ void round_to_half(float& a, float& b) {
 template <typename C>
 struct Weigher {
   const Params& p;
-  float4* scores;       // of this lane's row, a group each
+  float4* scores;  // of this lane's row, a group each
   std::uint32_t* weights;
   std::uint8_t* codes;
-  int lanes;            // of a row
-  int first_group;      // of this lane
+  int lanes;        // of a row
+  int first_group;  // of this lane
   bool has_row;
   int begin = 0, end = 0;  // keys that the row sees by diagonal, window and length
   MaskRow allowed, bias;
@@ -173,8 +173,7 @@ struct Weigher {
       weights[2 * group] = __float_as_uint(weight0);
       weights[2 * group + 1] = __float_as_uint(weight1);
     } else {
-      weights[group] =
-          C::kType == DType::bf16 ? ptx::pack_bf16x2(weight0, weight1) : ptx::pack_f16x2(weight0, weight1);
+      weights[group] = C::kType == DType::bf16 ? ptx::pack_bf16x2(weight0, weight1) : ptx::pack_f16x2(weight0, weight1);
     }
     codes[group] = static_cast<std::uint8_t>(tile::kept_code(kept, first == -INFINITY, second == -INFINITY));
   }
