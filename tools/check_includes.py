@@ -5,7 +5,7 @@
 
 and within cuda
 
-    ptx -> tile -> blocks -> {sm90/common -> {sm90/forward, sm90/forward_tf32}, pipeline/sm90}
+    ptx -> tile -> blocks -> {sm90/common -> {sm90/forward, sm90/forward_tf32, sm90/backward}, pipeline/sm90}
     device -> blocks;  ptx -> pipeline/common -> {pipeline/sm80, pipeline/sm90} -> pipeline;  all of them -> rows
 
 A file may include its own layer and what LAYERS grants it: only layers that stand above it there, so that no circle is
@@ -50,7 +50,14 @@ LAYERS = {
         "src/cuda/sm90/forward_tf32",
         ["public", "core", "cuda/ptx", "cuda/tile", "cuda/device", "cuda/blocks", "cuda/sm90/common"],
     ),
-    "cuda": ("src/cuda", ["public", "core", "cuda/pipeline", "cuda/sm90/forward", "cuda/sm90/forward_tf32"]),
+    "cuda/sm90/backward": (
+        "src/cuda/sm90/backward",
+        ["public", "core", "cuda/ptx", "cuda/tile", "cuda/device", "cuda/blocks", "cuda/sm90/common"],
+    ),
+    "cuda": (
+        "src/cuda",
+        ["public", "core", "cuda/pipeline", "cuda/sm90/forward", "cuda/sm90/forward_tf32", "cuda/sm90/backward"],
+    ),
     "api": ("src/api", ["public", "core", "theory", "cpu", "cuda", "cuda/device", "cuda/pipeline"]),
     "check": ("src/check", ["public", "core", "cpu", "cuda", "cuda/device", "api"]),
     "apps": ("apps", ["public", "core", "api", "check"]),

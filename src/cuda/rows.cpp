@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cuda/pipeline/pipeline.h"
+#include "cuda/sm90/backward/rows.h"
 #include "cuda/sm90/forward/rows.h"
 #include "cuda/sm90/forward_tf32/rows.h"
 
@@ -14,6 +15,7 @@ std::span<const core::KernelRow> rows() {
     std::vector<core::KernelRow> all;
     for (const core::KernelRow& row : sm90::fused_rows()) all.push_back(row);
     for (const core::KernelRow& row : sm90::fused_tf32_rows()) all.push_back(row);
+    for (const core::KernelRow& row : sm90::fused_backward_rows()) all.push_back(row);
     for (const core::KernelRow& row : pipeline::pipeline_rows()) all.push_back(row);
     return all;
   }();

@@ -33,20 +33,6 @@ std::int64_t last_row(const ConstTensorView& tensor) {
   return offset;
 }
 
-ScoreScales scales_of(DType type, double scale, bool has_bias) {
-  ScoreScales s;
-  const double unit = type == DType::f32 && has_bias ? std::min(1.0, core::selection_scale(scale)) : 1.0;
-  const double selection = type == DType::f32 ? unit : core::selection_scale(scale);
-  s.score_unit = static_cast<float>(unit);
-  s.q_scale = 0x10001u * (type == DType::f16 ? core::encode_f16(selection) : core::encode_bf16(selection));
-  s.exp2_scale = static_cast<float>(scale / selection * std::numbers::log2e);
-  const std::uint16_t half = core::encode_f16(s.exp2_scale);
-  s.exp2_scale_half = 0x10001u * half;
-  s.exp2_scale_ratio = static_cast<float>(s.exp2_scale / core::decode_f16(half));
-  s.bias_scale = static_cast<float>(selection / scale);
-  return s;
-}
-
 MaskParams masks_of(const Mask& mask, const core::Geometry& geometry, bool by_tma) {
   MaskParams p{};
   p.allowed = mask_of(mask.allowed);
@@ -64,7 +50,34 @@ MaskParams masks_of(const Mask& mask, const core::Geometry& geometry, bool by_tm
 // Whether the diagonal matters.
 bool is_banded(const Mask& mask) { return mask.causal || mask.window_left || mask.window_right; }
 
-WorkParams work_of(const Problem& problem, const core::Geometry& geometry, const ForwardPlan& plan) {
+}  // namespace
+
+std::string row_name(const FusedRow& row, const std::string& begin) {
+  return begin + std::to_string(row.pattern.keep) + "_" + std::to_string(row.pattern.group) + "_" +
+         std::string(name(row.type)) + "_d" + std::to_string(row.dim);
+}
+
+core::RowKey key_of(const FusedRow& row) { return {row.type, row.pattern, row.dim_above, row.dim}; }
+
+bool is_empty(const core::Geometry& geometry) {
+  return geometry.batch == 0 || geometry.heads == 0 || geometry.n_q == 0 || geometry.d_v == 0;
+}
+
+ScoreScales scales_of(DType type, double scale, bool has_bias) {
+  ScoreScales s;
+  const double unit = type == DType::f32 && has_bias ? std::min(1.0, core::selection_scale(scale)) : 1.0;
+  const double selection = type == DType::f32 ? unit : core::selection_scale(scale);
+  s.score_unit = static_cast<float>(unit);
+  s.q_scale = 0x10001u * (type == DType::f16 ? core::encode_f16(selection) : core::encode_bf16(selection));
+  s.exp2_scale = static_cast<float>(scale / selection * std::numbers::log2e);
+  const std::uint16_t half = core::encode_f16(s.exp2_scale);
+  s.exp2_scale_half = 0x10001u * half;
+  s.exp2_scale_ratio = static_cast<float>(s.exp2_scale / core::decode_f16(half));
+  s.bias_scale = static_cast<float>(selection / scale);
+  return s;
+}
+
+WorkParams work_of(const Problem& problem, const core::Geometry& geometry) {
   WorkParams w{};
   if (problem.packed) {
     w.cumulative_q = lengths_of(problem.packed->cu_q);
@@ -73,9 +86,6 @@ WorkParams work_of(const Problem& problem, const core::Geometry& geometry, const
   w.key_lengths = lengths_of(problem.mask.key_lengths);
   w.q_rows = static_cast<int>(problem.q.extent(2));
   w.k_rows = static_cast<int>(problem.k.extent(2));
-  w.order = plan.order;
-  w.pairs = plan.pairs ? 1 : 0;
-  w.descending = plan.descending ? 1 : 0;
   w.heads = tile::Divisor(static_cast<int>(geometry.heads));
   w.heads_per_kv_head = tile::Divisor(static_cast<int>(geometry.heads / geometry.kv_heads));
   w.n_q = static_cast<int>(geometry.n_q);
@@ -86,19 +96,6 @@ WorkParams work_of(const Problem& problem, const core::Geometry& geometry, const
   w.bottom_right = band.bottom_right ? 1 : 0;
   w.offset = is_banded(problem.mask) ? static_cast<int>(band.offset) : 0;
   return w;
-}
-
-}  // namespace
-
-std::string row_name(const FusedRow& row) {
-  return "sm90_fused_" + std::to_string(row.pattern.keep) + "_" + std::to_string(row.pattern.group) + "_" +
-         std::string(name(row.type)) + "_d" + std::to_string(row.dim);
-}
-
-core::RowKey key_of(const FusedRow& row) { return {row.type, row.pattern, row.dim_above, row.dim}; }
-
-bool is_empty(const core::Geometry& geometry) {
-  return geometry.batch == 0 || geometry.heads == 0 || geometry.n_q == 0 || geometry.d_v == 0;
 }
 
 ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
@@ -112,7 +109,10 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.out = out_of(args);
   p.lse = lse_of(args);
   p.masks = masks_of(problem.mask, geometry, plan.variant == Variant::general && plan.tma_masks);
-  p.work = work_of(problem, geometry, plan);
+  p.work = work_of(problem, geometry);
+  p.work.order = plan.order;
+  p.work.pairs = plan.pairs ? 1 : 0;
+  p.work.descending = plan.descending ? 1 : 0;
   if (plan.walk == Walk::schedule) p.work.schedule = static_cast<tile::ScheduleHeader*>(args.run.workspace);
   p.scales = scales_of(type, geometry.scale, problem.mask.bias.present());
   p.d = static_cast<int>(geometry.d);

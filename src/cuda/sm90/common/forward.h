@@ -19,8 +19,8 @@ struct FusedRow {
   int dim_above;  // and those above this
 };
 
-// sm90_fused_2_4_bf16_d64, and what the table asks a row by before it asks for reasons.
-std::string row_name(const FusedRow& row);
+// sm90_fused_2_4_bf16_d64 (or what it begins with), and what the table asks a row by before it asks for reasons.
+std::string row_name(const FusedRow& row, const std::string& begin = "sm90_fused_");
 core::RowKey key_of(const FusedRow& row);
 
 // fp16 inputs are multiplied by the largest power of two not above the scale: that must be a normal number, and above 1
@@ -32,6 +32,10 @@ void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& 
 
 // Nothing to compute: no launch.
 bool is_empty(const core::Geometry& geometry);
+
+// Parts of a kernel's parameters: which work there is, apart from its order, and what scales scores.
+WorkParams work_of(const Problem& problem, const core::Geometry& geometry);
+ScoreScales scales_of(DType type, double scale, bool has_bias);
 
 // All but the tensor maps of K and V and the order of keys, which are the kernels' own.
 ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan);

@@ -6,14 +6,6 @@
 namespace dspattn::cuda::sm90 {
 namespace {
 
-// Rows can be copied 16 bytes at a time.
-bool is_vector(const ConstTensorView& tensor) {
-  const auto width = static_cast<std::int64_t>(16 / size_bytes(tensor.dtype));
-  const std::int64_t columns = tensor.extent(3);
-  return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && columns % width == 0 && columns > 0 &&
-         tensor.step(0) % width == 0 && tensor.step(1) % width == 0 && tensor.step(2) % width == 0;
-}
-
 const char* name_of(Walk walk) {
   switch (walk) {
     case Walk::head_by_head:
@@ -29,6 +21,13 @@ const char* name_of(Walk walk) {
 }
 
 }  // namespace
+
+bool is_vector(const ConstTensorView& tensor) {
+  const auto width = static_cast<std::int64_t>(16 / size_bytes(tensor.dtype));
+  const std::int64_t columns = tensor.extent(3);
+  return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && columns % width == 0 && columns > 0 &&
+         tensor.step(0) % width == 0 && tensor.step(1) % width == 0 && tensor.step(2) % width == 0;
+}
 
 ForwardQuestion::ForwardQuestion(const Problem& p, const TensorView& o)
     : problem(p),

@@ -45,6 +45,9 @@ struct ForwardQuestion {
   std::int64_t sequence_heads() const { return geometry.batch * geometry.heads; }
 };
 
+// Rows can be copied 16 bytes at a time.
+bool is_vector(const ConstTensorView& tensor);
+
 blocks::RowsView rows_of(const ConstTensorView& tensor);
 blocks::MaskTensor mask_of(const ConstTensorView& tensor);
 blocks::Extents extents_of(const ConstTensorView& tensor);
