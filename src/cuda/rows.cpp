@@ -8,6 +8,7 @@
 #include "cuda/decode/rows.h"
 #include "cuda/general/rows.h"
 #include "cuda/pipeline/pipeline.h"
+#include "cuda/sm90/backward/rows.h"
 #include "cuda/sm90/forward/rows.h"
 #include "cuda/sm90/forward_tf32/rows.h"
 
@@ -19,6 +20,7 @@ std::span<const core::KernelRow> rows() {
     for (const core::KernelRow& row : decode::decode_rows()) all.push_back(row);
     for (const core::KernelRow& row : sm90::fused_rows()) all.push_back(row);
     for (const core::KernelRow& row : sm90::fused_tf32_rows()) all.push_back(row);
+    for (const core::KernelRow& row : sm90::fused_backward_rows()) all.push_back(row);
     for (const core::KernelRow& row : general::general_rows()) all.push_back(row);
     for (const core::KernelRow& row : pipeline::pipeline_rows()) all.push_back(row);
     return all;

@@ -42,8 +42,8 @@ WorkParams work_of(const Problem& problem, const ForwardPlan& plan) {
 
 }  // namespace
 
-std::string row_name(const FusedRow& row) {
-  return "sm90_fused_" + std::to_string(row.pattern.keep) + "_" + std::to_string(row.pattern.group) + "_" +
+std::string row_name(const FusedRow& row, const std::string& begin) {
+  return begin + std::to_string(row.pattern.keep) + "_" + std::to_string(row.pattern.group) + "_" +
          std::string(name(row.type)) + "_d" + std::to_string(row.dim);
 }
 

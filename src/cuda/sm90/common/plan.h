@@ -46,6 +46,7 @@ struct ForwardQuestion {
   std::int64_t sequence_heads() const { return geometry.batch * geometry.heads; }
 };
 
+using blocks::is_vector;
 using blocks::mask_of;
 using blocks::rows_of;
 blocks::Extents extents_of(const ConstTensorView& tensor);
