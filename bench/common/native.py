@@ -40,7 +40,9 @@ class Call(ctypes.Structure):
         + [(name, ctypes.c_int32) for name in ("keep", "group", "consecutive", "causal", "top_left", "device")]
         + [(name, View) for name in ("counts", "columns")]
         + [(name, ctypes.c_void_p) for name in ("nonzeros", "metadata")]
-        + [("block", ctypes.c_int32)]
+        + [(name, ctypes.c_int32) for name in ("block", "rest_mean", "shared_choice")]
+        + [("kernel", ctypes.c_char * 64)]
+        + [(name, View) for name in ("block_table", "d_out", "d_q", "d_k", "d_v", "d_lse", "d_bias")]
     )
 
 
@@ -62,7 +64,17 @@ def library(path=None):
 
 
 def call_of(
-    tensors, *, pattern=(2, 4), grouping="interleaved", causal=False, top_left=False, window=(-1, -1), scale=0.0
+    tensors,
+    *,
+    pattern=(2, 4),
+    grouping="interleaved",
+    causal=False,
+    top_left=False,
+    window=(-1, -1),
+    scale=0.0,
+    rest="drop",
+    choice="each_head",
+    kernel="",
 ):
     """A call on named tensors, any of them None; all on one device, the stream set when it runs."""
     call = Call()
@@ -73,6 +85,7 @@ def call_of(
     (call.window_left, call.window_right), call.scale = window, scale
     call.keep, call.group = pattern
     call.consecutive, call.causal, call.top_left = grouping == "consecutive", causal, top_left
+    call.rest_mean, call.shared_choice, call.kernel = rest == "mean", choice == "shared", kernel.encode()
     return call
 
 
@@ -96,6 +109,16 @@ def prepared(path, name, call, keep_alive):
     return run
 
 
+def with_workspace(path, name, call, device):
+    """Gives the call the workspace that it asks for; returns its memory."""
+    bytes_needed = ctypes.c_int64()
+    invoke(path, name, call, ctypes.byref(bytes_needed))
+    workspace = torch.empty(bytes_needed.value, dtype=torch.uint8, device=device) if bytes_needed.value else None
+    call.workspace_bytes = bytes_needed.value
+    call.workspace = workspace.data_ptr() if workspace is not None else None
+    return workspace
+
+
 def prepare(
     q,
     k,
@@ -108,6 +131,7 @@ def prepare(
     cu_k=None,
     max_q=0,
     max_k=0,
+    block_table=None,
     out=None,
     lse=True,
     path=None,
@@ -120,12 +144,21 @@ def prepare(
     out = torch.empty(q.shape[:3] + v.shape[3:], dtype=q.dtype, device=q.device) if out is None else out
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if lse else None
     tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "key_lengths": key_lengths}
-    tensors |= {"allowed": allowed, "bias": bias, "cu_q": cu_q, "cu_k": cu_k}
+    tensors |= {"allowed": allowed, "bias": bias, "cu_q": cu_q, "cu_k": cu_k, "block_table": block_table}
     call = call_of(tensors, **options)
     call.max_q, call.max_k = max_q, max_k
-    bytes_needed = ctypes.c_int64()
-    invoke(path, "workspace", call, ctypes.byref(bytes_needed))
-    workspace = torch.empty(bytes_needed.value, dtype=torch.uint8, device=q.device) if bytes_needed.value else None
-    call.workspace_bytes = bytes_needed.value
-    call.workspace = workspace.data_ptr() if workspace is not None else None
+    workspace = with_workspace(path, "workspace", call, q.device)
     return prepared(path, "forward", call, (tensors, workspace)), out, lse
+
+
+def prepare_backward(q, k, v, out, lse, d_out, *, max_q=0, max_k=0, path=None, tensors=None, **options):
+    """Returns (run, d_q, d_k, d_v) of a backward call on the results of a forward one.
+
+    `tensors` are masks and lengths by their names in Call; `options` are those of call_of.
+    """
+    gradients = {name: torch.empty_like(like) for name, like in (("d_q", q), ("d_k", k), ("d_v", v))}
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "d_out": d_out, **(tensors or {}), **gradients}
+    call = call_of(given, **options)
+    call.max_q, call.max_k = max_q, max_k
+    workspace = with_workspace(path, "backward_workspace", call, q.device)
+    return prepared(path, "backward", call, (given, workspace)), *gradients.values()

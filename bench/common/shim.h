@@ -34,6 +34,11 @@ struct Call {
   void* nonzeros;
   void* metadata;
   std::int32_t block;  // 0: no block mask
+  // What goes beyond the plain forward.
+  std::int32_t rest_mean, shared_choice;
+  char kernel[64];  // a row of the kernel table; empty: the first that fits
+  View block_table;
+  View d_out, d_q, d_k, d_v, d_lse, d_bias;  // of the backward; out and lse are then those of the forward
 };
 
 template <typename Pointer>
@@ -69,11 +74,31 @@ inline ForwardArgs args_of(const Call& call) {
   if (call.cu_q.rank > 0) {
     p.packed = Packed{view<const void*>(call.cu_q), view<const void*>(call.cu_k), call.max_q, call.max_k};
   }
+  p.rest = call.rest_mean != 0 ? Rest::mean : Rest::drop;
+  p.choice = call.shared_choice != 0 ? Choice::shared : Choice::each_head;
+  p.block_table = view<const void*>(call.block_table);
   args.out = view<void*>(call.out);
   args.lse = view<void*>(call.lse);
+  args.run.kernel = call.kernel;
   args.run.stream = call.stream;
   args.run.workspace = call.workspace;
   args.run.workspace_bytes = static_cast<std::size_t>(call.workspace_bytes);
+  return args;
+}
+
+inline BackwardArgs backward_args_of(const Call& call) {
+  const ForwardArgs forward = args_of(call);
+  BackwardArgs args;
+  args.problem = forward.problem;
+  args.out = forward.out;
+  args.lse = forward.lse;
+  args.d_out = view<const void*>(call.d_out);
+  args.d_lse = view<const void*>(call.d_lse);
+  args.d_q = view<void*>(call.d_q);
+  args.d_k = view<void*>(call.d_k);
+  args.d_v = view<void*>(call.d_v);
+  args.d_bias = view<void*>(call.d_bias);
+  args.run = forward.run;
   return args;
 }
 

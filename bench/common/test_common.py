@@ -29,6 +29,21 @@ def test_the_forward_of_the_shim_is_attention():
     torch.testing.assert_close(lse, scores.logsumexp(-1))
 
 
+def test_the_backward_of_the_shim_is_attentions():
+    q, k, v = (draw(1, 2, 24, 16).requires_grad_() for _ in range(3))
+    given = [t.detach() for t in (q, k, v)]
+    run, out, lse = native.prepare(*given, pattern=(1, 1), causal=True, kernel="cpu_any")
+    run()
+    d_out = draw(1, 2, 24, 16)
+    backward, *gradients = native.prepare_backward(*given, out, lse, d_out, pattern=(1, 1), causal=True)
+    backward()
+    torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).backward(d_out)
+    for ours, tensor in zip(gradients, (q, k, v), strict=True):
+        torch.testing.assert_close(ours, tensor.grad)
+    with pytest.raises(RuntimeError, match="kernel: expected one of"):
+        native.prepare(*given, kernel="none such")
+
+
 def test_the_pipeline_of_the_shim_is_its_three_stages():
     q, k, v = (draw(1, 2, 64, 16) for _ in range(3))
     stages, chain = Pipeline(None, q, k, v, (1, 2)), Pipeline(None, q, k, v, (1, 2))

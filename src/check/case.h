@@ -21,6 +21,7 @@ struct DrawLimits {
   std::optional<Pattern> pattern;
   std::optional<Grouping> grouping;
   std::optional<std::int64_t> head_dim;  // d and d_v
+  std::optional<Rest> rest;              // mean: forward only
   std::int64_t max_n = 300;
   // batch * heads * n_q * n_k * (d + d_v): bounds the time of the fp64 oracle, about 2 ns each.
   std::int64_t max_work = 6'000'000;
@@ -60,6 +61,8 @@ struct Case {
   std::optional<double> scale;
   bool extreme_scale = false;  // far from 1/sqrt(d); elements of q and k may make up for it
   Fp32Products fp32_products = Fp32Products::full;
+  Rest rest = Rest::drop;        // mean: forward only, and mask tensors have one query row
+  bool nan_past_length = false;  // V is NaN at keys that the lengths hide
   Layout q_layout = Layout::bhnd, k_layout = Layout::bhnd, v_layout = Layout::bhnd, out_layout = Layout::bhnd;
   bool want_lse = true;
   bool fp32_results = false;  // outputs, and the gradient given, in fp32 though the inputs are 16-bit

@@ -83,6 +83,16 @@ void CaseData::make_values() {
     const std::int64_t row = random.below(rows);
     tensor.set(std::numeric_limits<double>::quiet_NaN(), b, h, row, random.below(drawn_.d));
   };
+  for (std::int64_t s = 0; drawn_.nan_past_length && s < drawn_.batch; ++s) {
+    const std::int64_t begin = drawn_.packed ? drawn_.cu_k[static_cast<std::size_t>(s)] : 0;
+    for (std::int64_t j = drawn_.key_lengths[static_cast<std::size_t>(s)]; j < drawn_.length_k(s); ++j) {
+      for (std::int64_t h = 0; h < drawn_.kv_heads; ++h) {
+        for (std::int64_t c = 0; c < drawn_.d_v; ++c) {
+          v_.set(std::numeric_limits<double>::quiet_NaN(), drawn_.packed ? 0 : s, h, begin + j, c);
+        }
+      }
+    }
+  }
   if (drawn_.nan_in_k) put_nan(k_, Stream::nan, drawn_.kv_heads, end_k);
   if (drawn_.nan_in_q) put_nan(q_, Stream::nan_in_q, drawn_.heads, end_q);
 }
@@ -212,6 +222,7 @@ Problem CaseData::problem(bool on_device) const {
   problem.mask.bias = view(bias_);
   problem.scale = drawn_.scale;
   problem.fp32_products = drawn_.fp32_products;
+  problem.rest = drawn_.rest;
   problem.dropout = {drawn_.dropout, drawn_.dropout_seed, drawn_.dropout_offset, view(dropout_state_)};
   if (drawn_.dropout_state) problem.dropout.seed = problem.dropout.offset = 0;
   problem.soft_cap = drawn_.soft_cap;

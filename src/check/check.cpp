@@ -36,10 +36,11 @@ struct BackwardResult {
   }
 };
 
-ForwardResult run_forward(const CaseData& data, const Runner& runner, int threads) {
+ForwardResult run_forward(const CaseData& data, const Runner& runner, int threads, Rest rest) {
   ForwardResult result{data.output_like_q(data.drawn().d_v), {}};
   ForwardArgs args;
   args.problem = data.device_problem();
+  args.problem.rest = rest;
   args.out = result.out.device_view();
   args.run.threads = threads;
   if (data.drawn().want_lse) {
@@ -50,6 +51,10 @@ ForwardResult run_forward(const CaseData& data, const Runner& runner, int thread
   result.out.download();
   if (result.lse.present()) result.lse.download();
   return result;
+}
+
+ForwardResult run_forward(const CaseData& data, const Runner& runner, int threads) {
+  return run_forward(data, runner, threads, data.drawn().rest);
 }
 
 BackwardResult run_backward(const CaseData& data, const Runner& runner, const ForwardResult& forward, int threads) {
@@ -223,6 +228,37 @@ cpu::Selection kernel_selection(const CaseData& data, const Runner& runner) {
   return probe_selection(data, runner, own, keys);
 }
 
+// Rows that prune nothing have no rest: whatever becomes of it, they have the same bits.
+void compare_with_drop(const CaseData& data, const Runner& runner, const ForwardResult& forward,
+                       const cpu::Reference& given, CaseReport& report) {
+  const ForwardResult dropped = run_forward(data, runner, 0, Rest::drop);
+  const std::int64_t heads = forward.out.host_view().extent(1);
+  const std::int64_t rows = forward.out.host_view().extent(2);
+  const auto same = [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); };
+  for (const cpu::Sequence& seq : cpu::sequences_of(data.host_problem())) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      for (std::int64_t i = seq.q_begin; i < seq.q_begin + seq.n_q; ++i) {
+        const std::int64_t row = (seq.batch * heads + h) * rows + i;
+        bool alike = true;
+        for (std::int64_t j = 0; j < seq.n_k && alike; ++j) {
+          alike =
+              given.selection.at(row, j) != 0 || given.scores.at(row, j) == -std::numeric_limits<double>::infinity();
+        }
+        if (!alike) continue;
+        for (std::int64_t c = 0; c < data.drawn().d_v && alike; ++c) {
+          alike = same(forward.out.at(seq.batch, h, i, c), dropped.out.at(seq.batch, h, i, c));
+        }
+        if (forward.lse.present()) {
+          alike = alike && same(forward.lse.at(seq.batch, h, i, 0), dropped.lse.at(seq.batch, h, i, 0));
+        }
+        if (alike) continue;
+        report.failures.push_back("rest: row " + std::to_string(row) + " prunes nothing, yet mean and drop differ");
+        return;
+      }
+    }
+  }
+}
+
 void check_repeats(const CaseData& data, const Runner& runner, const ForwardResult& forward, BackwardResult* backward,
                    int reruns, Judge& judge) {
   const bool on_cpu = data.device_problem().device.type == DeviceType::cpu;
@@ -300,6 +336,7 @@ void check_data(const CaseData& data, const Runner& runner, const CheckOptions& 
   judge.compare("out", forward.out, Side::queries, drawn.d_v, given.out, tolerance.out);
   if (drawn.want_lse) judge.compare("lse", forward.lse, Side::queries, 1, within_fp32(given.lse), tolerance.lse);
   if (drawn.pass == Pass::forward) {
+    if (drawn.rest == Rest::mean) compare_with_drop(data, runner, forward, given, report);
     if (options.beside_cpu) compare_with_cpu(data, forward, selection.selection, tolerance, report);
     check_repeats(data, runner, forward, nullptr, options.reruns, judge);
     return;
@@ -447,6 +484,7 @@ std::string command_line(std::uint64_t seed, std::int64_t index, const std::stri
   if (limits.pattern) text += " --pattern " + to_string(*limits.pattern);
   if (limits.grouping) text += " --grouping " + to_string(*limits.grouping);
   if (limits.head_dim) text += " --head-dim " + std::to_string(*limits.head_dim);
+  if (limits.rest) text += *limits.rest == Rest::mean ? " --rest mean" : " --rest drop";
   const DrawLimits defaults;
   if (limits.max_n != defaults.max_n) text += " --max-n " + std::to_string(limits.max_n);
   if (limits.max_work != defaults.max_work) text += " --max-work " + std::to_string(limits.max_work);

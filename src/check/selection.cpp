@@ -179,6 +179,7 @@ cpu::Selection probe_selection(const CaseData& data, const Runner& runner, std::
     v.upload();
     ForwardArgs args;
     args.problem = data.device_problem();
+    args.problem.rest = Rest::drop;
     args.problem.v = v.device_view();
     // Neither takes part in the choice; a key whose weight is dropped, or is nothing beside a sink, would look pruned.
     args.problem.dropout = {};

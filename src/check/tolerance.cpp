@@ -42,7 +42,8 @@ struct Dense {
   const double* row(std::int64_t b, std::int64_t h, std::int64_t i) const { return data.data() + offset(b, h, i); }
 };
 
-// What both kinds of tolerance walk over: one query row and its kept keys.
+// What both kinds of tolerance walk over: one query row and its kept keys. With rest = mean all keys that it sees count
+// as kept, and the pruned ones have the mean of V.
 struct RowContext {
   std::int64_t row = 0;
   const double* q = nullptr;
@@ -56,8 +57,11 @@ struct RowContext {
     double score, magnitude, weight;
     double factor, slope;          // dropout's of the weight, a soft cap's of the score
     std::int64_t bias_offset = 0;  // in the gradient of the bias
+    bool pruned = false;
   };
   std::vector<Kept> kept;
+  double rest = 0;                         // the weight of the pruned ones
+  const double* mean_magnitude = nullptr;  // [d_v], with rest = mean
   std::int64_t head = 0;
   double sink = -std::numeric_limits<double>::infinity();
   double sink_weight = 0;
@@ -87,6 +91,7 @@ class Walk {
     scale = core::geometry_of(host_).scale;
     d = q_.width;
     d_v = v_.width;
+    longest = v_.rows;
   }
 
   // Calls visit(row) for every row that has a finite LSE: neither empty nor NaN.
@@ -103,24 +108,31 @@ class Walk {
           context.q_offset = q_.offset(seq.batch, h, seq.q_begin + i);
           if (!d_out_.data.empty()) context.d_out = d_out_.row(seq.batch, h, seq.q_begin + i);
           context.query_terms = seq.n_q * group;
+          if (mean()) context.mean_magnitude = given_.mean_magnitudes.data() + context.row * d_v;
           context.head = h;
           if (d_lse_ != nullptr) context.d_lse = d_lse_->at(seq.batch, h, seq.q_begin + i);
           if (host_.sinks.present()) context.sink = core::load_element(host_.sinks.data, DType::f32, h);
-          const double largest = std::max(context.sink, largest_kept(context.row, seq.n_k));
+          const double largest = std::max(context.sink, largest_counted(context.row, seq.n_k));
           context.sink_weight = std::exp(context.sink - largest);
           double sum = context.sink_weight;
           for (std::int64_t j = 0; j < seq.n_k; ++j) {
-            if (!given_.selection.at(context.row, j)) continue;
+            if (!counts(context.row, j)) continue;
             const double score = given_.scores.at(context.row, j);
+            const bool pruned = !given_.selection.at(context.row, j);
+            const double* value =
+                pruned ? given_.means.data() + context.row * d_v : v_.row(seq.batch, h / group, seq.k_begin + j);
             context.kept.push_back(
-                {k_.row(seq.batch, h / group, seq.k_begin + j), v_.row(seq.batch, h / group, seq.k_begin + j),
-                 k_.offset(seq.batch, h / group, seq.k_begin + j), v_.offset(seq.batch, h / group, seq.k_begin + j),
-                 score, given_.magnitudes.at(context.row, j), std::exp(score - largest),
-                 given_.factors.at(context.row, j), given_.slopes.at(context.row, j), bias_offset(seq.index, h, i, j)});
+                {k_.row(seq.batch, h / group, seq.k_begin + j), value, k_.offset(seq.batch, h / group, seq.k_begin + j),
+                 v_.offset(seq.batch, h / group, seq.k_begin + j), score, given_.magnitudes.at(context.row, j),
+                 std::exp(score - largest), given_.factors.at(context.row, j), given_.slopes.at(context.row, j),
+                 bias_offset(seq.index, h, i, j), pruned});
             sum += context.kept.back().weight;
           }
           context.sink_weight /= sum;
-          for (auto& key : context.kept) key.weight /= sum;
+          for (auto& key : context.kept) {
+            key.weight /= sum;
+            if (key.pruned) context.rest += key.weight;
+          }
           visit(context);
         }
       }
@@ -137,12 +149,21 @@ class Walk {
   bool clamps = false;  // scores may be beyond what a 16-bit kernel holds them in
   double scale = 1;
   std::int64_t d = 0, d_v = 0;
+  std::int64_t longest = 0;  // keys that a mean may be over
 
  private:
-  double largest_kept(std::int64_t row, std::int64_t keys) const {
+  bool mean() const { return host_.rest == Rest::mean; }
+
+  // Whether a key has a weight.
+  bool counts(std::int64_t row, std::int64_t j) const {
+    const bool visible = given_.scores.at(row, j) != -std::numeric_limits<double>::infinity();
+    return given_.selection.at(row, j) != 0 || (mean() && visible);
+  }
+
+  double largest_counted(std::int64_t row, std::int64_t keys) const {
     double largest = -std::numeric_limits<double>::infinity();
     for (std::int64_t j = 0; j < keys; ++j) {
-      if (given_.selection.at(row, j)) largest = std::max(largest, given_.scores.at(row, j));
+      if (counts(row, j)) largest = std::max(largest, given_.scores.at(row, j));
     }
     return largest;
   }
@@ -220,7 +241,8 @@ bool weights_are_open(const RowContext& context, const Walk& walk, const ScoreEr
   return clamped || (error > 0.5 && !walk.swallowed(largest));
 }
 
-// The plain computation of one row in a 16-bit type: scores and weights, each rounded where an unfused one stores them.
+// The plain computation of one row in a 16-bit type: scores and weights, and the mean of V that pruned keys bring, each
+// rounded where an unfused one stores them.
 struct PlainRow {
   std::vector<double> weights;
   std::vector<double> dropped;  // the same after dropout
@@ -251,9 +273,10 @@ struct PlainRow {
     out.assign(static_cast<std::size_t>(walk.d_v), 0.0);
     for (std::size_t j = 0; j < scores.size(); ++j) {
       weights.push_back(round(std::exp(scores[j] - largest) / sum));
-      dropped.push_back(round(weights.back() * context.kept[j].factor));
+      const auto& key = context.kept[j];
+      dropped.push_back(round(weights.back() * key.factor));
       for (std::int64_t c = 0; c < walk.d_v; ++c) {
-        out[static_cast<std::size_t>(c)] += dropped.back() * context.kept[j].v[c];
+        out[static_cast<std::size_t>(c)] += dropped.back() * (key.pruned ? round(key.v[c]) : key.v[c]);
       }
     }
     for (double& value : out) value = round(value);
@@ -302,8 +325,10 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
           magnitude += part;
           weighted += part * errors.each[j] + kLeastWeight * context.kept[j].factor * std::abs(context.kept[j].v[c]);
         }
-        tolerance.out[row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c)] =
-            weighted + (errors.mean + sums) * magnitude + kTiny;
+        double& allowed = tolerance.out[row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c)];
+        allowed = weighted + (errors.mean + sums) * magnitude + kTiny;
+        // The mean errs by its own sum's length, relative to the magnitudes in it.
+        if (context.rest > 0) allowed += context.rest * sum_error(walk.longest) * context.mean_magnitude[c];
       }
       return;
     }

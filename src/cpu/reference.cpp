@@ -69,8 +69,10 @@ struct Row {
   std::vector<double> factors;  // of the weights: what dropout makes of them
   std::vector<std::uint8_t> kept;
   std::vector<Choice> choices;
-  std::vector<double> weights;  // softmax of the kept scores; 0 elsewhere
+  std::vector<double> weights;  // softmax of the kept scores; 0 elsewhere. With rest = mean: of all visible scores
   double sink_weight = 0;
+  std::vector<double> mean;  // of V, for the pruned keys; empty when there are none or their weight is dropped
+  std::vector<double> mean_magnitude;
   std::vector<double> out;
   double lse = -kInfinity;
 };
@@ -128,10 +130,12 @@ class Oracle {
       choose(row, row_index(seq, head, i));
     }
     softmax(row, sink(head));
+    if (problem_.rest == Rest::mean && prunes_any(row)) fill_mean(row, seq, head, i);
     for (std::int64_t j = 0; j < seq.n_k; ++j) {
       const auto at = static_cast<std::size_t>(j);
-      if (!row.kept[at]) continue;
-      const double* value = v_.row(seq.batch, key_head(head), seq.k_begin + j);
+      const bool kept = row.kept[at] != 0;
+      if (!kept && (row.mean.empty() || row.weights[at] == 0)) continue;
+      const double* value = kept ? v_.row(seq.batch, key_head(head), seq.k_begin + j) : row.mean.data();
       for (std::int64_t c = 0; c < v_.width; ++c) {
         row.out[static_cast<std::size_t>(c)] += row.weights[at] * row.factors[at] * value[c];
       }
@@ -144,13 +148,61 @@ class Oracle {
   // Mask before prune: which keys the query may see, apart from a bias of -inf.
   bool visible(const Sequence& seq, std::int64_t head, std::int64_t i, std::int64_t j) const {
     const Mask& mask = problem_.mask;
+    return in_interval(seq, i, j) &&
+           (!mask.allowed.present() || broadcast_element(mask.allowed, seq.index, head, i, j) != 0.0);
+  }
+
+  // Which keys the query sees by causality, window and length: an interval.
+  bool in_interval(const Sequence& seq, std::int64_t i, std::int64_t j) const {
+    const Mask& mask = problem_.mask;
     const std::int64_t aligned = mask.alignment == Alignment::bottom_right ? i + seq.n_k - seq.n_q : i;
     const std::int64_t position = aligned + mask.offset;
     if (mask.causal && j > position) return false;
     if (mask.window_left && position - j > *mask.window_left) return false;
     if (mask.window_right && j - position > *mask.window_right) return false;
-    if (mask.key_lengths.present() && j >= int_element(mask.key_lengths, seq.index)) return false;
-    return !mask.allowed.present() || broadcast_element(mask.allowed, seq.index, head, i, j) != 0.0;
+    return !mask.key_lengths.present() || j < int_element(mask.key_lengths, seq.index);
+  }
+
+  // Whether a mask tensor, which has one query row with rest = mean, hides the key.
+  bool hidden(const Sequence& seq, std::int64_t head, std::int64_t j) const {
+    const Mask& mask = problem_.mask;
+    if (mask.allowed.present() && broadcast_element(mask.allowed, seq.index, head, 0, j) == 0.0) return true;
+    return mask.bias.present() && broadcast_element(mask.bias, seq.index, head, 0, j) == -kInfinity;
+  }
+
+  static bool prunes_any(const Row& row) {
+    for (std::size_t j = 0; j < row.scores.size(); ++j) {
+      if (!row.kept[j] && row.scores[j] != -kInfinity) return true;
+    }
+    return false;
+  }
+
+  // The mean of V over the whole blocks of 128 keys inside the row's interval, without the keys that a mask hides; over
+  // the interval itself where no block lies in it, or none with a key that is not hidden.
+  void fill_mean(Row& row, const Sequence& seq, std::int64_t head, std::int64_t i) const {
+    constexpr std::int64_t kBlock = 128;
+    std::vector<std::int64_t> of_blocks, of_interval;
+    for (std::int64_t start = 0; start < seq.n_k; start += kBlock) {
+      const std::size_t before = of_blocks.size();
+      bool whole = start + kBlock <= seq.n_k;
+      for (std::int64_t j = start; j < std::min(start + kBlock, seq.n_k); ++j) {
+        whole = whole && in_interval(seq, i, j);
+        if (!in_interval(seq, i, j) || hidden(seq, head, j)) continue;
+        of_blocks.push_back(j);
+        of_interval.push_back(j);
+      }
+      if (!whole) of_blocks.resize(before);
+    }
+    const std::vector<std::int64_t>& keys = of_blocks.empty() ? of_interval : of_blocks;
+    row.mean.assign(static_cast<std::size_t>(v_.width), 0.0);
+    row.mean_magnitude = row.mean;
+    for (const std::int64_t j : keys) {
+      const double* value = v_.row(seq.batch, key_head(head), seq.k_begin + j);
+      for (std::int64_t c = 0; c < v_.width; ++c) {
+        row.mean[static_cast<std::size_t>(c)] += value[c] / static_cast<double>(keys.size());
+        row.mean_magnitude[static_cast<std::size_t>(c)] += std::abs(value[c]) / static_cast<double>(keys.size());
+      }
+    }
   }
 
   void fill_scores(Row& row, const Sequence& seq, std::int64_t head, std::int64_t i) const {
@@ -260,15 +312,18 @@ class Oracle {
   }
 
   void softmax(Row& row, double sink) const {
+    const auto counts = [&](std::size_t j) {
+      return row.kept[j] != 0 || (problem_.rest == Rest::mean && row.scores[j] != -kInfinity);
+    };
     double largest = sink;
     for (std::size_t j = 0; j < row.scores.size(); ++j) {
-      if (row.kept[j]) largest = std::max(largest, row.scores[j]);
+      if (counts(j)) largest = std::max(largest, row.scores[j]);
     }
     if (largest == -kInfinity) return;           // an empty row: output 0, LSE -inf
     row.sink_weight = std::exp(sink - largest);  // +inf - +inf is NaN, and so is the row
     double sum = row.sink_weight;
     for (std::size_t j = 0; j < row.scores.size(); ++j) {
-      if (!row.kept[j]) continue;
+      if (!counts(j)) continue;
       row.weights[j] = std::exp(row.scores[j] - largest);  // the same
       sum += row.weights[j];
     }
@@ -370,6 +425,8 @@ Reference reference_forward(const Problem& problem, const Selection* given) {
   result.keys = RowMatrix<double>(rows, longest, -kInfinity);
   result.scores = result.keys;
   result.magnitudes = RowMatrix<double>(rows, longest, 0.0);
+  if (problem.rest == Rest::mean) result.means.assign(result.out.size(), 0.0);
+  result.mean_magnitudes = result.means;
   result.slopes = RowMatrix<double>(rows, longest, 1.0);
   result.factors = result.slopes;
   for (const Sequence& seq : sequences) {
@@ -384,6 +441,9 @@ Reference reference_forward(const Problem& problem, const Selection* given) {
         std::copy(row.keys.begin(), row.keys.end(), result.keys.values.begin() + index * longest);
         std::copy(row.scores.begin(), row.scores.end(), result.scores.values.begin() + index * longest);
         std::copy(row.magnitudes.begin(), row.magnitudes.end(), result.magnitudes.values.begin() + index * longest);
+        std::copy(row.mean.begin(), row.mean.end(), result.means.begin() + index * oracle.v().width);
+        std::copy(row.mean_magnitude.begin(), row.mean_magnitude.end(),
+                  result.mean_magnitudes.begin() + index * oracle.v().width);
         std::copy(row.slopes.begin(), row.slopes.end(), result.slopes.values.begin() + index * longest);
         std::copy(row.factors.begin(), row.factors.end(), result.factors.values.begin() + index * longest);
       }

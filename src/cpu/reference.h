@@ -5,6 +5,7 @@
 //                              T * 2^-e rounded to fp16 and clamped to +-65504, 2^-e the largest power of two <= scale
 //   choice                     in each group the `keep` largest keys of those not masked; ties keep the lower index
 //   result                     softmax over the kept scores S = scale * q.k + bias, times V; LSE of the kept scores
+//   rest = mean                softmax over all visible scores; the weights of the pruned ones are times the mean of V
 //   soft cap                   S = cap * tanh(scale * q.k / cap) + bias; the choice is by the scores without the cap
 //   sink                       one more score in the row's softmax and LSE, without a key and a value
 //   dropout                    a weight that is dropped is 0, one that is not is divided by 1 - probability; the LSE is
@@ -65,8 +66,11 @@ struct Reference {
   RowMatrix<double> keys;        // selection keys as compared; masked = -inf
   RowMatrix<double> scores;      // S; masked = -inf
   RowMatrix<double> magnitudes;  // scale * sum |q_c k_c| + |bias|: what rounding errors of S are relative to
-  RowMatrix<double> slopes;      // of S over scale * q.k: 1, or what a soft cap makes of it
-  RowMatrix<double> factors;     // of the weights: 1, or with dropout 0 and 1 / (1 - probability)
+  // With rest = mean, [batch, heads, n_q, d_v]: the mean of V that a row's pruned keys bring, and the mean of |V| over
+  // the same keys. Zero where a row prunes nothing; empty with rest = drop.
+  std::vector<double> means, mean_magnitudes;
+  RowMatrix<double> slopes;   // of S over scale * q.k: 1, or what a soft cap makes of it
+  RowMatrix<double> factors;  // of the weights: 1, or with dropout 0 and 1 / (1 - probability)
 };
 
 struct Gradients {

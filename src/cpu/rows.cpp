@@ -35,8 +35,8 @@ void unless_dense(const Problem& problem, Refusals& refusals) {
 std::size_t no_forward_workspace(const ForwardArgs&) { return 0; }
 std::size_t no_backward_workspace(const BackwardArgs&) { return 0; }
 
-constexpr core::Features kFeatures{core::Feature::fp32_results, core::Feature::dropout, core::Feature::soft_cap,
-                                   core::Feature::sinks};
+constexpr core::Features kFeatures{core::Feature::fp32_results, core::Feature::rest_mean, core::Feature::dropout,
+                                   core::Feature::soft_cap, core::Feature::sinks};
 constexpr core::Features kBackwardFeatures{core::Feature::fp32_results, core::Feature::dropout, core::Feature::soft_cap,
                                            core::Feature::sinks,        core::Feature::d_lse,   core::Feature::d_bias,
                                            core::Feature::d_sinks};
