@@ -180,6 +180,22 @@ void draw_rest(Random& random, Case& drawn, const DrawLimits& limits) {
   drawn.nan_past_length = !drawn.key_lengths.empty() && random.chance(50);
 }
 
+// What kernels serve beyond the plain contract, from numbers of its own as well.
+void draw_features(Random& random, Case& drawn) {
+  const bool backward = drawn.pass == Pass::backward;
+  if (random.chance(25) && drawn.rest == Rest::drop) {  // a mean is for inference
+    drawn.dropout = random.one_of({0.1, 0.1, 0.25, 0.5, 0.9, 0.999});
+    drawn.dropout_seed = random.bits();
+    drawn.dropout_offset = random.bits();
+    drawn.dropout_state = random.chance(50);
+  }
+  if (random.chance(15)) drawn.soft_cap = random.one_of({0.5, 5.0, 30.0, 50.0, 1e4});
+  drawn.sinks = random.chance(15);
+  drawn.d_lse = backward && random.chance(30);
+  drawn.d_bias = backward && drawn.bias && random.chance(70);
+  drawn.d_sinks = backward && drawn.sinks && random.chance(80);
+}
+
 std::string_view layout_name(Layout layout) {
   return layout == Layout::bhnd ? "bhnd" : layout == Layout::bnhd ? "bnhd" : "padded";
 }
@@ -211,6 +227,17 @@ std::int64_t Case::length_q(std::int64_t sequence) const {
 std::int64_t Case::length_k(std::int64_t sequence) const {
   const auto s = static_cast<std::size_t>(sequence);
   return packed ? cu_k[s + 1] - cu_k[s] : n_k;
+}
+
+Case Case::restricted_to(core::Features served) const {
+  Case restricted = *this;
+  if (!served.has(core::Feature::dropout)) restricted.dropout = 0;
+  if (!served.has(core::Feature::soft_cap)) restricted.soft_cap.reset();
+  if (!served.has(core::Feature::sinks)) restricted.sinks = restricted.d_sinks = false;
+  if (!served.has(core::Feature::d_sinks)) restricted.d_sinks = false;
+  if (!served.has(core::Feature::d_lse)) restricted.d_lse = false;
+  if (!served.has(core::Feature::d_bias)) restricted.d_bias = false;
+  return restricted;
 }
 
 Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits) {
@@ -268,6 +295,9 @@ Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits)
   constexpr std::uint64_t kRest = 0x726573;  // and another
   Random rest(seed ^ (kRest << 32), static_cast<std::uint64_t>(index));
   draw_rest(rest, drawn, limits);
+  constexpr std::uint64_t kFeatures = 0x666561;
+  Random features(seed ^ (kFeatures << 32), static_cast<std::uint64_t>(index));
+  draw_features(features, drawn);
   return drawn;
 }
 
@@ -322,6 +352,12 @@ std::string describe(const Case& drawn) {
   if (drawn.nan_past_length) add("nan_past_length");
   if (drawn.magnitude != 1) add("magnitude=" + number(drawn.magnitude));
   if (drawn.magnitude_k != 1) add("magnitude_k=" + number(drawn.magnitude_k));
+  if (drawn.dropout > 0) add("dropout=" + number(drawn.dropout) + (drawn.dropout_state ? " by state" : ""));
+  if (drawn.soft_cap) add("soft_cap=" + number(*drawn.soft_cap));
+  if (drawn.sinks) add("sinks");
+  if (drawn.d_lse) add("d_lse");
+  if (drawn.d_bias) add("d_bias");
+  if (drawn.d_sinks) add("d_sinks");
   return text;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/kernel_row.h"
 #include "dspattn/attention.h"
 #include "dspattn/kernels.h"
 
@@ -72,11 +73,20 @@ struct Case {
   // what makes up for an extreme scale, together with the same of k.
   double magnitude = 1;
   double magnitude_k = 1;
+  // What kernels serve beyond the plain contract.
+  double dropout = 0;  // probability
+  std::uint64_t dropout_seed = 0, dropout_offset = 0;
+  bool dropout_state = false;  // both are read from the device
+  std::optional<double> soft_cap;
+  bool sinks = false;
+  bool d_lse = false, d_bias = false, d_sinks = false;  // backward: given, wanted, wanted
 
   // Whether scores and biases are of the sizes that models have.
   bool ordinary() const { return !lowest_bias && !extreme_bias && !extreme_scale && magnitude == 1; }
   // Whether the selection must be the oracle's to the last key: every sum is exact.
   bool exact() const { return integers || (magnitude == 0 && !bias); }
+  // The same without what is not among `served`.
+  Case restricted_to(core::Features served) const;
   DType result_dtype() const { return fp32_results ? DType::f32 : dtype; }
   Results results() const { return fp32_results ? Results::fp32 : Results::as_inputs; }
   std::int64_t length_q(std::int64_t sequence) const;

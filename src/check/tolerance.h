@@ -22,12 +22,12 @@ struct ForwardTolerance {
 };
 
 struct BackwardTolerance {
-  std::vector<double> d_q, d_k, d_v;  // as Gradients
+  std::vector<double> d_q, d_k, d_v, d_bias, d_sinks;  // as Gradients
 };
 
 // `given` is the oracle's result with the kernel's selection.
 ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& given);
-BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference& given,
-                                     const cpu::Gradients& gradients);
+BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference& given, const cpu::Gradients& gradients,
+                                     const ForwardTolerance& forward);
 
 }  // namespace dspattn::check

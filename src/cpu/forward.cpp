@@ -3,7 +3,7 @@
 // A task is up to 256 query rows that share a kv head. It walks over blocks of up to 128 keys; each block of K and V is
 // widened to fp32 once per task and then met by the task's tiles of 32 rows:
 //   prune_tile   scores of the tile, masks, the choice within each group -> slots (score, key) per row
-//   weigh        online softmax over the slots
+//   weigh        online softmax over the slots; dropout of what it leaves
 //   add_kept     output += weights * V over the slots only
 // With rest = mean the pruned scores are exponentiated, too, and their sum brings the mean of V to the row (rest.h).
 // A row's arithmetic does not depend on which rows share its tile or task, so neither the number of threads nor the cut
@@ -101,6 +101,25 @@ struct ForwardScratch {
 HWY_BEFORE_NAMESPACE();
 namespace dspattn::cpu::HWY_NAMESPACE {
 
+// What a sink does to the sum of a row's exponentials, which are relative to the row's largest score.
+struct SinkShare {
+  float logit;
+  float origin;          // what exponentials are relative to with the sink: the larger of the two
+  float of_keys = 1.0f;  // factor of the keys' exponentials
+  float of_sink = 0.0f;  // the sink's own
+  bool undefined = false;
+
+  SinkShare(float sink, float largest) : logit(sink), origin(largest) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    undefined = !(sink < kInfinity);
+    if (sink == -kInfinity || undefined) return;
+    origin = std::max(sink, largest);
+    of_keys = std::exp(largest - origin);
+    of_sink = std::exp(sink - origin);
+  }
+  float total(float sum) const { return sum * of_keys + of_sink; }
+};
+
 // Adds to each row's output what its pruned keys bring: their weight times the mean of V. `row` is a buffer.
 void add_means(const ForwardJob& run, const SequenceSpan& sequence, const TileRows& tile, const float* rest, float* row,
                float* mean, float* acc) {
@@ -130,22 +149,25 @@ void finish_tile(const ForwardJob& run, const SequenceSpan& sequence, const Forw
   if (run.sums) add_means(run, sequence, tile, s.rest + t * kTileQ, s.rows, s.mean, acc);
   for (int r = 0; r < tile.rows; ++r) {
     const std::int64_t row = sequence.q_begin + tile.position[r];
+    constexpr float kLargest = std::numeric_limits<float>::max();
     const float largest = s.largest[t * kTileQ + r];
     const float sum = s.sum[t * kTileQ + r] + s.rest[t * kTileQ + r];
     const bool has_nan = s.has_nan[t * kTileQ + r] != 0.0f;
+    const float top = std::isfinite(largest) ? std::clamp(largest * run.job.scale, -kLargest, kLargest) : largest;
+    const SinkShare sink(run.job.sink(tile.head[r]), top);
     const bool empty = largest == -kInfinity && !has_nan;
     // An infinite score has no weight relative to the others: infinity minus infinity.
-    const bool undefined = has_nan || largest == kInfinity;
-    const float factor = undefined ? kNan : empty ? 0.0f : 1.0f / sum;
+    const bool undefined = has_nan || largest == kInfinity || sink.undefined;
+    const float total = sink.total(sum);
+    const float factor = undefined ? kNan : empty ? 0.0f : sink.of_keys / total;
     narrow_row(acc + static_cast<std::ptrdiff_t>(r) * run.pv.padded, factor, run.out.dtype, run.pv.columns,
                run.out.writable_at(sequence.batch, tile.head[r], row));
     if (run.lse.present()) {
       float* lse = static_cast<float*>(run.lse.data) + sequence.batch * run.lse.step(0) +
                    tile.head[r] * run.lse.step(1) + row * run.lse.step(2);
       // One that fp32 cannot hold is its largest number: only a row without a key has an infinite LSE.
-      constexpr float kLargest = std::numeric_limits<float>::max();
-      const float defined = std::clamp(largest * run.job.scale + std::log(sum), -kLargest, kLargest);
-      *lse = undefined ? kNan : empty ? -kInfinity : defined;
+      const float defined = std::clamp(sink.origin + std::log(total), -kLargest, kLargest);
+      *lse = undefined ? kNan : empty ? sink.logit : defined;
     }
   }
 }
@@ -212,6 +234,7 @@ void forward_task(const ForwardJob& run, const Task& task) {
         add_rest(seen, s.prune->scores, scale_log2, s.largest + t * kTileQ, s.rescale + t * kTileQ,
                  s.rest + t * kTileQ);
       }
+      if (job.dropout.active) drop_slots(job.dropout, s.tiles[t], block, run.pv.width, slots);
       for (int r = 0; r < kTileQ; ++r) s.has_nan[t * kTileQ + r] += slots.has_nan[r];
     }
     // A panel of V stays in the first cache level while every tile meets it; the slots stream by.
