@@ -114,6 +114,9 @@ TEST(Case, TheWholeContractIsDrawn) {
       {"equal scores", [](const Case& c) { return c.magnitude == 0; }},
       {"scores of thousands", [](const Case& c) { return c.magnitude > 1000; }},
       {"fp32 results of bf16", [](const Case& c) { return c.fp32_results && c.dtype == DType::bf16; }},
+      {"mean", [](const Case& c) { return c.rest == Rest::mean && !c.pattern.is_dense(); }},
+      {"mean with masks", [](const Case& c) { return c.rest == Rest::mean && c.allowed && c.bias; }},
+      {"mean beside NaN", [](const Case& c) { return c.rest == Rest::mean && c.nan_past_length; }},
       {"no LSE", [](const Case& c) { return !c.want_lse; }},
   };
   std::map<std::string, int> counts;
@@ -148,6 +151,10 @@ TEST(Case, LimitsAreKept) {
                 drawn.grouping == Grouping::interleaved && drawn.d == 64 && drawn.d_v == 64 && drawn.n_q <= 40 &&
                 drawn.n_k <= 40)
         << describe(drawn);
+    limits.rest = Rest::mean;
+    EXPECT_EQ(draw_case(1, index, limits).rest, Rest::mean);
+    limits.rest = Rest::drop;
+    EXPECT_EQ(draw_case(1, index, limits).rest, Rest::drop);
   }
 }
 

@@ -197,6 +197,21 @@ Runner with_ties_reversed(const Runner& good) {
   return bad;
 }
 
+// What the mean brings to the first row is a hundredth too much.
+void spoil_mean(const ForwardArgs& args) {
+  if (args.problem.rest == Rest::drop) return;
+  const cpu::Reference oracle = cpu::reference_forward(args.problem);
+  double rest = 0;
+  for (std::int64_t j = 0; j < args.problem.k.extent(2); ++j) {
+    if (!oracle.selection.at(0, j)) rest += std::exp(oracle.scores.at(0, j) - oracle.lse[0]);
+  }
+  for (std::int64_t c = 0; c < args.out.extent(3); ++c) {
+    const double value = core::load_element(args.out.data, args.out.dtype, c);
+    core::store_element(args.out.data, args.out.dtype, c,
+                        value + 0.01 * rest * oracle.means[static_cast<std::size_t>(c)]);
+  }
+}
+
 std::vector<Fault> faults() {
   return {
       in_problem(
@@ -272,6 +287,20 @@ std::vector<Fault> faults() {
           "takes the default scale",
           [](const Case& c) { return plain(c) && c.scale && *c.scale * std::sqrt(double(c.d)) < 0.8; },
           [](Problem& p) { p.scale.reset(); }),
+      in_problem(
+          "drops the rest", [](const Case& c) { return prunes(c) && c.rest == Rest::mean; },
+          [](Problem& p) { p.rest = Rest::drop; }),
+      in_problem(
+          "gives rest where there is none",
+          [](const Case& c) { return plain(c) && c.rest == Rest::mean && c.pattern.is_dense(); },
+          [](Problem& p) {
+            if (p.rest == Rest::drop) return;  // the selection is probed with that
+            p.pattern = {1, 2};
+            p.grouping = Grouping::consecutive;
+          }),
+      after_forward(
+          "errs in the mean", [](const Case& c) { return prunes(c) && c.rest == Rest::mean && c.dtype == DType::f32; },
+          spoil_mean),
       after_forward(
           "errs by 1e-3", [](const Case& c) { return plain(c) && c.dtype == DType::f32; },
           [](const ForwardArgs& a) { multiply_last(a.out, 1.001); }),
@@ -377,13 +406,17 @@ void forward_with_fp16_scores(const ForwardArgs& args) {
         const std::int64_t kv_head = h / (heads / args.problem.v.extent(1));
         double lse = oracle.lse[static_cast<std::size_t>(row)], sum = 0, largest = -1e300;
         std::vector<double> out(static_cast<std::size_t>(d_v), std::isnan(lse) ? lse : 0.0);
+        const bool mean = args.problem.rest == Rest::mean;
+        double rest = 0;
         for (std::int64_t j = 0; j < seq.n_k && std::isfinite(lse); ++j) {
-          if (oracle.selection.at(row, j)) largest = std::max(largest, oracle.keys.at(row, j));
+          if (oracle.selection.at(row, j) || mean) largest = std::max(largest, oracle.keys.at(row, j));
         }
         for (std::int64_t j = 0; j < seq.n_k && std::isfinite(lse); ++j) {
-          if (!oracle.selection.at(row, j)) continue;
+          if (!oracle.selection.at(row, j) && !mean) continue;
           const double weight = std::exp((oracle.keys.at(row, j) - largest) * to_scores);
           sum += weight;
+          if (!oracle.selection.at(row, j)) rest += core::round_to(DType::f16, weight);
+          if (!oracle.selection.at(row, j)) continue;
           const ConstTensorView& v = args.problem.v;
           for (std::int64_t c = 0; c < d_v; ++c) {
             const std::int64_t at = seq.batch * v.step(0) + kv_head * v.step(1) + (seq.k_begin + j) * v.step(2) + c;
@@ -393,6 +426,8 @@ void forward_with_fp16_scores(const ForwardArgs& args) {
         if (sum > 0) lse = largest * to_scores + std::log(sum);
         for (std::int64_t c = 0; c < d_v; ++c) {
           const std::int64_t at = seq.batch * args.out.step(0) + h * args.out.step(1) + i * args.out.step(2) + c;
+          if (rest > 0)
+            out[static_cast<std::size_t>(c)] += rest * oracle.means[static_cast<std::size_t>(row * d_v + c)];
           core::store_element(args.out.data, args.out.dtype, at,
                               out[static_cast<std::size_t>(c)] / (sum > 0 ? sum : 1));
         }

@@ -1,4 +1,4 @@
-// Instructions of sm_80 and later that the three-kernel pipeline uses, one per function: asynchronous copies to shared
+// Instructions of sm_80 and later that the kernels for every card use, one per function: asynchronous copies to shared
 // memory, ldmatrix, dense and sparse mma, packed conversions. Operand layouts are those of the PTX ISA, sections
 // "Matrix fragments for mma" and "for sparse mma"; g = lane / 4, t = lane % 4 below.
 #pragma once
