@@ -323,7 +323,7 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
         for (std::size_t j = 0; j < context.kept.size(); ++j) {
           const double part = context.kept[j].weight * context.kept[j].factor * std::abs(context.kept[j].v[c]);
           magnitude += part;
-          weighted += part * errors.each[j];
+          weighted += part * errors.each[j] + kLeastWeight * context.kept[j].factor * std::abs(context.kept[j].v[c]);
         }
         double& allowed = tolerance.out[row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c)];
         allowed = weighted + (errors.mean + sums) * magnitude + kTiny;
@@ -402,7 +402,7 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
         const double weight = key.weight * key.factor;
         out += weight * key.v[c];
         out_magnitude += weight * std::abs(key.v[c]);
-        weighted += weight * std::abs(key.v[c]) * errors.each[j];
+        weighted += weight * std::abs(key.v[c]) * errors.each[j] + kLeastWeight * key.factor * std::abs(key.v[c]);
       }
       d_dot += context.d_out[c] * out;
       d_dot_error += std::abs(context.d_out[c]) * (weighted + out_magnitude * (sums_error + sum_error(walk.d_v)));

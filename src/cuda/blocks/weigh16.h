@@ -6,13 +6,14 @@
 #include <type_traits>
 #include <utility>
 
-#include "cuda/blocks/products16.h"
 #include "cuda/blocks/rest16.h"
 #include "cuda/blocks/scores16.h"
-#include "cuda/ptx/wgmma.h"
+#include "cuda/ptx/pin.h"
 
 namespace dspattn::cuda::blocks {
 
+// Operands, below: what holds the output product's operands and result: weights[kTileK / 8], metadata[kTileK / 64] and
+// out[kHeadDim / 2], as in Products of products16.h.
 template <typename C>
 struct Weigher {
   const ScoreScales& scales;
@@ -30,13 +31,14 @@ struct Weigher {
 
   // Selects and exponentiates the tile, slice by slice: the exponentials of one run beside the selection of the next,
   // on other pipes. The results are operands of the output product: before_write() must see to it that the product that
-  // reads the old ones is done.
-  // kAhead: a slice is selected before the exponentials of the one before are taken. Without, fewer registers do.
-  template <bool kAhead, typename How, typename Packed, typename BeforeWrite>
-  __device__ __forceinline__ void weigh_by(const How& exponents, const Packed& packed, Products<C>& products,
+  // reads the old ones is done. In fp32, with the weights of pruned keys besides (rest = mean), registers are too few to
+  // select a slice ahead.
+  template <typename How, typename Packed, typename Operands, typename BeforeWrite>
+  __device__ __forceinline__ void weigh_by(const How& exponents, const Packed& packed, Operands& products,
                                            BeforeWrite before_write) {
     tile0 = tile1 = 0;
     constexpr int kSlices = C::kTileK / 32;
+    constexpr bool kAhead = !(C::kRestMean && std::is_same_v<How, Exponents>);
     constexpr int kHeld = kAhead ? C::kHeldSlices : 1;
     constexpr bool kTakesLower = std::is_same_v<Packed, PackedScores<C, Hidden::lower>>;
     Slice slices[2];
@@ -123,15 +125,15 @@ struct Weigher {
     }
   }
 
-  template <typename Packed, typename BeforeWrite>
-  __device__ __forceinline__ void weigh(const Packed& packed, Products<C>& products, BeforeWrite before_write) {
-    weigh_by<true>(exponents(), packed, products, before_write);
+  template <typename Packed, typename Operands, typename BeforeWrite>
+  __device__ __forceinline__ void weigh(const Packed& packed, Operands& products, BeforeWrite before_write) {
+    weigh_by(exponents(), packed, products, before_write);
   }
 
   // Sets the reference to the tile's largest score, or a sample of them, and weighs the tile. Consumer::settle() mends
   // what a sample misses.
-  template <typename Packed>
-  __device__ __forceinline__ void first_tile(const Packed& packed, Products<C>& products) {
+  template <typename Packed, typename Operands>
+  __device__ __forceinline__ void first_tile(const Packed& packed, Operands& products) {
     state = empty_rows();
     rest = {};
     if constexpr (C::kGeneral) {
@@ -156,12 +158,12 @@ struct Weigher {
   }
 
   // Raises the reference to the tile's largest score and weighs the tile once more.
-  template <typename Packed>
-  __device__ __forceinline__ void weigh_again(const Packed& packed, Products<C>& products) {
+  template <typename Packed, typename Operands>
+  __device__ __forceinline__ void weigh_again(const Packed& packed, Operands& products) {
     const Raised raised = raise_reference<C>(packed, scales, state);
     shrink(raised, state, products.out);
     rest.shrink(raised);
-    weigh_by<!C::kRestMean>(precise_exponents(), packed, products, [] {});
+    weigh_by(precise_exponents(), packed, products, [] {});
     forget_unset(raised, state);
   }
 };
