@@ -1,5 +1,5 @@
-// The fused forward with rest = mean: a row of every kind, by what it sees. Judged against the oracle, with mask tensors
-// and without.
+// The fused forward with rest = mean: a row of every kind, by what it sees. Judged against the oracle, with mask
+// tensors and without.
 #include <gtest/gtest.h>
 
 #include <string>

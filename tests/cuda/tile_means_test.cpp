@@ -132,7 +132,8 @@ TEST(LeftOut, IsWhatIsNotKept) {
       const auto expect_all = [&](float (*half)(std::uint32_t)) {
         std::multiset<float> all, given;
         for (const std::uint32_t word : words) all.insert(half(word));
-        for (const std::uint32_t word : {kept.first, kept.second, others.first, others.second}) given.insert(half(word));
+        for (const std::uint32_t word : {kept.first, kept.second, others.first, others.second})
+          given.insert(half(word));
         EXPECT_EQ(given, all) << code << (pairs ? " of pairs" : " of four");
       };
       expect_all(low_of);

@@ -41,9 +41,7 @@ template <typename C>
 __device__ __forceinline__ RowMeans row_means(const MeansView& means, const WorkParams& work,
                                               const Item<C::kConsumers>& item, int row, int lane) {
   const tile::RowBand band{work.left, work.right, item.diagonal, item.key_length};
-  const bool packed = work.cumulative_q.present();
-  const tile::MeanTable::Sequence sequence{item.sequence, packed ? item.k_row : 0,
-                                           packed ? item.out_row - item.row_begin : 0};
+  const tile::MeanTable::Sequence sequence{item.sequence, item.k_row, item.out_row - item.row_begin};
   const auto at = [&](int own_row) {
     const int in_sequence = min(item.row_begin + own_row, item.rows - 1);
     return entry_at<C>(means, item.head, means.table.entry(sequence, band, in_sequence), lane);

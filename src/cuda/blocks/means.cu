@@ -1,7 +1,6 @@
-#include "cuda/blocks/means.h"
-
 #include <cmath>
 
+#include "cuda/blocks/means.h"
 #include "cuda/device/device.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/packed_half.h"
@@ -91,9 +90,12 @@ struct Values {
 };
 
 // An entry's number: no key, no value.
-__device__ __forceinline__ float mean_of(float sum, int count) { return count > 0 ? sum / static_cast<float>(count) : 0.0f; }
+__device__ __forceinline__ float mean_of(float sum, int count) {
+  return count > 0 ? sum / static_cast<float>(count) : 0.0f;
+}
 
-// How the threads of sum_blocks() share a block of 128 keys: each has kWidth columns of some neighbouring keys, its run.
+// How the threads of sum_blocks() share a block of 128 keys: each has kWidth columns of some neighbouring keys, its
+// run.
 struct BlockShare {
   int column, run, runs, keys;
 
@@ -328,8 +330,8 @@ struct RowColumn {
   }
 };
 
-// Windows bound the first key, or there are mask tensors: the means of every row. A CTA for every kRowsOfChunk rows of a head of a sequence, a
-// thread for every column.
+// Windows bound the first key, or there are mask tensors: the means of every row. A CTA for every kRowsOfChunk rows of
+// a head of a sequence, a thread for every column.
 __global__ void __launch_bounds__(kMostColumns) row_means(const MeansParams params, int chunks) {
   __shared__ int counts[kRowsOfChunk];
   ptx::start_next_kernel();

@@ -27,16 +27,16 @@ struct MeansView {
 struct MeansParams {
   RowsView v;
   DType type = DType::bf16;
-  int columns = 0;        // d_v
-  int vector = 0;         // 1: rows of V are 16-byte aligned
-  int heads = 0;          // that have means of their own
+  int columns = 0;                     // d_v
+  int vector = 0;                      // 1: rows of V are 16-byte aligned
+  int heads = 0;                       // that have means of their own
   tile::Divisor heads_per_key_head{};  // of these
-  MaskTensor allowed, bias;  // with one query row
+  MaskTensor allowed, bias;            // with one query row
   int bias_bytes = 0;
-  WorkParams work;        // lengths and band
+  WorkParams work;  // lengths and band
   int sequences = 0;
   tile::MeanTable table;
-  int stride = 0;         // floats of an entry: the columns, filled up with zeros
+  int stride = 0;          // floats of an entry: the columns, filled up with zeros
   float* means = nullptr;  // [heads][table.entries][stride]
   float* sums = nullptr;   // [heads][table.all_blocks][stride]: of every whole block,
   int* counts = nullptr;   // [heads][table.all_blocks]: and of how many keys

@@ -83,9 +83,7 @@ struct RestState {
   Tile tile;                 // of the last tile, not yet in those
 
   __device__ __forceinline__ void set_tile(const Tile& sums) { tile = sums; }
-  __device__ __forceinline__ void set_tile(const RestSum& sums)
-    requires(!std::is_same_v<Tile, RestSum>)
-  {
+  __device__ __forceinline__ void set_tile(const RestSum& sums) requires(!std::is_same_v<Tile, RestSum>) {
     tile.set(sums.sum0, sums.sum1);
   }
   __device__ __forceinline__ void add_tile() {

@@ -188,13 +188,13 @@ __device__ __forceinline__ void take_slice(const PackedScores<C, Hidden::lower>&
 // What is not kept of a group.
 template <typename C>
 __device__ __forceinline__ tile::LeftOut left_out(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
-  return C::kSelection == Selection::two_of_four ? tile::left_out_of_four(a, b, c, d) : tile::left_out_of_two(a, b, c, d);
+  return C::kSelection == Selection::two_of_four ? tile::left_out_of_four(a, b, c, d)
+                                                 : tile::left_out_of_two(a, b, c, d);
 }
 
 // take_left_out() is given what is not kept, where that counts (rest = mean).
 template <typename C, int kSlice, typename Packed, typename TakeLeftOut>
-__device__ __forceinline__ tile::KeptPair select_slice(const Packed& packed, Slice& slice,
-                                                       TakeLeftOut take_left_out) {
+__device__ __forceinline__ tile::KeptPair select_slice(const Packed& packed, Slice& slice, TakeLeftOut take_left_out) {
   tile::Kept kept[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

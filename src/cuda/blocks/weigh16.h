@@ -31,8 +31,8 @@ struct Weigher {
 
   // Selects and exponentiates the tile, slice by slice: the exponentials of one run beside the selection of the next,
   // on other pipes. The results are operands of the output product: before_write() must see to it that the product that
-  // reads the old ones is done. In fp32, with the weights of pruned keys besides (rest = mean), registers are too few to
-  // select a slice ahead.
+  // reads the old ones is done. In fp32, with the weights of pruned keys besides (rest = mean), registers are too few
+  // to select a slice ahead.
   template <typename How, typename Packed, typename Operands, typename BeforeWrite>
   __device__ __forceinline__ void weigh_by(const How& exponents, const Packed& packed, Operands& products,
                                            BeforeWrite before_write) {
@@ -103,12 +103,13 @@ struct Weigher {
           ...);
     }
     (std::make_integer_sequence<int, kSlices>{});
-    // In fp32 the weights of what is left out are taken after the others, for want of registers. Where the upper half of
-    // a block is hidden (kTakesLower) nothing is left out.
+    // In fp32 the weights of what is left out are taken after the others, for want of registers. Where the upper half
+    // of a block is hidden (kTakesLower) nothing is left out.
     if constexpr (C::kRestMean && !kSumsAtOnce && !kTakesLower) {
       if constexpr (!C::kGeneral) {  // whose scores are packed already
 #pragma unroll
-        for (float& score : products.scores) score *= scales.opaque_one;  // else what was packed before is kept until now
+        for (float& score : products.scores)
+          score *= scales.opaque_one;  // else what was packed before is kept until now
       }
       sum_left_out<C>(packed, exponents, left_out);
     }

@@ -40,13 +40,13 @@ inline constexpr int kLastKeys = kLongestWithoutBlock;
 // How many entries a table has, and in which order: those of whole blocks of all sequences, then those of first and
 // last keys, sequence by sequence, or of single rows. All of one head; sequences are those of a batch, or packed.
 struct MeanTable {
-  int per_block = 1;      // entries; 2 where windows bound the first key
-  int blocks = 0;         // whole blocks of a sequence of n_k keys; packed: 0
-  int rows = 0;           // query rows of a sequence; packed: 0
-  int by_row = 0;         // 1: an entry for every row that sees no whole block
-  int all_rows = 0;       // 1: for every row
-  int first_keys = 0;     // entries a sequence has for its first keys
-  int last_keys = 0;      // and for its last ones
+  int per_block = 1;            // entries; 2 where windows bound the first key
+  int blocks = 0;               // whole blocks of a sequence of n_k keys; packed: 0
+  int rows = 0;                 // query rows of a sequence; packed: 0
+  int by_row = 0;               // 1: an entry for every row that sees no whole block
+  int all_rows = 0;             // 1: for every row
+  int first_keys = 0;           // entries a sequence has for its first keys
+  int last_keys = 0;            // and for its last ones
   std::int64_t all_blocks = 0;  // of all sequences
   int first_edge = 0;           // entry, after those of whole blocks
   std::int64_t entries = 0;     // within 32 bits where there is memory for them, as is their number in all heads
@@ -89,10 +89,10 @@ struct MeanTable {
 struct MeanQuestion {
   int left = kMaxRows, right = kMaxRows;  // reach of the band
   int sequences = 1;
-  int n_q = 0, n_k = 0;       // of a sequence; packed: of the longest
+  int n_q = 0, n_k = 0;  // of a sequence; packed: of the longest
   bool packed = false;
-  bool masked = false;        // by a tensor
-  bool lengths_known = true;  // false: only the device knows how many keys a sequence has
+  bool masked = false;         // by a tensor
+  bool lengths_known = true;   // false: only the device knows how many keys a sequence has
   int q_rows = 0, k_rows = 0;  // of the tensors, where packed
 };
 

@@ -60,8 +60,7 @@ DSPATTN_HOST_DEVICE inline LeftOut left_out_of_four(std::uint32_t a, std::uint32
 }
 
 // The smaller of a, b and the smaller of c, d.
-DSPATTN_HOST_DEVICE inline LeftOut left_out_of_two(std::uint32_t a, std::uint32_t b, std::uint32_t c,
-                                                   std::uint32_t d) {
+DSPATTN_HOST_DEVICE inline LeftOut left_out_of_two(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
   return {ptx::min_f16x2(a, b), ptx::min_f16x2(c, d)};
 }
 

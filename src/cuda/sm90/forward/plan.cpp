@@ -75,9 +75,8 @@ VariantTraits traits_of(const ForwardKernel& kernel, Build build) {
                ? traits_for<DType::bf16, Selection::two_of_four>(kernel.dim, build)
                : traits_for<DType::bf16, Selection::one_of_two>(kernel.dim, build);
   }
-  return kernel.selection == Selection::two_of_four
-             ? traits_for<DType::f16, Selection::two_of_four>(kernel.dim, build)
-             : traits_for<DType::f16, Selection::one_of_two>(kernel.dim, build);
+  return kernel.selection == Selection::two_of_four ? traits_for<DType::f16, Selection::two_of_four>(kernel.dim, build)
+                                                    : traits_for<DType::f16, Selection::one_of_two>(kernel.dim, build);
 }
 
 bool works_in_pairs(const ForwardQuestion& question, int tile_q, int multiprocessors) {
