@@ -199,16 +199,19 @@ __device__ __forceinline__ void average_first_keys(const MeansParams& params, in
   }
 }
 
-// A CTA for every whole block of a head, and after those one for the first keys of every sequence.
-__global__ void __launch_bounds__(kThreads) sum_blocks(const MeansParams params, std::int64_t tasks_of_head) {
+// A CTA for every whole block of a head, and one for the first keys of each of its sequences. From the last sequence to
+// the first, whose V the kernel that follows then finds in the L2 cache.
+__global__ void __launch_bounds__(kThreads) sum_blocks(const MeansParams params) {
   __shared__ RunSums runs;
   ptx::start_next_kernel();
-  const int head = static_cast<int>(blockIdx.x / tasks_of_head);
-  const std::int64_t task = blockIdx.x - head * tasks_of_head;
-  if (task < params.table.all_blocks) {
-    sum_block(params, head, task, runs);
+  const unsigned task = gridDim.x - 1 - blockIdx.x;
+  const auto heads = static_cast<unsigned>(params.heads);
+  const auto head = static_cast<int>(task % heads);
+  const std::int64_t rank = task / heads;
+  if (rank < params.table.all_blocks) {
+    sum_block(params, head, rank, runs);
   } else {
-    average_first_keys(params, head, static_cast<int>(task - params.table.all_blocks), runs);
+    average_first_keys(params, head, static_cast<int>(rank - params.table.all_blocks), runs);
   }
 }
 
@@ -365,8 +368,8 @@ void launch_means(const MeansParams& params, cudaStream_t stream) {
   const tile::MeanTable& table = params.table;
   const std::int64_t tasks = table.all_blocks + (table.first_keys > 0 ? params.sequences : 0);
   if (tasks > 0) {
-    launch("the sums of V", &sum_blocks, {.ctas = grid_of(tasks * params.heads), .threads = kThreads}, stream, params,
-           tasks);
+    launch("the sums of V", &sum_blocks, {.ctas = grid_of(tasks * params.heads), .threads = kThreads}, stream,
+           params);
   }
   const std::int64_t sequence_heads = std::int64_t{params.heads} * params.sequences;
   const LaunchShape shape{.threads = params.stride, .may_overlap = tasks > 0};
