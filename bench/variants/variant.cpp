@@ -69,6 +69,9 @@ const Compiled& row_for(const Problem& problem) {
 }  // namespace
 
 void forward(const ForwardArgs& args) {
+  if constexpr (requires { args.problem.rest; }) {  // older versions have none
+    if (args.problem.rest != decltype(args.problem.rest){}) throw Error("rest: takes drop, got mean");
+  }
   const Compiled& row = row_for(args.problem);
   cuda::sm90::fused_forward_launch(row.kernel, row.launcher, row.general_launcher, args);
 }
