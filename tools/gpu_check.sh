@@ -80,6 +80,7 @@ sanitized() {
 command_line() {
   "$build/apps/dspattn" kernels --device cuda --dtype bf16 --n 4096 --d 128 &&
     "$build/apps/dspattn" verify --device cuda --pass forward --count 500 --seed 1 &&
+    "$build/apps/dspattn" verify --device cuda --pass backward --count 500 --seed 1 &&
     "$build/apps/dspattn" bench --device cuda --dtype bf16 --n 1024,4096 --d 128 --heads 16 --pattern 2:4,1:2
 }
 
@@ -103,7 +104,7 @@ fi
 if wanted sanitizers; then
   # Reduced sets: random problems of two rows of the fused kernel, a graph, whole blocks by three warpgroups and by
   # pairs of CTAs, mask tensors, many packed sequences, pairs for unequal lengths, lengths of any content
-  # (34 problems for each of six rows), the tf32 rows, the pipeline.
+  # (34 problems for each of six rows), the tf32 rows, the backward, the pipeline.
   declare -A reduced=(
     [random]='cuda_fused_gpu_tests *RandomProblems/*2_4_bf16_d64:*FromAGraph*'
     [random_fp16]='cuda_fused_gpu_tests *RandomProblems/*1_2_fp16_d128'
@@ -113,6 +114,7 @@ if wanted sanitizers; then
     [lengths_in_pairs]='cuda_fused_gpu_tests *InPairs/*1_2_bf16_d128'
     [lengths]='cuda_fused_gpu_tests *DeviceLengthsOf*'
     [tf32]='cuda_fused_tf32_gpu_tests *RandomProblems/*'
+    [backward]='cuda_backward_gpu_tests *RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128:*Packed*/*2_4_bf16_d256'
     [pipeline]='cuda_pipeline_tests *EveryKernelOnSmallProblems:*ANanScore*:*EmptyProblems*'
   )
   for set in "${!reduced[@]}"; do
