@@ -1,6 +1,7 @@
 #include "cuda/sm90/backward/backward.h"
 
 #include "core/geometry.h"
+#include "cuda/blocks/problem_params.h"
 #include "cuda/device/device.h"
 #include "cuda/sm90/backward/rows_kernels.h"
 #include "cuda/sm90/common/forward.h"
@@ -46,9 +47,9 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.allowed = mask_of(problem.mask.allowed);
   p.bias = mask_of(problem.mask.bias);
   p.bias_bytes = problem.mask.bias.present() ? static_cast<int>(size_bytes(problem.mask.bias.dtype)) : 0;
-  p.work = work_of(problem, geometry);
+  p.work = blocks::work_of(problem);
   p.keys = tile::key_map(pattern_of(kernel.selection), problem.grouping, plan.score_keys);
-  p.scales = scales_of(kernel.type, geometry.scale, problem.mask.bias.present());
+  p.scales = blocks::scales_of(kernel.type, geometry.scale, problem.mask.bias.present());
   p.scratch = scratch_of(plan.scratch, args.run.workspace);
   p.type = kernel.type;
   p.dim = plan.dim;

@@ -30,12 +30,7 @@ inline constexpr double kFp16ScaleEnd = 2;
 
 void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& refusals);
 
-// Nothing to compute: no launch.
-bool is_empty(const core::Geometry& geometry);
-
-// Parts of a kernel's parameters: which work there is, apart from its order, and what scales scores.
-WorkParams work_of(const Problem& problem, const core::Geometry& geometry);
-ScoreScales scales_of(DType type, double scale, bool has_bias);
+using blocks::is_empty;
 
 // All but the tensor maps of K and V and the order of keys, which are the kernels' own.
 ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan);
