@@ -1,5 +1,5 @@
-// Which query tiles see a key block, and the order in which shares of dQ are added: all pairs are met once, waits are for
-// lower items only, and every count is reached.
+// Which query tiles see a key block, and the order in which shares of dQ are added: all pairs are met once, waits are
+// for lower items only, and every count is reached.
 #include "cuda/tile/gradient_walk.h"
 
 #include <gtest/gtest.h>
