@@ -88,14 +88,16 @@ std::vector<Verdict> nearest(const std::vector<Verdict>& verdicts, DeviceType de
 
 // The answer first, then what else there is; whether any kernel serves.
 bool print_answer(const Problem& problem, const std::vector<Verdict>& verdicts, bool all, const Command& command) {
-  const auto served = std::ranges::find_if(verdicts, serves);
+  auto served =
+      std::ranges::find_if(verdicts, [](const Verdict& verdict) { return serves(verdict) && !verdict.yields; });
+  if (served == verdicts.end()) served = std::ranges::find_if(verdicts, serves);
   const auto others = std::ranges::count_if(verdicts, [](const Verdict& verdict) { return !serves(verdict); });
   if (served != verdicts.end()) {
     std::cout << "would serve: " << served->kernel.name << "\n";
     std::istringstream lines(plan(problem, served->kernel.pass, served->kernel.name));
     for (std::string line; std::getline(lines, line);) std::cout << "    " << line << "\n";
-    for (auto verdict = served + 1; verdict != verdicts.end(); ++verdict) {
-      if (serves(*verdict)) std::cout << "could serve too: " << verdict->kernel.name << "\n";
+    for (auto verdict = verdicts.begin(); verdict != verdicts.end(); ++verdict) {
+      if (serves(*verdict) && verdict != served) std::cout << "could serve too: " << verdict->kernel.name << "\n";
     }
   } else {
     std::cout << "No kernel of this build serves the problem.\n";

@@ -27,7 +27,7 @@ DSPATTN_HOST_DEVICE constexpr int element_bytes(DType type) { return type == DTy
 DSPATTN_HOST_DEVICE constexpr int tile_keys(DType type, int dim) { return element_bytes(type) * dim <= 128 ? 64 : 32; }
 
 // CTAs of a multiprocessor, where shared memory has room for them: the output takes dim / 2 registers a thread.
-constexpr int ctas_by_registers(int dim) { return dim <= 128 ? 3 : 2; }
+constexpr int ctas_by_registers(DType type, int dim) { return type != DType::f32 && dim <= 128 ? 3 : 2; }
 
 template <DType kTypeOfInputs, int kDim>
 struct Config {

@@ -255,7 +255,7 @@ __device__ __forceinline__ void join_teams(const Params& p, const Part& part, co
 }
 
 template <typename C>
-__global__ void __launch_bounds__(kThreads, ctas_by_registers(C::kHeadDim))
+__global__ void __launch_bounds__(kThreads, ctas_by_registers(C::kType, C::kHeadDim))
     decode_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
   ptx::start_next_kernel();  // the merge kernel, which waits for the end of this one

@@ -73,7 +73,7 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   plan.tiles = most_tiles(problem, geometry, tile_keys(type, dim));
   constexpr int kReserved = 1024;  // of a multiprocessor's shared memory, by every CTA
   plan.ctas_per_multiprocessor =
-      std::clamp((device.shared_bytes + kReserved) / (plan.layout.bytes + kReserved), 1, ctas_by_registers(dim));
+      std::clamp((device.shared_bytes + kReserved) / (plan.layout.bytes + kReserved), 1, ctas_by_registers(type, dim));
   plan.splits = choose_splits(plan.units, plan.tiles, kWarps / plan.teams.warps,
                               std::int64_t{device.multiprocessors} * plan.ctas_per_multiprocessor);
   if (plan.splits > 1) {
