@@ -1,5 +1,5 @@
-// Every row of the fused backward on a GPU: random problems of the whole contract against the oracle, reruns bit for bit,
-// near-ties, masks, empty rows, packed batches. Skipped without a Hopper GPU.
+// Every row of the fused backward on a GPU: random problems of the whole contract against the oracle, reruns bit for
+// bit, near-ties, masks, empty rows, packed batches. Skipped without a Hopper GPU.
 //
 // A problem's forward is the library's own: its selection must be repeated bit for bit, or gradients are far off where
 // scores nearly tie.

@@ -7,6 +7,7 @@
 // pruned, for the products that contract over queries and for dQ.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "cuda/ptx/ordered_sums.h"
@@ -40,11 +41,11 @@ struct Consumer {
   }
 
   // P and dS of the tile to shared memory. A lane's group block m has two elements in column block m and two in column
-  // block kTileK / 16 + m; two neighbouring column blocks of 16 rows are stored at once.
-  __device__ __forceinline__ void store_weights(const PackedWords<C>& packed, const Scores<C>& d_weights) {
-    const int row = warp_row() + (lane() >> 2);
-    const RowNumbers own = shared.rows[ring.stage][row];
-    const RowNumbers other = shared.rows[ring.stage][row + 8];
+  // block kTileK / 16 + m; two neighbouring column blocks of 16 rows are stored at once. kNan: a row is NaN,
+  // and so is what it gives to every key that it sees, and to no other.
+  template <bool kNan>
+  __device__ __forceinline__ void store_weights(const PackedWords<C>& packed, const Scores<C>& d_weights,
+                                                const RowNumbers& own, const RowNumbers& other) {
     const float scale = params.scales.exp2_scale;
     const std::uint32_t at = static_cast<std::uint32_t>(warp_row() + (lane() & 15)) * 128;
     const std::uint32_t chunk = static_cast<std::uint32_t>((lane() >> 4) ^ (lane() & 7)) << 4;
@@ -66,8 +67,9 @@ struct Consumer {
         float y[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          x[k] = ptx::exp2_fast(fmaf(x[k], scale, k < 2 ? -own.lse : -other.lse));
-          y[k] = x[k] * (dp[k] - (k < 2 ? own.d : other.d));
+          const bool masked = kNan && x[k] == kLowestScore;
+          x[k] = masked ? 0.0f : ptx::exp2_fast(fmaf(x[k], scale, k < 2 ? -own.lse : -other.lse));
+          y[k] = masked ? 0.0f : x[k] * (dp[k] - (k < 2 ? own.d : other.d));
         }
         p[2 * b] = pack(x[0], x[1]);
         p[2 * b + 1] = pack(x[2], x[3]);
@@ -119,7 +121,14 @@ struct Consumer {
                                                                                                       first);
     ptx::wgmma_wait<0>();
     sync(NamedBarrier::weights_free);
-    store_weights(packed, d_weights);
+    const int row = warp_row() + (lane() >> 2);
+    const RowNumbers own = shared.rows[ring.stage][row];
+    const RowNumbers other = shared.rows[ring.stage][row + 8];
+    if (__all_sync(~0u, own.lse == own.lse && other.lse == other.lse) != 0) {
+      store_weights<false>(packed, d_weights, own, other);
+    } else {
+      store_weights<true>(packed, d_weights, own, other);
+    }
     ptx::fence_async_proxy();
     sync(NamedBarrier::weights_stored);
     float d_q[C::kSumColumns / 2];
