@@ -47,6 +47,7 @@ void draw_sizes(Random& random, Case& drawn, const DrawLimits& limits) {
   drawn.n_k = draw_length(random, limits.max_n);
   drawn.n_q = random.chance(50) ? drawn.n_k : draw_length(random, limits.max_n);
   if (random.chance(8)) drawn.n_q = 1;
+  if (limits.max_queries) drawn.n_q = random.between(1, *limits.max_queries);
 
   const auto work = [&] { return drawn.batch * drawn.heads * drawn.n_q * drawn.n_k * (drawn.d + drawn.d_v); };
   while (work() > limits.max_work) {

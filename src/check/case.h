@@ -23,6 +23,7 @@ struct DrawLimits {
   std::optional<std::int64_t> head_dim;  // d and d_v
   std::optional<Rest> rest;              // mean: forward only
   std::int64_t max_n = 300;
+  std::optional<std::int64_t> max_queries;  // n_q is one of 1 to so many
   // batch * heads * n_q * n_k * (d + d_v): bounds the time of the fp64 oracle, about 2 ns each.
   std::int64_t max_work = 6'000'000;
 };

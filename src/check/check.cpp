@@ -487,6 +487,7 @@ std::string command_line(std::uint64_t seed, std::int64_t index, const std::stri
   if (limits.rest) text += *limits.rest == Rest::mean ? " --rest mean" : " --rest drop";
   const DrawLimits defaults;
   if (limits.max_n != defaults.max_n) text += " --max-n " + std::to_string(limits.max_n);
+  if (limits.max_queries) text += " --max-queries " + std::to_string(*limits.max_queries);
   if (limits.max_work != defaults.max_work) text += " --max-work " + std::to_string(limits.max_work);
   return text;
 }

@@ -150,6 +150,10 @@ TEST(Case, LimitsAreKept) {
   limits.max_n = 40;
   for (std::int64_t index = 0; index < 200; ++index) {
     const Case drawn = draw_case(1, index, limits);
+    limits.max_queries = 1 + index % 20;
+    const std::int64_t queries = draw_case(1, index, limits).n_q;
+    EXPECT_TRUE(queries >= 1 && queries <= *limits.max_queries) << queries;
+    limits.max_queries.reset();
     EXPECT_TRUE(drawn.pass == Pass::forward && drawn.dtype == DType::bf16 && drawn.pattern == (Pattern{2, 4}) &&
                 drawn.grouping == Grouping::interleaved && drawn.d == 64 && drawn.d_v == 64 && drawn.n_q <= 40 &&
                 drawn.n_k <= 40)
