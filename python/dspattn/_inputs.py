@@ -252,13 +252,14 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "is_causal": ((bool,), "a bool"),
     "enable_gqa": ((bool,), "a bool"),
     "dropout_p": ((int, float), "a number"),
+    "soft_cap": ((int, float, type(None)), "a number or None"),
     "scale": ((int, float, torch.SymInt, torch.SymFloat, type(None)), "a number or None"),
     "max_seqlen_q": ((int, torch.SymInt, type(None)), "an integer or None"),
     "max_seqlen_k": ((int, torch.SymInt, type(None)), "an integer or None"),
     "kernel": ((str,), "a string"),
     "offset": ((int, torch.SymInt), "an integer"),
 }
-_OPTIONAL_TENSORS = ("attn_mask", "attn_bias", "key_lengths")
+_OPTIONAL_TENSORS = ("attn_mask", "attn_bias", "key_lengths", "sinks")
 
 
 def explained(error: Exception, arguments: Mapping[str, Any]) -> Exception:
