@@ -55,6 +55,7 @@ Problem problem_of(const CellShape& shape, const Tensors& tensors, Pattern patte
   problem.v = tensors.v.view();
   problem.pattern = pattern;
   problem.grouping = shape.grouping;
+  problem.rest = pattern.is_dense() ? Rest::drop : shape.rest;
   problem.mask.causal = shape.causal;
   return problem;
 }

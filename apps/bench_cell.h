@@ -16,6 +16,7 @@ struct CellShape {
   DType dtype = DType::f32;
   Pattern pattern;
   Grouping grouping = Grouping::interleaved;
+  Rest rest = Rest::drop;
   Pass pass = Pass::forward;
   bool causal = false;
   std::int64_t batch = 1, heads = 1, kv_heads = 1, n_q = 1, n_k = 1, d = 1;

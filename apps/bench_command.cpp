@@ -23,6 +23,7 @@ struct Options {
   std::vector<std::int64_t> d{64};
   std::vector<std::string> patterns;  // empty: 2:4 and 1:2, and dense on the CPU, where the library has that
   std::vector<std::string> groupings{"interleaved"};
+  std::vector<std::string> rests{"drop"};
   std::vector<std::string> dtypes{"fp32"};
   std::vector<std::string> masks{"full"};
   std::vector<std::string> passes{"forward"};
@@ -83,8 +84,13 @@ std::vector<CellShape> all_cells(const Options& options) {
               cell.pattern = parse_pattern(pattern);
               for (const std::string& grouping : options.groupings) {
                 cell.grouping = parse_grouping(grouping);
-                cells.push_back(cell);
-                if (cell.pattern.is_dense()) break;  // nothing is grouped
+                for (const std::string& rest : options.rests) {
+                  cell.rest = parse_rest(rest);
+                  if (cell.pattern.is_dense()) cell.rest = Rest::drop;
+                  cells.push_back(cell);
+                  if (cell.pattern.is_dense()) break;  // nothing is pruned
+                }
+                if (cell.pattern.is_dense()) break;  // nor grouped
               }
             }
           }
@@ -96,8 +102,12 @@ std::vector<CellShape> all_cells(const Options& options) {
 }
 
 void print_heading() {
-  std::cout << "pass      dtype  mask      n_q    n_k    d  pattern  grouping        median us    spread us"
+  std::cout << "pass      dtype  mask      n_q    n_k    d  pattern  grouping     rest     median us    spread us"
                "  TFLOP/s  vs dense  kernel\n";
+}
+
+const char* rest_name(const CellShape& cell) {
+  return cell.pattern.is_dense() ? "-" : cell.rest == Rest::mean ? "mean" : "drop";
 }
 
 void print_row(const CellShape& cell, const CellResult& result) {
@@ -105,9 +115,9 @@ void print_row(const CellShape& cell, const CellResult& result) {
             << name(cell.dtype) << std::setw(7) << (cell.causal ? "causal" : "full") << std::right << std::setw(6)
             << cell.n_q << " " << std::setw(6) << cell.n_k << " " << std::setw(4) << cell.d << "  " << std::left
             << std::setw(9) << to_string(cell.pattern) << std::setw(12)
-            << (cell.pattern.is_dense() ? "-" : to_string(cell.grouping)) << std::right << std::fixed
-            << std::setprecision(1) << std::setw(13) << result.ours.median_us << std::setw(13) << result.ours.spread_us
-            << std::setprecision(3) << std::setw(9) << result.ours.tflops;
+            << (cell.pattern.is_dense() ? "-" : to_string(cell.grouping)) << " " << std::setw(4) << rest_name(cell)
+            << std::right << std::fixed << std::setprecision(1) << std::setw(13) << result.ours.median_us
+            << std::setw(13) << result.ours.spread_us << std::setprecision(3) << std::setw(9) << result.ours.tflops;
   if (result.dense) {
     std::cout << std::setprecision(2) << std::setw(9) << result.dense->median_us / result.ours.median_us << "x";
   } else {
@@ -120,6 +130,7 @@ nlohmann::ordered_json row_json(const CellShape& cell, const CellResult& result)
   nlohmann::ordered_json row = {{"kernel", result.ours.kernel},
                                 {"pattern", to_string(cell.pattern)},
                                 {"grouping", to_string(cell.grouping)},
+                                {"rest", cell.rest == Rest::mean ? "mean" : "drop"},
                                 {"dtype", name(cell.dtype)},
                                 {"batch", cell.batch},
                                 {"heads", cell.heads},
@@ -202,6 +213,7 @@ void register_bench(Parser& parser, Outcome& outcome) {
   list("--d", options->d, "head dimensions", "LIST");
   list("--pattern", options->patterns, "patterns, as N:M or dense (default: 2:4,1:2, on the CPU dense too)", "LIST");
   list("--grouping", options->groupings, "interleaved, consecutive", "LIST");
+  list("--rest", options->rests, "drop, mean", "LIST");
   list("--dtype", options->dtypes, "fp32, fp16, bf16", "LIST");
   list("--mask", options->masks, "full, causal", "LIST");
   list("--pass", options->passes, "forward, backward", "LIST");

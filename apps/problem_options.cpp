@@ -11,6 +11,12 @@ DType parse_dtype(const std::string& text) {
   throw Error("dtype: expected fp32, fp16 or bf16, got \"" + text + "\"");
 }
 
+Rest parse_rest(const std::string& text) {
+  if (text == "drop") return Rest::drop;
+  if (text == "mean") return Rest::mean;
+  throw Error("rest: expected drop or mean, got \"" + text + "\"");
+}
+
 Device parse_device(const std::string& text) {
   if (text == "cpu") return {};
   Device device{DeviceType::cuda, 0};
@@ -37,6 +43,13 @@ void RuleOptions::add_to(Command& command) {
                   "which M keys compete: interleaved (a stride apart within 128 keys) or consecutive (neighbours)")
       .type_name("NAME")
       .capture_default_str();
+  command
+      .add_option(
+          "--rest", rest,
+          "what becomes of the weight of pruned keys: drop (left out of the softmax) or mean (brings the mean of "
+          "the values)")
+      .type_name("NAME")
+      .capture_default_str();
   command.add_flag("--causal", causal, "a query sees only keys up to its own position");
   command.add_flag("--top-left", top_left,
                    "with n_q != n_k, put the diagonal of --causal and windows at the first key instead of the last");
@@ -52,6 +65,7 @@ void RuleOptions::add_to(Command& command) {
 void RuleOptions::apply(Problem& problem) const {
   problem.pattern = parse_pattern(pattern);
   problem.grouping = parse_grouping(grouping);
+  problem.rest = parse_rest(rest);
   problem.scale = scale;
   problem.mask.causal = causal;
   problem.mask.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;

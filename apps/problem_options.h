@@ -13,14 +13,17 @@ namespace dspattn::apps {
 
 // "fp32", "fp16", "bf16". Throws Error for anything else.
 DType parse_dtype(const std::string& text);
+// "drop", "mean". Throws Error for anything else.
+Rest parse_rest(const std::string& text);
 // "cpu", "cuda", "cuda:1". Throws Error for anything else.
 Device parse_device(const std::string& text);
 std::string to_string(Device device);
 
-// What the score matrix goes through: pattern, grouping, diagonal masks, scale.
+// What the score matrix goes through: pattern, grouping, rest, diagonal masks, scale.
 struct RuleOptions {
   std::string pattern = "2:4";
   std::string grouping = "interleaved";
+  std::string rest = "drop";
   bool causal = false;
   bool top_left = false;
   std::int64_t offset = 0;
@@ -29,7 +32,7 @@ struct RuleOptions {
   std::optional<double> scale;
 
   void add_to(Command& command);
-  // Sets pattern, grouping, scale and the diagonal part of the mask. Throws Error.
+  // Sets pattern, grouping, rest, scale and the diagonal part of the mask. Throws Error.
   void apply(Problem& problem) const;
 };
 

@@ -175,7 +175,9 @@ class Call {
     const bool taken = std::ranges::any_of(files_, [](const OutputFile& file) { return file.is_standard_output(); });
     (taken ? std::cerr : std::cout) << options_.out << ": " << shape_text(out_shape) << " " << name(args_.out.dtype)
                                     << ", pattern " << to_string(args_.problem.pattern) << ", "
-                                    << to_string(args_.problem.grouping) << ", kernel " << kernel.name << "\n";
+                                    << to_string(args_.problem.grouping)
+                                    << (args_.problem.rest == Rest::mean ? ", rest mean" : "") << ", kernel "
+                                    << kernel.name << "\n";
   }
 
  private:
@@ -262,7 +264,10 @@ void register_run(Parser& parser, Outcome&) {
   command.add_option("--out", options->out, "where the result goes; - for standard output")
       .required()
       .type_name("FILE");
-  command.add_option("--lse", options->lse, "where the log-sum-exp of each row's kept scores goes").type_name("FILE");
+  command
+      .add_option("--lse", options->lse,
+                  "where the log-sum-exp of each row's kept scores (with --rest mean: of all) goes")
+      .type_name("FILE");
   options->rule.add_to(command);
   command
       .add_option("--mask", options->allowed,

@@ -22,9 +22,10 @@ struct Options {
   std::optional<std::int64_t> only;
   std::string kernel;
   std::string device = "cpu";
-  std::string pass, dtype, pattern, grouping;
+  std::string pass, dtype, pattern, grouping, rest;
   std::optional<std::int64_t> head_dim;
   std::int64_t max_n = check::DrawLimits{}.max_n;
+  std::optional<std::int64_t> max_queries;
   std::int64_t max_work = check::DrawLimits{}.max_work;
   int jobs = 0;
 };
@@ -42,6 +43,10 @@ check::CheckOptions check_options(const Options& options) {
   if (!options.dtype.empty()) chosen.limits.dtype = parse_dtype(options.dtype);
   if (!options.pattern.empty()) chosen.limits.pattern = parse_pattern(options.pattern);
   if (!options.grouping.empty()) chosen.limits.grouping = parse_grouping(options.grouping);
+  if (!options.rest.empty()) chosen.limits.rest = parse_rest(options.rest);
+  if (chosen.limits.rest == Rest::mean && chosen.limits.pass == Pass::backward) {
+    throw Error("rest: expected drop with --pass backward (mean has no gradients), got \"mean\"");
+  }
   if (options.head_dim && (*options.head_dim < 1 || *options.head_dim > kMaxHeadDim)) {
     throw Error("head-dim: expected 1 to " + std::to_string(kMaxHeadDim) + ", got " +
                 std::to_string(*options.head_dim));
@@ -49,6 +54,10 @@ check::CheckOptions check_options(const Options& options) {
   chosen.limits.head_dim = options.head_dim;
   if (options.max_n < 1) throw Error("max-n: expected at least 1, got " + std::to_string(options.max_n));
   chosen.limits.max_n = options.max_n;
+  if (options.max_queries && *options.max_queries < 1) {
+    throw Error("max-queries: expected at least 1, got " + std::to_string(*options.max_queries));
+  }
+  chosen.limits.max_queries = options.max_queries;
   if (options.max_work < 1) throw Error("max-work: expected at least 1, got " + std::to_string(options.max_work));
   chosen.limits.max_work = options.max_work;
   return chosen;
@@ -89,8 +98,10 @@ void register_verify(Parser& parser, Outcome& outcome) {
   command.add_option("--dtype", options->dtype, "only fp32, fp16 or bf16").type_name("TYPE");
   command.add_option("--pattern", options->pattern, "only this pattern").type_name("N:M");
   command.add_option("--grouping", options->grouping, "only interleaved or consecutive").type_name("NAME");
+  command.add_option("--rest", options->rest, "only drop or only mean").type_name("NAME");
   command.add_option("--head-dim", options->head_dim, "only this head dimension").type_name("COUNT");
   command.add_option("--max-n", options->max_n, "longest sequence").type_name("COUNT").capture_default_str();
+  command.add_option("--max-queries", options->max_queries, "few queries: 1 to so many").type_name("COUNT");
   command.add_option("--max-work", options->max_work, "largest batch * heads * n_q * n_k * (d + d_v)")
       .type_name("COUNT")
       .capture_default_str();
@@ -98,7 +109,7 @@ void register_verify(Parser& parser, Outcome& outcome) {
       .type_name("COUNT")
       .capture_default_str();
   command.footer(R"(
-Patterns, groupings, masks, types, strides, lengths from 0 on, packed batches and shared key heads are all drawn. A result
+Patterns, groupings, rests, masks, types, strides, lengths from 0 on, packed batches and shared key heads are all drawn. A result
 passes when its selection is right up to near-ties, its numbers are within tolerance, nothing else was written, and
 reruns give the same bits. A failing problem is printed as the command that repeats it alone.
 Examples:

@@ -6,7 +6,8 @@ on the same tensors.
 Peers: SDPA's memory-efficient kernel, SDPA's math path with tf32 allowed, and products and softmax one after the other
 in tf32 (torch.bmm, torch.softmax, torch.bmm, which is what a user without SDPA writes). Timing: bench/common/timing.py.
 Bars: at least 5 times the fastest peer at n = 4096 and 2 times at every n from 512 on, 4 heads, d = 64, batch 8;
---check exits 1 below one. tflops is dense-equivalent: 4 batch heads n^2 d, halved when causal.
+--check exits 1 below one. --before names the shim of another build: the two are then timed by turns, and `of_before` is
+how fast this one is beside it. tflops is dense-equivalent: 4 batch heads n^2 d, halved when causal.
 """
 
 import argparse
@@ -51,7 +52,16 @@ def peers(sets, causal):
     }
 
 
-def measure(cell, idle, library):
+def by_turns(graphs, idle, rounds=5):
+    """Median microseconds of a call of each, from bursts in turn."""
+    times = {name: [] for name in graphs}
+    for _ in range(rounds):
+        for name, graphed in graphs.items():
+            times[name] += timing.burst_times(graphed, idle / rounds)
+    return {name: timing.summary(found)["median_us"] for name, found in times.items()}
+
+
+def measure(cell, idle, library, before=None):
     n, d, causal = cell["n"], cell["d"], cell.get("causal", False)
     grouping = cell.get("grouping", "interleaved")
     flop = 4 * BATCH * HEADS * n * n * d * (0.5 if causal else 1)
@@ -63,6 +73,11 @@ def measure(cell, idle, library):
     calls["ours"] = [
         native.prepare(*s, pattern=(1, 2), grouping=grouping, causal=causal, path=library)[0] for s in sets
     ]
+    of_before = {}
+    if before:
+        old = [native.prepare(*s, pattern=(1, 2), grouping=grouping, causal=causal, path=before)[0] for s in sets]
+        turns = by_turns({"ours": timing.Graphed(calls["ours"]), "before": timing.Graphed(old)}, idle)
+        of_before = {"of_before": round(turns["before"] / turns["ours"], 3)}
     for name, call in calls.items():
         try:
             figures[name] = timing.burst(timing.Graphed(call), idle)
@@ -95,6 +110,7 @@ def measure(cell, idle, library):
         "skipped": skipped,
         "best_ratio": min(ratio.values()) if ratio else None,
         "bar": bar,
+        **of_before,
     }
 
 
@@ -104,6 +120,7 @@ def main():
     parser.add_argument("--idle", type=float, default=0.5, help="seconds of pause before a burst")
     parser.add_argument("--only", nargs="*", default=[], help="cells to take: n=4096 d=64 mask=causal")
     parser.add_argument("--library", help="the shim to time (default: DSPATTN_BENCH_LIBRARY)")
+    parser.add_argument("--before", help="another build's shim, timed by turns with this one's")
     parser.add_argument("--check", action="store_true", help="exit 1 when a bar is missed")
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -115,7 +132,7 @@ def main():
         seen = {**cell, "mask": "causal" if cell.get("causal") else "full"}
         if any(str(seen.get(key)) != value for key, value in wanted.items()):
             continue
-        row = measure(cell, arguments.idle, arguments.library)
+        row = measure(cell, arguments.idle, arguments.library, arguments.before)
         rows.append(row)
         if arguments.out:  # after every row: a run that is cut short leaves what it has
             results.write(arguments.out, facts, rows)
@@ -125,7 +142,8 @@ def main():
         print(
             f"n {row['n_q']:5} d {row['d']:3} {row['mask']:6} {row['grouping']:11} ours {row['median_us']:8.1f} us "
             f"{row['tflops']:6.1f} TFLOP/s  {times}  best ratio {row['best_ratio']:.2f}"
-            f"{'' if row['bar'] is None else '  bar ' + str(row['bar']) + (' BELOW' if below else '')}",
+            f"{'' if row['bar'] is None else '  bar ' + str(row['bar']) + (' BELOW' if below else '')}"
+            f"{'  of before ' + str(row['of_before']) if 'of_before' in row else ''}",
             flush=True,
         )
     return 1 if missed and arguments.check else 0

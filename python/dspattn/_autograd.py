@@ -136,7 +136,9 @@ def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Te
         raise DspattnError(["attn_mask: expected requires_grad=False (its gradient is not computed), got True"])
     *tensors, out, lse = ctx.saved_tensors
     problem = ProblemArguments(*tensors, *ctx.options)
-    traced = torch.compiler.is_compiling()
+    traced = torch.compiler.is_compiling()  # before it is known whether the gradients are asked for
+    if problem.rest_mean and not traced:
+        raise DspattnError(['rest: expected "drop" for gradients ("mean" is for inference and has none), got "mean"'])
     d_q: Tensor | None = None
     d_k: Tensor | None = None
     d_v: Tensor | None = None

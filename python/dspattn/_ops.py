@@ -72,6 +72,7 @@ PYTHON_NAMES = {
     "mask.window_left": "window[0]",
     "mask.window_right": "window[1]",
     "mask.key_lengths": "key_lengths",
+    "choice": "selection",
     "cu_q": "cu_seqlens_q",
     "packed.cu_q": "cu_seqlens_q",
     "packed.cu_k": "cu_seqlens_k",

@@ -28,7 +28,7 @@ from ._inputs import (
 from ._probe import require_served
 from ._schema import ProblemArguments
 from .errors import DspattnError
-from .patterns import Grouping, parse_grouping, parse_pattern
+from .patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection
 
 # The blocks of dspattn.parallel.context that are open: the last one of this thread answers in the functions' place.
 stand_ins: list[Any] = []
@@ -51,6 +51,8 @@ def attention(
     *,
     pattern: str = ...,
     grouping: Grouping = ...,
+    rest: Rest = ...,
+    selection: Selection = ...,
     return_lse: Literal[False] = ...,
     attn_bias: Tensor | None = ...,
     window: Window = ...,
@@ -76,6 +78,8 @@ def attention(
     *,
     pattern: str = ...,
     grouping: Grouping = ...,
+    rest: Rest = ...,
+    selection: Selection = ...,
     return_lse: Literal[True],
     attn_bias: Tensor | None = ...,
     window: Window = ...,
@@ -100,6 +104,8 @@ def attention(
     *,
     pattern: str = "2:4",
     grouping: Grouping = "interleaved",
+    rest: Rest = "drop",
+    selection: Selection = "own",
     return_lse: bool = False,
     attn_bias: Tensor | None = None,
     window: Window = None,
@@ -115,7 +121,7 @@ def attention(
 
     Of every group of M keys a query keeps those with the N largest scores; softmax and the product with ``value`` run
     on what is kept. Masked keys never take a slot from visible ones; a query that sees no key gives 0. Differentiable
-    once with respect to query, key and value; the selection is held fixed in the backward pass.
+    once with respect to query, key and value (``rest="drop"``); the selection is held fixed in the backward pass.
 
     Args:
         query: ``[..., heads, n_q, d]``, float32, float16 or bfloat16, d up to 256.
@@ -130,7 +136,14 @@ def attention(
         enable_gqa: heads may be a multiple of kv_heads.
         pattern: ``"N:M"`` with 1 <= N <= M <= 32, or ``"dense"`` for no pruning.
         grouping: ``"interleaved"`` (groups spread over blocks of 128 keys) or ``"consecutive"`` (neighbouring keys).
-        return_lse: also return the logarithm of the sum of the kept scores' exponentials.
+        rest: what becomes of the weight of the pruned keys. ``"drop"``: it is left out of the softmax. ``"mean"``: the
+            softmax is over all visible keys, and the pruned ones together bring the mean of the values (over the
+            whole blocks of 128 keys that the query sees): closer to dense attention, above all with long texts. For
+            inference: there are no gradients. Mask tensors must have one query row, ``[..., 1, n_k]``.
+        selection: whose scores choose the keys: ``"own"``, each query head's; ``"shared"``, the query heads that share
+            a key head keep the same keys: those of the largest sums of their weights.
+        return_lse: also return the logarithm of the sum of the kept scores' exponentials (with ``rest="mean"``, of all
+            visible ones').
         attn_bias: an additive bias beside a boolean ``attn_mask``, so that neither has to be expanded into the other.
         window: ``(left, right)``: how many keys before and after its own position a query sees, None for no bound; an
             int stands for both sides.
@@ -158,24 +171,25 @@ def attention(
     if stand_ins and (other := stand_in()) is not None:
         return other.attention(
             query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
-            enable_gqa=enable_gqa, pattern=pattern, grouping=grouping, return_lse=return_lse, attn_bias=attn_bias,
-            window=window, alignment=alignment, offset=offset, key_lengths=key_lengths, allow_tf32=allow_tf32,
-            out_dtype=out_dtype, kernel=kernel,
+            enable_gqa=enable_gqa, pattern=pattern, grouping=grouping, rest=rest, selection=selection,
+            return_lse=return_lse, attn_bias=attn_bias, window=window, alignment=alignment, offset=offset,
+            key_lengths=key_lengths, allow_tf32=allow_tf32, out_dtype=out_dtype, kernel=kernel,
         )  # fmt: skip
     if dropout_p != 0.0:
         raise DspattnError([f"dropout_p: expected 0 (attention dropout is not offered), got {dropout_p}"])
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
     interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
+    rest_mean, shared_choice = parse_rest(rest), parse_selection(selection)
     lead: tuple[int, ...] | None = None
     try:
         if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor:
             if isinstance(query, torch.fx.Proxy):  # recorded as one call, as PyTorch's functions are
                 return torch.overrides.handle_torch_function(
                     attention, (query,), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
-                    pattern=pattern, grouping=grouping, return_lse=return_lse, attn_bias=attn_bias, window=window,
-                    alignment=alignment, key_lengths=key_lengths, offset=offset, allow_tf32=allow_tf32,
-                    out_dtype=out_dtype, kernel=kernel,
+                    pattern=pattern, grouping=grouping, rest=rest, selection=selection, return_lse=return_lse,
+                    attn_bias=attn_bias, window=window, alignment=alignment, key_lengths=key_lengths, offset=offset,
+                    allow_tf32=allow_tf32, out_dtype=out_dtype, kernel=kernel,
                 )  # fmt: skip
             for name, tensor in (("query", query), ("key", key), ("value", value)):
                 require_known(name, tensor)
@@ -215,6 +229,8 @@ def attention(
                 kernel=kernel,
                 offset=offset,
                 fp32_results=out_dtype is not None and wants_fp32(query, out_dtype),
+                rest_mean=rest_mean,
+                shared_choice=shared_choice,
             )
         )
     except DspattnError:
@@ -256,6 +272,8 @@ def varlen_attention(
     scale: float | None = ...,
     pattern: str = ...,
     grouping: Grouping = ...,
+    rest: Rest = ...,
+    selection: Selection = ...,
     return_lse: Literal[False] = ...,
     window: Window = ...,
     alignment: Alignment = ...,
@@ -281,6 +299,8 @@ def varlen_attention(
     scale: float | None = ...,
     pattern: str = ...,
     grouping: Grouping = ...,
+    rest: Rest = ...,
+    selection: Selection = ...,
     return_lse: Literal[True],
     window: Window = ...,
     alignment: Alignment = ...,
@@ -305,6 +325,8 @@ def varlen_attention(
     scale: float | None = None,
     pattern: str = "2:4",
     grouping: Grouping = "interleaved",
+    rest: Rest = "drop",
+    selection: Selection = "own",
     return_lse: bool = False,
     window: Window = None,
     alignment: Alignment = "bottom_right",
@@ -345,12 +367,13 @@ def varlen_attention(
     if stand_ins and (other := stand_in()) is not None:
         return other.varlen_attention(
             query, key, value, cu_seqlens_q, cu_seqlens_k, attn_mask=attn_mask, is_causal=is_causal, scale=scale,
-            pattern=pattern, grouping=grouping, return_lse=return_lse, window=window, offset=offset,
-            allow_tf32=allow_tf32, out_dtype=out_dtype, kernel=kernel,
+            pattern=pattern, grouping=grouping, rest=rest, selection=selection, return_lse=return_lse, window=window,
+            offset=offset, allow_tf32=allow_tf32, out_dtype=out_dtype, kernel=kernel,
         )  # fmt: skip
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
     interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
+    rest_mean, shared_choice = parse_rest(rest), parse_selection(selection)
     try:
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             require_known(name, tensor)
@@ -394,6 +417,8 @@ def varlen_attention(
                 kernel=kernel,
                 offset=offset,
                 fp32_results=out_dtype is not None and wants_fp32(query, out_dtype),
+                rest_mean=rest_mean,
+                shared_choice=shared_choice,
             )
         )
     except DspattnError:
@@ -422,6 +447,9 @@ def varlen_attention(
 
 def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
     """The weights :func:`attention` gives each key: rows sum to 1 over the kept keys and are 0 where pruned or masked.
+
+    With ``rest="mean"`` a row is what the values are multiplied with: the keys that the mean is over share the weight
+    of the pruned ones.
 
     For looking at maps and for modules that must return weights. It runs the attention itself, on columns of the
     identity matrix as values, so it shows exactly what the kernel kept; it takes n_k / 256 passes and memory of

@@ -47,6 +47,7 @@ void draw_sizes(Random& random, Case& drawn, const DrawLimits& limits) {
   drawn.n_k = draw_length(random, limits.max_n);
   drawn.n_q = random.chance(50) ? drawn.n_k : draw_length(random, limits.max_n);
   if (random.chance(8)) drawn.n_q = 1;
+  if (limits.max_queries) drawn.n_q = random.between(1, *limits.max_queries);
 
   const auto work = [&] { return drawn.batch * drawn.heads * drawn.n_q * drawn.n_k * (drawn.d + drawn.d_v); };
   while (work() > limits.max_work) {
@@ -169,6 +170,33 @@ void draw_extremes(Random& random, Case& drawn) {
   drawn.extreme_bias = drawn.bias && !drawn.integers && !drawn.extreme_scale && random.chance(25);
 }
 
+// The rest is a thing of the forward pass, and has mask tensors of one query row.
+void draw_rest(Random& random, Case& drawn, const DrawLimits& limits) {
+  const bool mean = random.chance(20);
+  drawn.rest = limits.rest.value_or(mean && drawn.pass == Pass::forward ? Rest::mean : Rest::drop);
+  if (drawn.rest == Rest::drop) return;
+  for (std::optional<Broadcast>* mask : {&drawn.allowed, &drawn.bias}) {
+    if (*mask) (*mask)->one[2] = true;
+  }
+  drawn.nan_past_length = !drawn.key_lengths.empty() && random.chance(50);
+}
+
+// What kernels serve beyond the plain contract, from numbers of its own as well.
+void draw_features(Random& random, Case& drawn) {
+  const bool backward = drawn.pass == Pass::backward;
+  if (random.chance(25) && drawn.rest == Rest::drop) {  // a mean is for inference
+    drawn.dropout = random.one_of({0.1, 0.1, 0.25, 0.5, 0.9, 0.999});
+    drawn.dropout_seed = random.bits();
+    drawn.dropout_offset = random.bits();
+    drawn.dropout_state = random.chance(50);
+  }
+  if (random.chance(15)) drawn.soft_cap = random.one_of({0.5, 5.0, 30.0, 50.0, 1e4});
+  drawn.sinks = random.chance(15);
+  drawn.d_lse = backward && random.chance(30);
+  drawn.d_bias = backward && drawn.bias && random.chance(70);
+  drawn.d_sinks = backward && drawn.sinks && random.chance(80);
+}
+
 std::string_view layout_name(Layout layout) {
   return layout == Layout::bhnd ? "bhnd" : layout == Layout::bnhd ? "bnhd" : "padded";
 }
@@ -202,12 +230,24 @@ std::int64_t Case::length_k(std::int64_t sequence) const {
   return packed ? cu_k[s + 1] - cu_k[s] : n_k;
 }
 
+Case Case::restricted_to(core::Features served) const {
+  Case restricted = *this;
+  if (!served.has(core::Feature::dropout)) restricted.dropout = 0;
+  if (!served.has(core::Feature::soft_cap)) restricted.soft_cap.reset();
+  if (!served.has(core::Feature::sinks)) restricted.sinks = restricted.d_sinks = false;
+  if (!served.has(core::Feature::d_sinks)) restricted.d_sinks = false;
+  if (!served.has(core::Feature::d_lse)) restricted.d_lse = false;
+  if (!served.has(core::Feature::d_bias)) restricted.d_bias = false;
+  return restricted;
+}
+
 Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits) {
   Random random(seed, static_cast<std::uint64_t>(index));
   Case drawn;
   drawn.seed = seed;
   drawn.index = index;
   drawn.pass = random.chance(35) ? Pass::backward : Pass::forward;
+  if (limits.rest == Rest::mean) drawn.pass = Pass::forward;
   if (limits.pass) drawn.pass = *limits.pass;
   drawn.dtype = random.one_of({DType::f32, DType::f16, DType::bf16});
   if (limits.dtype) drawn.dtype = *limits.dtype;
@@ -253,6 +293,12 @@ Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits)
   constexpr std::uint64_t kExtremes = 0x657874;  // another stream
   Random extremes(seed ^ (kExtremes << 32), static_cast<std::uint64_t>(index));
   draw_extremes(extremes, drawn);
+  constexpr std::uint64_t kRest = 0x726573;  // and another
+  Random rest(seed ^ (kRest << 32), static_cast<std::uint64_t>(index));
+  draw_rest(rest, drawn, limits);
+  constexpr std::uint64_t kFeatures = 0x666561;
+  Random features(seed ^ (kFeatures << 32), static_cast<std::uint64_t>(index));
+  draw_features(features, drawn);
   return drawn;
 }
 
@@ -280,6 +326,7 @@ std::string describe(const Case& drawn) {
     if (drawn.tail_q + drawn.tail_k > 0)
       add("tail=" + std::to_string(drawn.tail_q) + "," + std::to_string(drawn.tail_k));
   }
+  if (drawn.rest == Rest::mean) add("mean");
   if (drawn.causal) add("causal");
   if (drawn.causal || drawn.window_left || drawn.window_right) {
     add(drawn.alignment == Alignment::bottom_right ? "bottom_right" : "top_left");
@@ -303,8 +350,15 @@ std::string describe(const Case& drawn) {
   if (drawn.integers) add("integers");
   if (drawn.nan_in_k) add("nan_in_k");
   if (drawn.nan_in_q) add("nan_in_q");
+  if (drawn.nan_past_length) add("nan_past_length");
   if (drawn.magnitude != 1) add("magnitude=" + number(drawn.magnitude));
   if (drawn.magnitude_k != 1) add("magnitude_k=" + number(drawn.magnitude_k));
+  if (drawn.dropout > 0) add("dropout=" + number(drawn.dropout) + (drawn.dropout_state ? " by state" : ""));
+  if (drawn.soft_cap) add("soft_cap=" + number(*drawn.soft_cap));
+  if (drawn.sinks) add("sinks");
+  if (drawn.d_lse) add("d_lse");
+  if (drawn.d_bias) add("d_bias");
+  if (drawn.d_sinks) add("d_sinks");
   return text;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/kernel_row.h"
 #include "dspattn/attention.h"
 #include "dspattn/kernels.h"
 
@@ -20,7 +21,9 @@ struct DrawLimits {
   std::optional<Pattern> pattern;
   std::optional<Grouping> grouping;
   std::optional<std::int64_t> head_dim;  // d and d_v
+  std::optional<Rest> rest;              // mean: forward only
   std::int64_t max_n = 300;
+  std::optional<std::int64_t> max_queries;  // n_q is one of 1 to so many
   // batch * heads * n_q * n_k * (d + d_v): bounds the time of the fp64 oracle, about 2 ns each.
   std::int64_t max_work = 6'000'000;
 };
@@ -59,6 +62,8 @@ struct Case {
   std::optional<double> scale;
   bool extreme_scale = false;  // far from 1/sqrt(d); elements of q and k may make up for it
   Fp32Products fp32_products = Fp32Products::full;
+  Rest rest = Rest::drop;        // mean: forward only, and mask tensors have one query row
+  bool nan_past_length = false;  // V is NaN at keys that the lengths hide
   Layout q_layout = Layout::bhnd, k_layout = Layout::bhnd, v_layout = Layout::bhnd, out_layout = Layout::bhnd;
   bool want_lse = true;
   bool fp32_results = false;  // outputs, and the gradient given, in fp32 though the inputs are 16-bit
@@ -69,11 +74,20 @@ struct Case {
   // what makes up for an extreme scale, together with the same of k.
   double magnitude = 1;
   double magnitude_k = 1;
+  // What kernels serve beyond the plain contract.
+  double dropout = 0;  // probability
+  std::uint64_t dropout_seed = 0, dropout_offset = 0;
+  bool dropout_state = false;  // both are read from the device
+  std::optional<double> soft_cap;
+  bool sinks = false;
+  bool d_lse = false, d_bias = false, d_sinks = false;  // backward: given, wanted, wanted
 
   // Whether scores and biases are of the sizes that models have.
   bool ordinary() const { return !lowest_bias && !extreme_bias && !extreme_scale && magnitude == 1; }
   // Whether the selection must be the oracle's to the last key: every sum is exact.
   bool exact() const { return integers || (magnitude == 0 && !bias); }
+  // The same without what is not among `served`.
+  Case restricted_to(core::Features served) const;
   DType result_dtype() const { return fp32_results ? DType::f32 : dtype; }
   Results results() const { return fp32_results ? Results::fp32 : Results::as_inputs; }
   std::int64_t length_q(std::int64_t sequence) const;

@@ -10,7 +10,7 @@ namespace dspattn::check {
 namespace {
 
 // One stream of numbers per tensor, so that a change of one does not change the others.
-enum class Stream : std::uint64_t { q = 1, k, v, d_out, allowed, bias, nan, nan_in_q };
+enum class Stream : std::uint64_t { q = 1, k, v, d_out, allowed, bias, nan, nan_in_q, sinks, d_lse };
 
 Random stream_of(const Case& drawn, Stream stream) {
   return {drawn.seed ^ (static_cast<std::uint64_t>(stream) << 56), static_cast<std::uint64_t>(drawn.index)};
@@ -43,7 +43,9 @@ CaseData::CaseData(const Case& drawn, Device device, core::DeviceMemory& memory)
   rows_k_ = drawn.packed ? drawn.cu_k.back() + drawn.tail_k : drawn.n_k;
   make_values();
   make_masks();
-  for (Tensor* tensor : {&q_, &k_, &v_, &d_out_, &key_lengths_, &allowed_, &bias_, &cu_q_, &cu_k_}) {
+  make_features();
+  for (Tensor* tensor :
+       {&q_, &k_, &v_, &d_out_, &key_lengths_, &allowed_, &bias_, &cu_q_, &cu_k_, &dropout_state_, &sinks_, &d_lse_}) {
     if (tensor->present()) tensor->upload();
   }
   device_problem_ = problem(true);
@@ -81,6 +83,16 @@ void CaseData::make_values() {
     const std::int64_t row = random.below(rows);
     tensor.set(std::numeric_limits<double>::quiet_NaN(), b, h, row, random.below(drawn_.d));
   };
+  for (std::int64_t s = 0; drawn_.nan_past_length && s < drawn_.batch; ++s) {
+    const std::int64_t begin = drawn_.packed ? drawn_.cu_k[static_cast<std::size_t>(s)] : 0;
+    for (std::int64_t j = drawn_.key_lengths[static_cast<std::size_t>(s)]; j < drawn_.length_k(s); ++j) {
+      for (std::int64_t h = 0; h < drawn_.kv_heads; ++h) {
+        for (std::int64_t c = 0; c < drawn_.d_v; ++c) {
+          v_.set(std::numeric_limits<double>::quiet_NaN(), drawn_.packed ? 0 : s, h, begin + j, c);
+        }
+      }
+    }
+  }
   if (drawn_.nan_in_k) put_nan(k_, Stream::nan, drawn_.kv_heads, end_k);
   if (drawn_.nan_in_q) put_nan(q_, Stream::nan_in_q, drawn_.heads, end_q);
 }
@@ -123,6 +135,35 @@ void CaseData::make_masks() {
   }
 }
 
+void CaseData::make_features() {
+  if (drawn_.dropout > 0 && drawn_.dropout_state) {
+    const std::uint64_t numbers[2] = {drawn_.dropout_seed, drawn_.dropout_offset};
+    dropout_state_ = Tensor(memory_, ConstTensorView(nullptr, DType::i32, {4}));
+    dropout_state_.fill([&](std::int64_t word, std::int64_t, std::int64_t, std::int64_t) {
+      const std::uint64_t number = numbers[word / 2];
+      return static_cast<double>(static_cast<std::int32_t>(word % 2 == 0 ? number : number >> 32));
+    });
+  }
+  if (drawn_.sinks) {
+    sinks_ = Tensor(memory_, ConstTensorView(nullptr, DType::f32, {drawn_.heads}));
+    Random random = stream_of(drawn_, Stream::sinks);
+    sinks_.fill([&](std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
+      const double value = 2 * random.bell();
+      if (random.chance(10)) return -std::numeric_limits<double>::infinity();
+      return random.chance(10) ? 20 + value : value;
+    });
+  }
+  if (drawn_.d_lse) {
+    d_lse_ = Tensor(memory_, lse_view());
+    Random random = stream_of(drawn_, Stream::d_lse);
+    const std::int64_t end = drawn_.packed ? drawn_.cu_q.back() : rows_q_;
+    d_lse_.fill([&](std::int64_t, std::int64_t, std::int64_t row, std::int64_t) {
+      const double value = random.bell();
+      return row < end ? value : std::numeric_limits<double>::quiet_NaN();
+    });
+  }
+}
+
 Tensor CaseData::output(std::array<std::int64_t, 4> shape) const {
   Tensor tensor(memory_, laid_out(drawn_.result_dtype(), shape, drawn_.out_layout), offset_of(drawn_.out_layout));
   tensor.upload();
@@ -133,10 +174,28 @@ Tensor CaseData::output_like_q(std::int64_t width) const { return output({lead_,
 
 Tensor CaseData::output_like_k(std::int64_t width) const { return output({lead_, drawn_.kv_heads, rows_k_, width}); }
 
-Tensor CaseData::lse_output() const {
+ConstTensorView CaseData::lse_view() const {
   ConstTensorView view(nullptr, DType::f32, {lead_, drawn_.heads, rows_q_});
   if (drawn_.out_layout == Layout::bnhd) view.stride = {rows_q_ * drawn_.heads, 1, drawn_.heads, 0};
-  Tensor tensor(memory_, view);
+  return view;
+}
+
+Tensor CaseData::lse_output() const {
+  Tensor tensor(memory_, lse_view());
+  tensor.upload();
+  return tensor;
+}
+
+Tensor CaseData::d_bias_output() const {
+  const ConstTensorView bias = bias_.host_view();
+  const DType dtype = drawn_.fp32_results ? DType::f32 : drawn_.bias_dtype;
+  Tensor tensor(memory_, {nullptr, dtype, {bias.extent(0), bias.extent(1), bias.extent(2), bias.extent(3)}});
+  tensor.upload();
+  return tensor;
+}
+
+Tensor CaseData::d_sinks_output() const {
+  Tensor tensor(memory_, ConstTensorView(nullptr, DType::f32, {drawn_.heads}));
   tensor.upload();
   return tensor;
 }
@@ -163,6 +222,11 @@ Problem CaseData::problem(bool on_device) const {
   problem.mask.bias = view(bias_);
   problem.scale = drawn_.scale;
   problem.fp32_products = drawn_.fp32_products;
+  problem.rest = drawn_.rest;
+  problem.dropout = {drawn_.dropout, drawn_.dropout_seed, drawn_.dropout_offset, view(dropout_state_)};
+  if (drawn_.dropout_state) problem.dropout.seed = problem.dropout.offset = 0;
+  problem.soft_cap = drawn_.soft_cap;
+  problem.sinks = view(sinks_);
   if (drawn_.packed) problem.packed = Packed{view(cu_q_), view(cu_k_), drawn_.n_q, drawn_.n_k};
   return problem;
 }

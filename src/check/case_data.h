@@ -21,15 +21,20 @@ class CaseData {
   const Tensor& k() const { return k_; }
   const Tensor& v() const { return v_; }
   const Tensor& d_out() const { return d_out_; }  // backward only
+  const Tensor& d_lse() const { return d_lse_; }  // where the case gives one
 
   // An output of the case, poisoned on the device: [batch, heads, n_q, width] like q, or [.., n_k, width] like k.
   Tensor output_like_q(std::int64_t width) const;
   Tensor output_like_k(std::int64_t width) const;
   Tensor lse_output() const;
+  Tensor d_bias_output() const;
+  Tensor d_sinks_output() const;
 
  private:
   void make_values();
   void make_masks();
+  void make_features();
+  ConstTensorView lse_view() const;
   Tensor output(std::array<std::int64_t, 4> shape) const;
   Problem problem(bool on_device) const;
 
@@ -39,6 +44,7 @@ class CaseData {
   std::int64_t lead_, rows_q_, rows_k_;  // extents of the tensors: a packed batch has a lead of 1
   Tensor q_, k_, v_, d_out_;
   Tensor key_lengths_, allowed_, bias_, cu_q_, cu_k_;
+  Tensor dropout_state_, sinks_, d_lse_;
   Problem device_problem_, host_problem_;
 };
 

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "api/device_memory.h"
+#include "api/kernel_table.h"
 #include "check/case_data.h"
 #include "check/selection.h"
 #include "check/tolerance.h"
@@ -28,13 +29,18 @@ struct ForwardResult {
 };
 
 struct BackwardResult {
-  Tensor d_q, d_k, d_v;
+  Tensor d_q, d_k, d_v, d_bias, d_sinks;
+
+  std::vector<std::pair<const char*, Tensor*>> all() {
+    return {{"d_q", &d_q}, {"d_k", &d_k}, {"d_v", &d_v}, {"d_bias", &d_bias}, {"d_sinks", &d_sinks}};
+  }
 };
 
-ForwardResult run_forward(const CaseData& data, const Runner& runner, int threads) {
+ForwardResult run_forward(const CaseData& data, const Runner& runner, int threads, Rest rest) {
   ForwardResult result{data.output_like_q(data.drawn().d_v), {}};
   ForwardArgs args;
   args.problem = data.device_problem();
+  args.problem.rest = rest;
   args.out = result.out.device_view();
   args.run.threads = threads;
   if (data.drawn().want_lse) {
@@ -47,9 +53,16 @@ ForwardResult run_forward(const CaseData& data, const Runner& runner, int thread
   return result;
 }
 
+ForwardResult run_forward(const CaseData& data, const Runner& runner, int threads) {
+  return run_forward(data, runner, threads, data.drawn().rest);
+}
+
 BackwardResult run_backward(const CaseData& data, const Runner& runner, const ForwardResult& forward, int threads) {
   const Case& drawn = data.drawn();
-  BackwardResult result{data.output_like_q(drawn.d), data.output_like_k(drawn.d), data.output_like_k(drawn.d_v)};
+  BackwardResult result{
+      data.output_like_q(drawn.d), data.output_like_k(drawn.d), data.output_like_k(drawn.d_v), {}, {}};
+  if (drawn.d_bias) result.d_bias = data.d_bias_output();
+  if (drawn.d_sinks) result.d_sinks = data.d_sinks_output();
   BackwardArgs args;
   args.problem = data.device_problem();
   args.out = forward.out.device_view();
@@ -58,9 +71,14 @@ BackwardResult run_backward(const CaseData& data, const Runner& runner, const Fo
   args.d_q = result.d_q.device_view();
   args.d_k = result.d_k.device_view();
   args.d_v = result.d_v.device_view();
+  if (drawn.d_lse) args.d_lse = data.d_lse().device_view();
+  if (drawn.d_bias) args.d_bias = result.d_bias.device_view();
+  if (drawn.d_sinks) args.d_sinks = result.d_sinks.device_view();
   args.run.threads = threads;
   runner.backward(args);
-  for (Tensor* tensor : {&result.d_q, &result.d_k, &result.d_v}) tensor->download();
+  for (const auto& [name, tensor] : result.all()) {
+    if (tensor->present()) tensor->download();
+  }
   return result;
 }
 
@@ -96,6 +114,29 @@ class Judge {
     check_surroundings(name, actual, side, width);
   }
 
+  // The gradient of a bias or of sinks, which has no rows of queries or keys.
+  void compare_all(const char* name, const Tensor& actual, const std::vector<double>& expected,
+                   const std::vector<double>& allowed) {
+    const ConstTensorView view = actual.host_view();
+    const auto extent = [&](int dim) { return dim < view.rank ? view.extent(dim) : std::int64_t{1}; };
+    int failures = 0;
+    for (std::size_t at = 0; at < expected.size() && failures < 3; ++at) {
+      auto left = static_cast<std::int64_t>(at);
+      std::int64_t index[4] = {};
+      for (int dim = 3; dim >= 0; --dim) {
+        index[dim] = left % extent(dim);
+        left /= extent(dim);
+      }
+      const std::string problem =
+          element_problem(actual, expected[at], allowed[at], index[0], index[1], index[2], index[3]);
+      if (problem.empty()) continue;
+      ++failures;
+      report_.failures.push_back(std::string(name) + "[" + std::to_string(index[0]) + ", " + std::to_string(index[1]) +
+                                 ", " + std::to_string(index[2]) + ", " + std::to_string(index[3]) + "]: " + problem);
+    }
+    check_outside(name, actual);
+  }
+
   void same_bits(const char* name, const Tensor& first, const Tensor& again, const std::string& how) {
     if (first.present() && first.bytes() != again.bytes()) {
       report_.failures.push_back(std::string(name) + ": " + how + " gives other bits");
@@ -127,10 +168,14 @@ class Judge {
     return "";
   }
 
-  void check_surroundings(const char* name, const Tensor& actual, Side side, std::int64_t width) {
+  void check_outside(const char* name, const Tensor& actual) {
     if (!actual.surroundings_intact()) {
       report_.failures.push_back(std::string(name) + ": memory around the tensor or between its rows was written");
     }
+  }
+
+  void check_surroundings(const char* name, const Tensor& actual, Side side, std::int64_t width) {
+    check_outside(name, actual);
     if (!data_.drawn().packed) return;
     // Rows past the last sequence see no key.
     const ConstTensorView view = actual.host_view();
@@ -183,8 +228,39 @@ cpu::Selection kernel_selection(const CaseData& data, const Runner& runner) {
   return probe_selection(data, runner, own, keys);
 }
 
-void check_repeats(const CaseData& data, const Runner& runner, const ForwardResult& forward,
-                   const BackwardResult* backward, int reruns, Judge& judge) {
+// Rows that prune nothing have no rest: whatever becomes of it, they have the same bits.
+void compare_with_drop(const CaseData& data, const Runner& runner, const ForwardResult& forward,
+                       const cpu::Reference& given, CaseReport& report) {
+  const ForwardResult dropped = run_forward(data, runner, 0, Rest::drop);
+  const std::int64_t heads = forward.out.host_view().extent(1);
+  const std::int64_t rows = forward.out.host_view().extent(2);
+  const auto same = [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); };
+  for (const cpu::Sequence& seq : cpu::sequences_of(data.host_problem())) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      for (std::int64_t i = seq.q_begin; i < seq.q_begin + seq.n_q; ++i) {
+        const std::int64_t row = (seq.batch * heads + h) * rows + i;
+        bool alike = true;
+        for (std::int64_t j = 0; j < seq.n_k && alike; ++j) {
+          alike =
+              given.selection.at(row, j) != 0 || given.scores.at(row, j) == -std::numeric_limits<double>::infinity();
+        }
+        if (!alike) continue;
+        for (std::int64_t c = 0; c < data.drawn().d_v && alike; ++c) {
+          alike = same(forward.out.at(seq.batch, h, i, c), dropped.out.at(seq.batch, h, i, c));
+        }
+        if (forward.lse.present()) {
+          alike = alike && same(forward.lse.at(seq.batch, h, i, 0), dropped.lse.at(seq.batch, h, i, 0));
+        }
+        if (alike) continue;
+        report.failures.push_back("rest: row " + std::to_string(row) + " prunes nothing, yet mean and drop differ");
+        return;
+      }
+    }
+  }
+}
+
+void check_repeats(const CaseData& data, const Runner& runner, const ForwardResult& forward, BackwardResult* backward,
+                   int reruns, Judge& judge) {
   const bool on_cpu = data.device_problem().device.type == DeviceType::cpu;
   std::vector<int> runs(static_cast<std::size_t>(reruns), 0);
   if (on_cpu && reruns > 0) runs = {1, 2, 5};
@@ -195,10 +271,11 @@ void check_repeats(const CaseData& data, const Runner& runner, const ForwardResu
       judge.same_bits("out", forward.out, again.out, how);
       judge.same_bits("lse", forward.lse, again.lse, how);
     } else {
-      const BackwardResult again = run_backward(data, runner, forward, threads);
-      judge.same_bits("d_q", backward->d_q, again.d_q, how);
-      judge.same_bits("d_k", backward->d_k, again.d_k, how);
-      judge.same_bits("d_v", backward->d_v, again.d_v, how);
+      BackwardResult again = run_backward(data, runner, forward, threads);
+      const auto first = backward->all(), second = again.all();
+      for (std::size_t i = 0; i < first.size(); ++i) {
+        judge.same_bits(first[i].first, *first[i].second, *second[i].second, how);
+      }
     }
   }
 }
@@ -259,23 +336,53 @@ void check_data(const CaseData& data, const Runner& runner, const CheckOptions& 
   judge.compare("out", forward.out, Side::queries, drawn.d_v, given.out, tolerance.out);
   if (drawn.want_lse) judge.compare("lse", forward.lse, Side::queries, 1, within_fp32(given.lse), tolerance.lse);
   if (drawn.pass == Pass::forward) {
+    if (drawn.rest == Rest::mean) compare_with_drop(data, runner, forward, given, report);
     if (options.beside_cpu) compare_with_cpu(data, forward, selection.selection, tolerance, report);
     check_repeats(data, runner, forward, nullptr, options.reruns, judge);
     return;
   }
 
-  const BackwardResult backward = run_backward(data, runner, forward, 0);
-  const cpu::Gradients gradients = cpu::reference_backward(host, data.d_out().host_view(), &given.selection);
-  const BackwardTolerance allowed = backward_tolerance(data, given, gradients);
+  BackwardResult backward = run_backward(data, runner, forward, 0);
+  const ConstTensorView d_lse = drawn.d_lse ? data.d_lse().host_view() : ConstTensorView();
+  const cpu::Gradients gradients = cpu::reference_backward(host, data.d_out().host_view(), &given.selection, d_lse);
+  const BackwardTolerance allowed = backward_tolerance(data, given, gradients, tolerance);
   judge.compare("d_q", backward.d_q, Side::queries, drawn.d, gradients.d_q, allowed.d_q);
   judge.compare("d_k", backward.d_k, Side::keys, drawn.d, gradients.d_k, allowed.d_k);
   judge.compare("d_v", backward.d_v, Side::keys, drawn.d_v, gradients.d_v, allowed.d_v);
+  if (drawn.d_bias) judge.compare_all("d_bias", backward.d_bias, gradients.d_bias, allowed.d_bias);
+  if (drawn.d_sinks) judge.compare_all("d_sinks", backward.d_sinks, gradients.d_sinks, allowed.d_sinks);
   check_repeats(data, runner, forward, &backward, options.reruns, judge);
 }
 
 bool has_kernel(Pass pass, const std::string& name) {
   const std::vector<KernelInfo> all = kernels(pass);
   return std::any_of(all.begin(), all.end(), [&](const KernelInfo& info) { return info.name == name; });
+}
+
+// What some kernel of the device and the pass serves beyond the plain contract, or the one of that name.
+core::Features served_features(Pass pass, const std::string& kernel, DeviceType device) {
+  core::Features served;
+  for (const core::KernelRow* row : api::table(pass)) {
+    if (row->info.device != device || (!kernel.empty() && row->info.name != kernel)) continue;
+    for (const core::Feature feature : core::kAllFeatures) {
+      if (row->features.has(feature)) served.add(feature);
+    }
+  }
+  return served;
+}
+
+// A case without what the kernel does not serve beyond the plain contract: that is checked where it is served, and the
+// rest of the case is a problem that the kernel has to solve.
+Case restricted(Case drawn, const std::string& kernel, DeviceType device) {
+  drawn = drawn.restricted_to(served_features(drawn.pass, kernel, device));
+  if (drawn.pass == Pass::backward && (kernel.empty() || has_kernel(Pass::forward, kernel))) {
+    core::Features forward = served_features(Pass::forward, kernel, device);
+    for (const core::Feature gradient : {core::Feature::d_lse, core::Feature::d_bias, core::Feature::d_sinks}) {
+      forward.add(gradient);
+    }
+    drawn = drawn.restricted_to(forward);
+  }
+  return drawn;
 }
 
 // All reasons a kernel cannot serve; empty when it can. Without a name: when any kernel can.
@@ -287,6 +394,36 @@ std::vector<std::string> refusals(const Problem& problem, Pass pass, const std::
     all.insert(all.end(), verdict.reasons.begin(), verdict.reasons.end());
   }
   return all.empty() ? std::vector<std::string>{"no kernel for this device"} : all;
+}
+
+// Which kernels run a case, or why none does.
+struct Assignment {
+  std::vector<std::string> reasons;
+  std::string kernel;
+  std::string forward_kernel;  // of a backward case: who makes its output; empty: the library's choice
+};
+
+Assignment assign(const Case& drawn, const std::string& kernel, Device device) {
+  const CaseData data(drawn, device, api::memory_of(device));
+  const Problem& problem = data.device_problem();
+  Assignment assigned{refusals(problem, drawn.pass, kernel, drawn.results()), {}, kernel};
+  if (assigned.reasons.empty() && drawn.pass == Pass::backward) {
+    // The forward of the same name made the selection that this backward repeats; without one, the library's choice.
+    if (!has_kernel(Pass::forward, kernel) || !refusals(problem, Pass::forward, kernel, drawn.results()).empty())
+      assigned.forward_kernel.clear();
+    assigned.reasons = refusals(problem, Pass::forward, assigned.forward_kernel, drawn.results());
+  }
+  if (!assigned.reasons.empty()) return assigned;
+  core::Features needed = api::needed_by(problem, drawn.results());
+  if (drawn.d_lse) needed.add(core::Feature::d_lse);
+  if (drawn.d_bias) needed.add(core::Feature::d_bias);
+  if (drawn.d_sinks) needed.add(core::Feature::d_sinks);
+  try {
+    assigned.kernel = api::choose_row(problem, drawn.pass, kernel, needed).info.name;
+  } catch (const Error& error) {
+    assigned.reasons = error.reasons();
+  }
+  return assigned;
 }
 
 }  // namespace
@@ -313,26 +450,21 @@ CaseReport check_case(std::uint64_t seed, std::int64_t index, const std::string&
     if (!has_forward) resolved.limits.pass = Pass::backward;
     if (!has_backward) resolved.limits.pass = Pass::forward;
   }
-  const Case drawn = draw_case(seed, index, resolved.limits);
+  Case drawn = restricted(draw_case(seed, index, resolved.limits), kernel, options.device.type);
+  Assignment assigned = assign(drawn, kernel, options.device);
+  if (!assigned.reasons.empty()) {
+    // Each of its features is served by some kernel, but all of them together by none.
+    drawn = drawn.restricted_to({});
+    assigned = assign(drawn, kernel, options.device);
+  }
   core::DeviceMemory& memory = api::memory_of(options.device);
   CaseReport report;
   report.description = describe(drawn);
-  std::string forward_kernel = kernel;
-  {
-    const CaseData data(drawn, options.device, memory);
-    const Problem& problem = data.device_problem();
-    report.reasons = refusals(problem, drawn.pass, kernel, drawn.results());
-    if (report.reasons.empty() && drawn.pass == Pass::backward) {
-      // The forward of the same name made the selection that this backward repeats; without one, the library's choice.
-      if (!has_kernel(Pass::forward, kernel) || !refusals(problem, Pass::forward, kernel, drawn.results()).empty())
-        forward_kernel.clear();
-      report.reasons = refusals(problem, Pass::forward, forward_kernel, drawn.results());
-    }
-    if (report.reasons.empty()) report.kernel = choose(problem, drawn.pass, kernel, drawn.results()).name;
-  }
+  report.reasons = assigned.reasons;
+  report.kernel = assigned.kernel;
   if (report.reasons.empty()) {
     const std::string ran = report.kernel;
-    report = check_drawn(drawn, library_runner(memory, forward_kernel, kernel), resolved);
+    report = check_drawn(drawn, library_runner(memory, assigned.forward_kernel, kernel), resolved);
     report.kernel = ran;
   } else {
     report.served = false;
@@ -352,8 +484,10 @@ std::string command_line(std::uint64_t seed, std::int64_t index, const std::stri
   if (limits.pattern) text += " --pattern " + to_string(*limits.pattern);
   if (limits.grouping) text += " --grouping " + to_string(*limits.grouping);
   if (limits.head_dim) text += " --head-dim " + std::to_string(*limits.head_dim);
+  if (limits.rest) text += *limits.rest == Rest::mean ? " --rest mean" : " --rest drop";
   const DrawLimits defaults;
   if (limits.max_n != defaults.max_n) text += " --max-n " + std::to_string(limits.max_n);
+  if (limits.max_queries) text += " --max-queries " + std::to_string(*limits.max_queries);
   if (limits.max_work != defaults.max_work) text += " --max-work " + std::to_string(limits.max_work);
   return text;
 }

@@ -179,7 +179,11 @@ cpu::Selection probe_selection(const CaseData& data, const Runner& runner, std::
     v.upload();
     ForwardArgs args;
     args.problem = data.device_problem();
+    args.problem.rest = Rest::drop;
     args.problem.v = v.device_view();
+    // Neither takes part in the choice; a key whose weight is dropped, or is nothing beside a sink, would look pruned.
+    args.problem.dropout = {};
+    args.problem.sinks = {};
     args.out = out.device_view();
     runner.forward(args);
     out.download();

@@ -11,7 +11,10 @@
 
 namespace dspattn::check {
 
-// One unit vector per key: `width` keys (1 ... 256) are probed by each call of the runner.
+// One unit vector per key: `width` keys (1 ... 256) are probed by each call of the runner. With rest = mean every key
+// of a row has a share in its output, so the same kernel is probed with rest = drop: the choice is a function of q, k
+// and the masks alone, and a kernel that chose otherwise for the mean gives outputs that are not those of this
+// selection.
 cpu::Selection probe_selection(const CaseData& data, const Runner& runner, std::int64_t width,
                                std::int64_t key_columns);
 

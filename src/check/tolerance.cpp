@@ -42,7 +42,8 @@ struct Dense {
   const double* row(std::int64_t b, std::int64_t h, std::int64_t i) const { return data.data() + offset(b, h, i); }
 };
 
-// What both kinds of tolerance walk over: one query row and its kept keys.
+// What both kinds of tolerance walk over: one query row and its kept keys. With rest = mean all keys that it sees count
+// as kept, and the pruned ones have the mean of V.
 struct RowContext {
   std::int64_t row = 0;
   const double* q = nullptr;
@@ -54,8 +55,17 @@ struct RowContext {
     const double* v;
     std::int64_t k_offset, v_offset;
     double score, magnitude, weight;
+    double factor, slope;          // dropout's of the weight, a soft cap's of the score
+    std::int64_t bias_offset = 0;  // in the gradient of the bias
+    bool pruned = false;
   };
   std::vector<Kept> kept;
+  double rest = 0;                         // the weight of the pruned ones
+  const double* mean_magnitude = nullptr;  // [d_v], with rest = mean
+  std::int64_t head = 0;
+  double sink = -std::numeric_limits<double>::infinity();
+  double sink_weight = 0;
+  double d_lse = 0;
 };
 
 // fp16's lowest number as a bias: GPU kernels take sums below -65408 * 2^e for that (docs/fused_kernel.md).
@@ -76,9 +86,12 @@ class Walk {
         k_(data.k()),
         v_(data.v()) {
     if (data.d_out().present()) d_out_ = Dense(data.d_out());
+    if (data.d_lse().present()) d_lse_ = &data.d_lse();
+    cap = host_.soft_cap.value_or(0);
     scale = core::geometry_of(host_).scale;
     d = q_.width;
     d_v = v_.width;
+    longest = v_.rows;
   }
 
   // Calls visit(row) for every row that has a finite LSE: neither empty nor NaN.
@@ -95,18 +108,31 @@ class Walk {
           context.q_offset = q_.offset(seq.batch, h, seq.q_begin + i);
           if (!d_out_.data.empty()) context.d_out = d_out_.row(seq.batch, h, seq.q_begin + i);
           context.query_terms = seq.n_q * group;
-          const double largest = largest_kept(context.row, seq.n_k);
-          double sum = 0;
+          if (mean()) context.mean_magnitude = given_.mean_magnitudes.data() + context.row * d_v;
+          context.head = h;
+          if (d_lse_ != nullptr) context.d_lse = d_lse_->at(seq.batch, h, seq.q_begin + i);
+          if (host_.sinks.present()) context.sink = core::load_element(host_.sinks.data, DType::f32, h);
+          const double largest = std::max(context.sink, largest_counted(context.row, seq.n_k));
+          context.sink_weight = std::exp(context.sink - largest);
+          double sum = context.sink_weight;
           for (std::int64_t j = 0; j < seq.n_k; ++j) {
-            if (!given_.selection.at(context.row, j)) continue;
+            if (!counts(context.row, j)) continue;
             const double score = given_.scores.at(context.row, j);
+            const bool pruned = !given_.selection.at(context.row, j);
+            const double* value =
+                pruned ? given_.means.data() + context.row * d_v : v_.row(seq.batch, h / group, seq.k_begin + j);
             context.kept.push_back(
-                {k_.row(seq.batch, h / group, seq.k_begin + j), v_.row(seq.batch, h / group, seq.k_begin + j),
-                 k_.offset(seq.batch, h / group, seq.k_begin + j), v_.offset(seq.batch, h / group, seq.k_begin + j),
-                 score, given_.magnitudes.at(context.row, j), std::exp(score - largest)});
+                {k_.row(seq.batch, h / group, seq.k_begin + j), value, k_.offset(seq.batch, h / group, seq.k_begin + j),
+                 v_.offset(seq.batch, h / group, seq.k_begin + j), score, given_.magnitudes.at(context.row, j),
+                 std::exp(score - largest), given_.factors.at(context.row, j), given_.slopes.at(context.row, j),
+                 bias_offset(seq.index, h, i, j), pruned});
             sum += context.kept.back().weight;
           }
-          for (auto& key : context.kept) key.weight /= sum;
+          context.sink_weight /= sum;
+          for (auto& key : context.kept) {
+            key.weight /= sum;
+            if (key.pruned) context.rest += key.weight;
+          }
           visit(context);
         }
       }
@@ -116,20 +142,44 @@ class Walk {
   // Whether a score (or an LSE) is a bias that has swallowed the product: it has the same bits in every precision.
   bool swallowed(double score) const { return swallows_ && std::abs(score) > kOutOfReach; }
 
+  // A scaled product under the soft cap, if there is one.
+  double capped(double scaled) const { return cap > 0 ? cap * std::tanh(scaled / cap) : scaled; }
+
+  double cap = 0;       // 0: none
   bool clamps = false;  // scores may be beyond what a 16-bit kernel holds them in
   double scale = 1;
   std::int64_t d = 0, d_v = 0;
+  std::int64_t longest = 0;  // keys that a mean may be over
 
  private:
-  double largest_kept(std::int64_t row, std::int64_t keys) const {
+  bool mean() const { return host_.rest == Rest::mean; }
+
+  // Whether a key has a weight.
+  bool counts(std::int64_t row, std::int64_t j) const {
+    const bool visible = given_.scores.at(row, j) != -std::numeric_limits<double>::infinity();
+    return given_.selection.at(row, j) != 0 || (mean() && visible);
+  }
+
+  double largest_counted(std::int64_t row, std::int64_t keys) const {
     double largest = -std::numeric_limits<double>::infinity();
     for (std::int64_t j = 0; j < keys; ++j) {
-      if (given_.selection.at(row, j)) largest = std::max(largest, given_.scores.at(row, j));
+      if (counts(row, j)) largest = std::max(largest, given_.scores.at(row, j));
     }
     return largest;
   }
 
+  std::int64_t bias_offset(std::int64_t i0, std::int64_t i1, std::int64_t i2, std::int64_t i3) const {
+    const ConstTensorView& bias = host_.mask.bias;
+    const std::int64_t index[4] = {i0, i1, i2, i3};
+    std::int64_t place = 0;
+    for (int dim = 0; dim < bias.rank; ++dim) {
+      place = place * bias.extent(dim) + (bias.extent(dim) == 1 ? 0 : index[dim]);
+    }
+    return place;
+  }
+
   bool swallows_ = false;
+  const Tensor* d_lse_ = nullptr;
   const cpu::Reference& given_;
   const Problem& host_;
   Dense q_, k_, v_, d_out_;
@@ -171,8 +221,10 @@ struct ScoreErrors {
     for (const auto& key : context.kept) {
       const double magnitude = walk.swallowed(key.score) ? 0.0 : key.magnitude;
       each.push_back((sum_error(walk.d, unit) + 4 * kUnitF32) * magnitude + 4 * kUnitF32);
+      if (walk.cap > 0) each.back() += 8 * kUnitF32 * std::min(walk.cap, magnitude);  // tanh
       mean += key.weight * each.back();
     }
+    if (context.sink_weight > 0) mean += context.sink_weight * 4 * kUnitF32 * (1 + std::abs(context.sink));
   }
 };
 
@@ -184,41 +236,47 @@ bool weights_are_open(const RowContext& context, const Walk& walk, const ScoreEr
     largest = context.kept[j].score;
     error = errors.each[j];
   }
+  if (context.kept.empty()) return false;  // a sink alone
   const bool clamped = walk.clamps && std::abs(largest) > kFp16Reach;
   return clamped || (error > 0.5 && !walk.swallowed(largest));
 }
 
-// The plain computation of one row in a 16-bit type: scores and weights, each rounded where an unfused one stores them.
+// The plain computation of one row in a 16-bit type: scores and weights, and the mean of V that pruned keys bring, each
+// rounded where an unfused one stores them.
 struct PlainRow {
   std::vector<double> weights;
+  std::vector<double> dropped;  // the same after dropout
   std::vector<double> out;
   double lse = 0;
 
   PlainRow(const RowContext& context, const Walk& walk, DType dtype) {
     const auto round = [&](double value) { return core::round_to(dtype, value); };
     std::vector<double> scores;
-    double largest = -std::numeric_limits<double>::infinity();
+    double largest = context.sink;
     for (const auto& key : context.kept) {
       double dot = 0;
       for (std::int64_t c = 0; c < walk.d; ++c) dot += context.q[c] * key.k[c];
-      const double bias = key.score - walk.scale * dot;
+      const double bias = key.score - walk.capped(walk.scale * dot);
       // Where the product overflows the type, an implementation that scales its inputs first.
-      const double product = round(std::isfinite(round(dot)) ? walk.scale * round(dot) : walk.scale * dot);
+      double product = round(std::isfinite(round(dot)) ? walk.scale * round(dot) : walk.scale * dot);
+      if (walk.cap > 0) product = round(walk.capped(product));
       scores.push_back(round(product + bias));
       largest = std::max(largest, scores.back());
     }
     if (!std::isfinite(largest)) {  // lowest biases that the type cannot hold: only the precise scores make sense
       for (std::size_t j = 0; j < scores.size(); ++j) scores[j] = context.kept[j].score;
-      largest = *std::max_element(scores.begin(), scores.end());
+      largest = std::max(context.sink, *std::max_element(scores.begin(), scores.end()));
     }
-    double sum = 0;
+    double sum = std::exp(context.sink - largest);
     for (const double score : scores) sum += std::exp(score - largest);
     lse = largest + std::log(sum);
     out.assign(static_cast<std::size_t>(walk.d_v), 0.0);
     for (std::size_t j = 0; j < scores.size(); ++j) {
       weights.push_back(round(std::exp(scores[j] - largest) / sum));
+      const auto& key = context.kept[j];
+      dropped.push_back(round(weights.back() * key.factor));
       for (std::int64_t c = 0; c < walk.d_v; ++c) {
-        out[static_cast<std::size_t>(c)] += weights.back() * context.kept[j].v[c];
+        out[static_cast<std::size_t>(c)] += dropped.back() * (key.pruned ? round(key.v[c]) : key.v[c]);
       }
     }
     for (double& value : out) value = round(value);
@@ -247,7 +305,7 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
     if (open) {
       for (std::int64_t c = 0; c < walk.d_v; ++c) {
         double most = 0;
-        for (const auto& key : context.kept) most = std::max(most, std::abs(key.v[c]));
+        for (const auto& key : context.kept) most = std::max(most, key.factor * std::abs(key.v[c]));
         spread[row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c)] = 2.01 * most + kTiny;
       }
     }
@@ -263,12 +321,14 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
       for (std::int64_t c = 0; c < walk.d_v; ++c) {
         double magnitude = 0, weighted = 0;
         for (std::size_t j = 0; j < context.kept.size(); ++j) {
-          const double part = context.kept[j].weight * std::abs(context.kept[j].v[c]);
+          const double part = context.kept[j].weight * context.kept[j].factor * std::abs(context.kept[j].v[c]);
           magnitude += part;
-          weighted += part * errors.each[j];
+          weighted += part * errors.each[j] + kLeastWeight * context.kept[j].factor * std::abs(context.kept[j].v[c]);
         }
-        tolerance.out[row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c)] =
-            weighted + (errors.mean + sums) * magnitude + kTiny;
+        double& allowed = tolerance.out[row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c)];
+        allowed = weighted + (errors.mean + sums) * magnitude + kTiny;
+        // The mean errs by its own sum's length, relative to the magnitudes in it.
+        if (context.rest > 0) allowed += context.rest * sum_error(walk.longest) * context.mean_magnitude[c];
       }
       return;
     }
@@ -279,12 +339,12 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
       const std::size_t at = row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c);
       double squares = 0, scores = 0;
       for (const auto& key : context.kept) {
-        squares += key.weight * key.weight * key.v[c] * key.v[c];
+        squares += std::pow(key.weight * key.factor * key.v[c], 2);
         // A score is rounded twice, as a product and scaled: that multiplies a weight, which cannot pass 1.
         const double score = walk.swallowed(key.score) ? 0 : key.score;
         const double deviation = std::abs(score) * std::sqrt(2 * rounding_variance(dtype));
         const double moved = key.weight > 0 ? std::min(1.0, key.weight * std::expm1(deviation)) : 0;
-        const double part = moved * (key.v[c] - given.out[at]);
+        const double part = moved * (key.factor * key.v[c] - given.out[at]);
         scores += part * part;
       }
       variance = std::max(variance, squares * rounding_variance(dtype));
@@ -305,20 +365,24 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
   return tolerance;
 }
 
-BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference& given,
-                                     const cpu::Gradients& gradients) {
+BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference& given, const cpu::Gradients& gradients,
+                                     const ForwardTolerance& forward) {
   const Walk walk(data, given);
   const DType dtype = data.drawn().dtype;
   const double unit = product_unit(data.device_problem());
   const bool precise = dtype == DType::f32;
   const auto round = [&](double value) { return core::round_to(dtype, value); };
   // fp32: bounds on the error. 16-bit: the plain gradients.
-  cpu::Gradients sums{std::vector<double>(gradients.d_q.size(), 0.0), std::vector<double>(gradients.d_k.size(), 0.0),
-                      std::vector<double>(gradients.d_v.size(), 0.0)};
+  const auto zeros = [](const std::vector<double>& like) { return std::vector<double>(like.size(), 0.0); };
+  cpu::Gradients sums{zeros(gradients.d_q), zeros(gradients.d_k), zeros(gradients.d_v), zeros(gradients.d_bias),
+                      zeros(gradients.d_sinks)};
 
   // 16-bit: what the rounding of the output, from which dO.O is made, may do to the gradients of q and k.
   cpu::Gradients handed = sums;
   cpu::Gradients variance = sums;  // of the plain gradients' errors
+
+  // Terms of a sum in the gradient of a bias, at most.
+  const double bias_sum = sums.d_bias.empty() ? 0 : sum_error(static_cast<std::int64_t>(given.scores.values.size()));
 
   const auto add_bounds = [&](const RowContext& context) {
     const auto kept = static_cast<std::int64_t>(context.kept.size());
@@ -329,14 +393,16 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
     const double of_lse = walk.swallowed(lse) ? 0.0 : std::abs(lse);
     const double common_error = errors.mean + sum_error(kept) + 8 * kUnitF32 * (1 + of_lse);
     const double sums_error = errors.mean + sum_error(kept, unit) + sum_error(kept);
-    double d_dot = 0, d_dot_error = 0;  // dO.O, and what O's own error and the sum add to it
+    // dO.O - dLSE, and what O's own error and the sum add to it
+    double d_dot = -context.d_lse, d_dot_error = kUnitF32 * std::abs(context.d_lse);
     for (std::int64_t c = 0; c < walk.d_v; ++c) {
       double out = 0, out_magnitude = 0, weighted = 0;
       for (std::size_t j = 0; j < context.kept.size(); ++j) {
         const auto& key = context.kept[j];
-        out += key.weight * key.v[c];
-        out_magnitude += key.weight * std::abs(key.v[c]);
-        weighted += key.weight * std::abs(key.v[c]) * errors.each[j];
+        const double weight = key.weight * key.factor;
+        out += weight * key.v[c];
+        out_magnitude += weight * std::abs(key.v[c]);
+        weighted += weight * std::abs(key.v[c]) * errors.each[j] + kLeastWeight * key.factor * std::abs(key.v[c]);
       }
       d_dot += context.d_out[c] * out;
       d_dot_error += std::abs(context.d_out[c]) * (weighted + out_magnitude * (sums_error + sum_error(walk.d_v)));
@@ -347,25 +413,33 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
       const double weight_error = errors.each[j] + common_error;
       double d_weight = 0, d_weight_magnitude = 0;
       for (std::int64_t c = 0; c < walk.d_v; ++c) {
-        d_weight += context.d_out[c] * key.v[c];
-        d_weight_magnitude += std::abs(context.d_out[c] * key.v[c]);
+        d_weight += key.factor * context.d_out[c] * key.v[c];
+        d_weight_magnitude += key.factor * std::abs(context.d_out[c] * key.v[c]);
         sums.d_v[static_cast<std::size_t>(key.v_offset + c)] +=
-            (key.weight * (weight_error + summed) + kLeastWeight) * std::abs(context.d_out[c]);
+            key.factor * (key.weight * (weight_error + summed) + kLeastWeight) * std::abs(context.d_out[c]);
       }
       const double d_score = key.weight * (d_weight - d_dot);
       const double d_score_error = std::abs(d_score) * (weight_error + summed) +
                                    key.weight * (d_weight_magnitude * sum_error(walk.d_v, unit) + d_dot_error) +
                                    kLeastWeight * (d_weight_magnitude + std::abs(d_dot));
+      if (!sums.d_bias.empty()) {
+        sums.d_bias[static_cast<std::size_t>(key.bias_offset)] += d_score_error + bias_sum * std::abs(d_score);
+      }
+      double d_product_error = key.slope * d_score_error;
+      if (walk.cap > 0) {  // the slope is 1 - t^2, and t errs with the score
+        const double t = std::sqrt(1 - key.slope);
+        d_product_error += std::abs(d_score) * (2 * t * errors.each[j] / walk.cap + 8 * kUnitF32);
+      }
       for (std::int64_t c = 0; c < walk.d; ++c) {
-        sums.d_q[static_cast<std::size_t>(context.q_offset + c)] += walk.scale * d_score_error * std::abs(key.k[c]);
-        sums.d_k[static_cast<std::size_t>(key.k_offset + c)] += walk.scale * d_score_error * std::abs(context.q[c]);
+        sums.d_q[static_cast<std::size_t>(context.q_offset + c)] += walk.scale * d_product_error * std::abs(key.k[c]);
+        sums.d_k[static_cast<std::size_t>(key.k_offset + c)] += walk.scale * d_product_error * std::abs(context.q[c]);
       }
     }
   };
 
   const auto add_plain = [&](const RowContext& context) {
     const PlainRow plain(context, walk, dtype);
-    double d_dot = 0, d_dot_rounding = 0;
+    double d_dot = -context.d_lse, d_dot_rounding = 0;
     for (std::int64_t c = 0; c < walk.d_v; ++c) {
       const double part = context.d_out[c] * plain.out[static_cast<std::size_t>(c)];
       d_dot += part;
@@ -376,28 +450,79 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
       double d_weight = 0;
       for (std::int64_t c = 0; c < walk.d_v; ++c) {
         d_weight += context.d_out[c] * key.v[c];
-        const double part = plain.weights[j] * context.d_out[c];
+        const double part = plain.dropped[j] * context.d_out[c];
         sums.d_v[static_cast<std::size_t>(key.v_offset + c)] += part;
         variance.d_v[static_cast<std::size_t>(key.v_offset + c)] += part * part * rounding_variance(dtype);
       }
-      const double d_score = round(walk.scale * round(plain.weights[j] * (round(d_weight) - d_dot)));
+      d_weight *= key.factor;
+      const double of_score = round(plain.weights[j] * (round(d_weight) - d_dot));
+      if (!sums.d_bias.empty()) {
+        const auto at = static_cast<std::size_t>(key.bias_offset);
+        sums.d_bias[at] += of_score;
+        variance.d_bias[at] +=
+            (3 * of_score * of_score + std::pow(key.weight * d_weight, 2)) * rounding_variance(dtype);
+        handed.d_bias[at] += key.weight * d_dot_rounding;
+      }
+      const double d_score = round(walk.scale * round(of_score * round(key.slope)));
       for (std::int64_t c = 0; c < walk.d; ++c) {
         sums.d_q[static_cast<std::size_t>(context.q_offset + c)] += d_score * key.k[c];
         sums.d_k[static_cast<std::size_t>(key.k_offset + c)] += d_score * context.q[c];
         // Rounded are dP, the weight, dS and its product with the scale.
-        const double squares = 3 * d_score * d_score + std::pow(walk.scale * key.weight * d_weight, 2);
+        const double squares = 3 * d_score * d_score + std::pow(walk.scale * key.slope * key.weight * d_weight, 2);
         variance.d_q[static_cast<std::size_t>(context.q_offset + c)] +=
             squares * key.k[c] * key.k[c] * rounding_variance(dtype);
         variance.d_k[static_cast<std::size_t>(key.k_offset + c)] +=
             squares * context.q[c] * context.q[c] * rounding_variance(dtype);
-        const double rounding = walk.scale * key.weight * d_dot_rounding;
+        const double rounding = walk.scale * key.slope * key.weight * d_dot_rounding;
         handed.d_q[static_cast<std::size_t>(context.q_offset + c)] += rounding * std::abs(key.k[c]);
         handed.d_k[static_cast<std::size_t>(key.k_offset + c)] += rounding * std::abs(context.q[c]);
       }
     }
   };
 
-  walk.each_row([&](const RowContext& context) { precise ? add_bounds(context) : add_plain(context); });
+  // A sink's gradient is made of what forward stored.
+  std::vector<double> of_sinks = zeros(gradients.d_sinks);
+  const auto add_sink = [&](const RowContext& context) {
+    const auto row = static_cast<std::size_t>(context.row);
+    double d_dot = std::abs(context.d_lse), d_dot_error = 0;
+    for (std::int64_t c = 0; c < walk.d_v; ++c) {
+      const std::size_t at = row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c);
+      d_dot += std::abs(context.d_out[c] * given.out[at]);
+      d_dot_error += std::abs(context.d_out[c]) * forward.out[at];
+    }
+    const double weight_error = std::expm1(std::min(1.0, forward.lse[row])) + kUnitF32 * (8 + std::abs(context.sink));
+    const double sum = sum_error(context.query_terms) + sum_error(walk.d_v);
+    of_sinks[static_cast<std::size_t>(context.head)] +=
+        context.sink_weight * ((weight_error + sum) * d_dot + d_dot_error);
+  };
+
+  // Rows whose weights a 16-bit kernel may find anew, among scores that it had to clamp: they are any.
+  const auto add_open = [&](const RowContext& context) {
+    if (!weights_are_open(context, walk, ScoreErrors(context, walk, unit))) return;
+    double most = 0;  // of dP
+    for (const auto& key : context.kept) {
+      double d_weight = 0;
+      for (std::int64_t c = 0; c < walk.d_v; ++c) d_weight += context.d_out[c] * key.v[c];
+      most = std::max(most, std::abs(d_weight));
+    }
+    constexpr double kAny = 2.01;  // the difference of two that are at most 1, and their rounding
+    for (const auto& key : context.kept) {
+      for (std::int64_t c = 0; c < walk.d_v; ++c) {
+        handed.d_v[static_cast<std::size_t>(key.v_offset + c)] += kAny * std::abs(context.d_out[c]);
+      }
+      for (std::int64_t c = 0; c < walk.d; ++c) {
+        const double d_score = kAny * walk.scale * most;
+        handed.d_q[static_cast<std::size_t>(context.q_offset + c)] += d_score * std::abs(key.k[c]);
+        handed.d_k[static_cast<std::size_t>(key.k_offset + c)] += d_score * std::abs(context.q[c]);
+      }
+    }
+  };
+
+  walk.each_row([&](const RowContext& context) {
+    precise ? add_bounds(context) : add_plain(context);
+    if (context.sink_weight > 0) add_sink(context);
+    if (!precise && walk.clamps) add_open(context);
+  });
   BackwardTolerance tolerance;
   const auto finish = [&](std::vector<double>& sum, const std::vector<double>& exact, const std::vector<double>& extra,
                           const std::vector<double>& variances) {
@@ -415,6 +540,11 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
   tolerance.d_q = finish(sums.d_q, gradients.d_q, handed.d_q, variance.d_q);
   tolerance.d_k = finish(sums.d_k, gradients.d_k, handed.d_k, variance.d_k);
   tolerance.d_v = finish(sums.d_v, gradients.d_v, handed.d_v, variance.d_v);
+  tolerance.d_bias = finish(sums.d_bias, gradients.d_bias, handed.d_bias, variance.d_bias);
+  tolerance.d_sinks = of_sinks;
+  for (std::size_t h = 0; h < of_sinks.size(); ++h) {
+    tolerance.d_sinks[h] += kUnitF32 * std::abs(gradients.d_sinks[h]) + kTiny;
+  }
   return tolerance;
 }
 

@@ -1,8 +1,10 @@
 // The fast CPU attention, backward: the gradients of O with the selection that forward made.
 //
-//   P = exp(S - lse) on kept scores, delta = sum(dO * O) per row, dS = P * (dO V^T - delta) * scale
+//   P = exp(S - lse) on kept scores, delta = sum(dO * O) - dLSE per row, dS = P * (dO V^T - delta) * scale
 //   dV = P^T dO,   dQ = dS K,   dK = dS^T Q
 //
+// With dropout's factors f: dV = (f P)^T dO and dS = P * (f dO V^T - delta) * scale; a soft cap multiplies dS by its
+// slope. Gradients of biases and sinks are passes of their own (bias_gradient.h, sink_gradient.h).
 // Scores, masks and the choice are recomputed by the code forward uses, so the selection is the same to the last bit.
 // A row that forward gave NaN has no selection: its dQ is NaN, and so are dK and dV of every key that it sees.
 // Where the LSE is so large that fp32 cannot hold its last digits (biases of finfo.min leave one of -3e38), the row's
@@ -24,184 +26,26 @@
 #include <hwy/highway.h>
 // clang-format on
 
-#include <bit>
-#include <cmath>
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 #include <memory>
 #include <new>
 
+#include "cpu/backward-inl.h"
 #include "cpu/backward_job.h"
+#include "cpu/bias_gradient.h"
 #include "cpu/job.h"
 #include "cpu/load-inl.h"
 #include "cpu/parallel.h"
 #include "cpu/products-inl.h"
 #include "cpu/prune-inl.h"
-#include "cpu/select-inl.h"
-#include "cpu/softmax-inl.h"
+#include "cpu/sink_gradient.h"
 #include "cpu/tail.h"
 #include "cpu/tile.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace dspattn::cpu::HWY_NAMESPACE {
-
-// Reads what the rows of tile `t` need: q, dO, lse and delta.
-void load_tile(const BackwardJob& run, const SequenceSpan& sequence, const BackwardScratch& s, std::ptrdiff_t t) {
-  const std::ptrdiff_t qk_tile = static_cast<std::ptrdiff_t>(run.qk.padded) * kTileQ;
-  const std::ptrdiff_t pv_tile = static_cast<std::ptrdiff_t>(run.pv.padded) * kTileQ;
-  const TileRows& tile = s.tiles[t];
-  float* lse = s.lse + t * kTileQ;
-  float* delta = s.delta + t * kTileQ;
-  float* d_out = s.d_out_rows + t * pv_tile;
-  s.far[t] = false;
-  s.nan[t] = 0;
-  widen_tile(run.job.q, sequence, tile, run.qk, s.q_rows + t * qk_tile);
-  widen_tile(run.d_out, sequence, tile, run.pv, d_out);
-  for (int r = 0; r < kTileQ; ++r) {
-    // The weights of a row past the end are exp(-infinity).
-    lse[r] = std::numeric_limits<float>::infinity();
-    delta[r] = 0.0f;
-    if (r >= tile.rows) continue;
-    const std::int64_t row = sequence.q_begin + tile.position[r];
-    lse[r] = static_cast<const float*>(
-        run.lse.data)[sequence.batch * run.lse.step(0) + tile.head[r] * run.lse.step(1) + row * run.lse.step(2)];
-    widen_row(run.out.at(sequence.batch, tile.head[r], row), run.out.dtype, run.pv.columns, s.row);
-    VecF sum = hn::Zero(kF32);
-    for (int x = 0; x < run.pv.padded; x += kLanes) {
-      sum = hn::MulAdd(hn::Load(kF32, s.row + x), hn::Load(kF32, d_out + r * run.pv.padded + x), sum);
-    }
-    delta[r] = hn::GetLane(hn::SumOfLanes(kF32, sum));
-    if (std::isnan(lse[r])) s.nan[t] |= 1u << r;
-    s.far[t] = s.far[t] || (std::isfinite(lse[r]) && std::abs(lse[r]) >= kFarLse);
-  }
-  const float* q_row[kTileQ];
-  const float* d_out_row[kTileQ];
-  for (int r = 0; r < kTileQ; ++r) {
-    q_row[r] = s.q_rows + t * qk_tile + static_cast<std::ptrdiff_t>(r) * run.qk.padded;
-    d_out_row[r] = d_out + static_cast<std::ptrdiff_t>(r) * run.pv.padded;
-  }
-  transpose_tile(q_row, run.qk.columns, s.q_packed + t * qk_tile);
-  transpose_tile(d_out_row, run.pv.columns, s.d_out_packed + t * pv_tile);
-}
-
-// The maximum and the sum of exponentials of every row of the tiles that are far off, as forward made them.
-void find_far_sums(const BackwardJob& run, const SequenceSpan& sequence, std::int64_t kv_head, std::ptrdiff_t tiles,
-                   std::int64_t first_block, std::int64_t end, const BackwardScratch& s) {
-  const Job& job = run.job;
-  const std::ptrdiff_t qk_tile = static_cast<std::ptrdiff_t>(run.qk.padded) * kTileQ;
-  std::fill_n(s.largest, tiles * kTileQ, -std::numeric_limits<float>::infinity());
-  std::fill_n(s.sum, tiles * kTileQ, 0.0f);
-  for (std::int64_t block = first_block; block < end; block += job.block_keys) {
-    const KeyRows k = keys_of_block(job, sequence, kv_head, block, run.qk, s.row, s.k_panels);
-    for (std::ptrdiff_t t = 0; t < tiles; ++t) {
-      if (!s.far[t] || !prune_tile(job, sequence, s.tiles[t], s.q_packed + t * qk_tile, k, block, run.qk.width,
-                                   *s.prune, s.slots[t])) {
-        continue;
-      }
-      weigh(s.slots[t], job.scale_log2(), {s.largest + t * kTileQ, s.sum + t * kTileQ}, s.rescale + t * kTileQ);
-    }
-  }
-  // Where the keys are a part of the row's, the LSE given is the whole row's, and so is the sum wanted. Equal but for
-  // rounding: the keys are all there are.
-  constexpr float kRounding = 4 * std::numeric_limits<float>::epsilon();
-  for (std::ptrdiff_t row = 0; row < tiles * kTileQ; ++row) {
-    const float own = s.largest[row] * job.scale + std::log(s.sum[row]);
-    const float beyond = s.lse[row] - own;
-    if (std::isfinite(own) && std::abs(beyond) > kRounding * std::abs(own)) s.sum[row] *= std::exp(beyond);
-  }
-}
-
-// The weight of a score: from the LSE, or as in forward from the row's maximum and sum.
-struct WeightFromLse {
-  VecF scale, lse;
-  Exp2 exp2;
-
-  WeightFromLse(const Job& job, const BackwardScratch& s, std::ptrdiff_t row)
-      : scale(hn::Set(kF32, job.scale)), lse(hn::Load(kF32, s.lse + row)), exp2(1.44269504f) {}  // log2(e)
-  VecF operator()(VecF score) const { return exp2(hn::MulSub(score, scale, lse)); }
-};
-
-struct WeightFromSum {
-  WeightFromLse near;  // of the tile's other rows: a row's bits do not depend on its neighbours
-  MaskF far;
-  VecF largest, per_sum;
-  Exp2 exp2;
-
-  WeightFromSum(const Job& job, const BackwardScratch& s, std::ptrdiff_t row)
-      : near(job, s, row),
-        far(hn::Ge(hn::Abs(near.lse), hn::Set(kF32, kFarLse))),
-        largest(hn::Load(kF32, s.largest + row)),
-        per_sum(hn::Div(hn::Set(kF32, 1.0f), hn::Load(kF32, s.sum + row))),
-        exp2(job.scale_log2()) {
-    // A row without a key, or past the end: its weights are zero.
-    const MaskF none = hn::Eq(largest, minus_infinity());
-    largest = hn::IfThenZeroElse(none, largest);
-    per_sum = hn::IfThenZeroElse(none, per_sum);
-  }
-  VecF operator()(VecF score) const {
-    return hn::IfThenElse(far, hn::Mul(exp2(hn::Sub(score, largest)), per_sum), near(score));
-  }
-};
-
-// Scores -> weights and dO V^T -> dS times scale, for the keys of `span`, kept or not: only kept ones are read later.
-template <class Weight>
-void tile_gradients(const Job& job, const KeySpan& span, const BackwardScratch& s, std::ptrdiff_t tile) {
-  ScoreTile& scores = s.prune->scores;
-  ScoreTile& d_weights = *s.d_weights;
-  const VecF scale = hn::Set(kF32, static_cast<float>(job.g.scale));
-  for (int v = 0; v < kVecsQ; ++v) {
-    const int row = v * kLanes;
-    const Weight weight_of(job, s, tile * kTileQ + row);
-    const VecF row_delta = hn::Load(kF32, s.delta + tile * kTileQ + row);
-    for (int key = span.first; key < span.last; ++key) {
-      const VecF weight = weight_of(hn::Load(kF32, &scores.value[key][row]));
-      const VecF d_weight = hn::Load(kF32, &d_weights.value[key][row]);
-      hn::Store(weight, kF32, &scores.value[key][row]);
-      hn::Store(hn::Mul(hn::Mul(weight, scale), hn::Sub(d_weight, row_delta)), kF32, &d_weights.value[key][row]);
-    }
-  }
-}
-
-// What the rows of a tile keep, before their scores become weights: nothing past the tile's last row, whose products
-// with an infinite key are NaN; and of a NaN row every key that it sees.
-void correct_kept(const BackwardScratch& s, std::ptrdiff_t t, const KeySpan& span) {
-  const int rows = s.tiles[t].rows;
-  if (rows == kTileQ && s.nan[t] == 0) return;
-  const std::uint32_t real = rows == kTileQ ? ~0u : (1u << rows) - 1;
-  for (int key = span.first; key < span.last; ++key) {
-    s.kept->rows[key] &= real;
-    for (std::uint32_t bits = s.nan[t]; bits != 0; bits &= bits - 1) {
-      const float score = s.prune->scores.value[key][std::countr_zero(bits)];
-      if (score != -std::numeric_limits<float>::infinity()) s.kept->rows[key] |= bits & (~bits + 1);
-    }
-  }
-}
-
-// Weights and dS of the NaN rows of a tile.
-void set_nan_rows(const BackwardScratch& s, std::ptrdiff_t t, const KeySpan& span) {
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  for (std::uint32_t bits = s.nan[t]; bits != 0; bits &= bits - 1) {
-    for (int key = span.first; key < span.last; ++key) {
-      s.prune->scores.value[key][std::countr_zero(bits)] = kNan;
-      s.d_weights->value[key][std::countr_zero(bits)] = kNan;
-    }
-  }
-}
-
-// dS by slot, for dQ. A slot without a key finds the zeros of the tile's last row.
-void slot_gradients(int width, const ScoreTile& d_scores, const Slots& slots, SlotValues& by_slot) {
-  const hn::Rebind<std::uint16_t, I32> narrow;
-  int log2_width = 0;
-  while ((1 << log2_width) < width) ++log2_width;
-  for (int s = 0; s < slots.count; ++s) {
-    for (int v = 0; v < kVecsQ; ++v) {
-      const int row = v * kLanes;
-      const VecI key = hn::ShiftRightSame(hn::PromoteTo(kI32, hn::Load(narrow, &slots.offset[s][row])), log2_width);
-      const VecI index = hn::Add(hn::Mul(key, hn::Set(kI32, kTileQ)), hn::Iota(kI32, row));
-      hn::Store(hn::GatherIndex(kF32, &d_scores.value[0][0], index), kF32, &by_slot.at[s][row]);
-    }
-  }
-}
 
 // Adds what the rows of a tile contribute to dV and dK of the keys of `span`.
 void add_key_gradients(const BackwardJob& run, const KeptRows& kept, const KeySpan& span, const ScoreTile& weights,
@@ -274,9 +118,8 @@ void backward_chunk(const BackwardJob& run, const SequenceSpan& sequence, std::i
       ScoreTile& d_scores = *s.d_weights;
       tile_product(KeyRows::of(s.v_panels, run.pv), s.d_out_packed + t * pv_tile, span.first, span.computed(),
                    d_scores);
-      s.far[t] ? tile_gradients<WeightFromSum>(job, span, s, t) : tile_gradients<WeightFromLse>(job, span, s, t);
-      set_nan_rows(s, t, span);
-      slot_gradients(run.qk.width, d_scores, slots, s.d_scores[t]);
+      tile_gradients(job, span, s, t, block, GradientOf::products);
+      values_by_slot(run.qk.width, d_scores, slots, s.d_scores[t]);
       add_key_gradients(run, *s.kept, span, weights, d_scores, s.d_out_rows + t * pv_tile, s.q_rows + t * qk_tile, d_v,
                         d_k);
     }
@@ -363,6 +206,8 @@ HWY_EXPORT(write_block);
 
 void fast_backward(const BackwardArgs& args) {
   finish_tail(args);
+  if (args.d_bias.present()) bias_gradient(args);
+  if (args.d_sinks.present()) sink_gradient(args);
   const BackwardJob run(args);
   std::vector<BackwardTask> tasks;
   for (std::int64_t b = 0; b < run.job.g.batch; ++b) {

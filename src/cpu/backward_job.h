@@ -32,6 +32,7 @@ struct BackwardJob {
         d_k(args.d_k),
         d_v(args.d_v),
         lse(args.lse),
+        d_lse(args.d_lse),
         qk(PanelShape::of(job.g.d, job.g.d_v)),
         pv(PanelShape::of(job.g.d_v, job.g.d)) {
     const std::int64_t sharers = std::max<std::int64_t>(1, job.g.batch * job.g.kv_heads);
@@ -46,9 +47,18 @@ struct BackwardJob {
   // dK and dV of a sequence as panels: for each block those of K, then those of V.
   std::size_t share_elems(std::int64_t keys) const { return static_cast<std::size_t>(blocks_of(keys)) * block_elems(); }
 
+  float lse_at(std::int64_t batch, std::int64_t head, std::int64_t row) const {
+    return static_cast<const float*>(lse.data)[batch * lse.step(0) + head * lse.step(1) + row * lse.step(2)];
+  }
+  float d_lse_at(std::int64_t batch, std::int64_t head, std::int64_t row) const {
+    if (!d_lse.present()) return 0.0f;
+    return static_cast<const float*>(d_lse.data)[batch * d_lse.step(0) + head * d_lse.step(1) + row * d_lse.step(2)];
+  }
+
   Job job;
   Rows out, d_out, d_q, d_k, d_v;
   ConstTensorView lse;
+  ConstTensorView d_lse;  // may be absent
   PanelShape qk, pv;
   std::int64_t parts = 1;  // tasks per (sequence, kv head)
 };

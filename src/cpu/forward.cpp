@@ -3,8 +3,9 @@
 // A task is up to 256 query rows that share a kv head. It walks over blocks of up to 128 keys; each block of K and V is
 // widened to fp32 once per task and then met by the task's tiles of 32 rows:
 //   prune_tile   scores of the tile, masks, the choice within each group -> slots (score, key) per row
-//   weigh        online softmax over the slots
+//   weigh        online softmax over the slots; dropout of what it leaves
 //   add_kept     output += weights * V over the slots only
+// With rest = mean the pruned scores are exponentiated, too, and their sum brings the mean of V to the row (rest.h).
 // A row's arithmetic does not depend on which rows share its tile or task, so neither the number of threads nor the cut
 // into tasks changes a bit of the result.
 #include "cpu/forward.h"
@@ -21,12 +22,15 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "cpu/job.h"
 #include "cpu/load-inl.h"
 #include "cpu/parallel.h"
 #include "cpu/products-inl.h"
 #include "cpu/prune-inl.h"
+#include "cpu/rest-inl.h"
+#include "cpu/rest.h"
 #include "cpu/select-inl.h"
 #include "cpu/softmax-inl.h"
 #include "cpu/tail.h"
@@ -42,12 +46,15 @@ inline constexpr std::int64_t kTaskRows = 512;
 
 struct ForwardJob {
   explicit ForwardJob(const ForwardArgs& args)
-      : job(args.problem), out(args.out), lse(args.lse), qk(PanelShape::of(job.g.d)), pv(PanelShape::of(job.g.d_v)) {}
+      : job(args.problem), out(args.out), lse(args.lse), qk(PanelShape::of(job.g.d)), pv(PanelShape::of(job.g.d_v)) {
+    if (args.problem.rest == Rest::mean && !job.pattern.is_dense()) sums.emplace(job, pv);
+  }
 
   Job job;
   Rows out;
   TensorView lse;  // may be absent
   PanelShape qk, pv;
+  std::optional<BlockSums> sums;  // with rest = mean, where something may be pruned
 };
 
 // What a task works with, laid out in the thread's scratch memory.
@@ -60,7 +67,9 @@ struct ForwardScratch {
   float* largest;   // [tiles][kTileQ]
   float* sum;       // [tiles][kTileQ]
   float* rescale;   // [tiles][kTileQ]
+  float* rest;      // [tiles][kTileQ]: as sum, of the pruned keys; 0 when they are dropped
   float* has_nan;   // [tiles][kTileQ]
+  float* mean;      // [pv.padded]
   float* rows;      // [kTileQ][qk.padded or pv.padded]
   float* k_panels;
   float* v_panels;
@@ -77,7 +86,9 @@ struct ForwardScratch {
     largest = carver.take<float>(tile_count * kRows);
     sum = carver.take<float>(tile_count * kRows);
     rescale = carver.take<float>(tile_count * kRows);
+    rest = carver.take<float>(tile_count * kRows);
     has_nan = carver.take<float>(tile_count * kRows);
+    mean = carver.take<float>(static_cast<std::size_t>(run.pv.padded));
     rows = carver.take<float>(std::max(qk_tile, pv_tile));
     k_panels = carver.take<float>(run.qk.elems());
     v_panels = carver.take<float>(run.pv.elems());
@@ -90,28 +101,83 @@ struct ForwardScratch {
 HWY_BEFORE_NAMESPACE();
 namespace dspattn::cpu::HWY_NAMESPACE {
 
-// Divides by the sum of exponentials and writes the rows of a tile.
-void finish_tile(const ForwardJob& run, const SequenceSpan& sequence, const TileRows& tile, const float* largest,
-                 const float* sum, const float* has_nan, const float* acc) {
+// What a sink does to the sum of a row's exponentials, which are relative to the row's largest score.
+struct SinkShare {
+  float logit;
+  float origin;          // what exponentials are relative to with the sink: the larger of the two
+  float of_keys = 1.0f;  // factor of the keys' exponentials
+  float of_sink = 0.0f;  // the sink's own
+  bool undefined = false;
+
+  SinkShare(float sink, float largest) : logit(sink), origin(largest) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    undefined = !(sink < kInfinity);
+    if (sink == -kInfinity || undefined) return;
+    origin = std::max(sink, largest);
+    of_keys = std::exp(largest - origin);
+    of_sink = std::exp(sink - origin);
+  }
+  float total(float sum) const { return sum * of_keys + of_sink; }
+};
+
+// Adds to each row's output what its pruned keys bring: their weight times the mean of V. `row` is a buffer.
+void add_means(const ForwardJob& run, const SequenceSpan& sequence, const TileRows& tile, const float* rest, float* row,
+               float* mean, float* acc) {
+  int last = -1;  // the row whose mean is at hand
+  for (int r = 0; r < tile.rows; ++r) {
+    if (rest[r] == 0.0f) continue;
+    const bool at_hand = last >= 0 && tile.head[r] == tile.head[last] && tile.begin[r] == tile.begin[last] &&
+                         tile.end[r] == tile.end[last];
+    if (!at_hand) {
+      mean_of_values(run.job, sequence, *run.sums, tile.head[r], tile.begin[r], tile.end[r], run.pv, row, mean);
+    }
+    last = r;
+    float* out = acc + static_cast<std::ptrdiff_t>(r) * run.pv.padded;
+    const VecF weight = hn::Set(kF32, rest[r]);
+    for (int x = 0; x < run.pv.padded; x += kLanes) {
+      hn::Store(hn::MulAdd(weight, hn::Load(kF32, mean + x), hn::Load(kF32, out + x)), kF32, out + x);
+    }
+  }
+}
+
+// Divides by the sum of exponentials and writes the rows of a tile, the t-th of the task.
+void finish_tile(const ForwardJob& run, const SequenceSpan& sequence, const ForwardScratch& s, int t) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const TileRows& tile = s.tiles[t];
+  float* acc = s.acc + t * static_cast<std::ptrdiff_t>(run.pv.padded) * kTileQ;
+  if (run.sums) add_means(run, sequence, tile, s.rest + t * kTileQ, s.rows, s.mean, acc);
   for (int r = 0; r < tile.rows; ++r) {
     const std::int64_t row = sequence.q_begin + tile.position[r];
-    const bool empty = largest[r] == -kInfinity && has_nan[r] == 0.0f;
+    constexpr float kLargest = std::numeric_limits<float>::max();
+    const float largest = s.largest[t * kTileQ + r];
+    const float sum = s.sum[t * kTileQ + r] + s.rest[t * kTileQ + r];
+    const bool has_nan = s.has_nan[t * kTileQ + r] != 0.0f;
+    const float top = std::isfinite(largest) ? std::clamp(largest * run.job.scale, -kLargest, kLargest) : largest;
+    const SinkShare sink(run.job.sink(tile.head[r]), top);
+    const bool empty = largest == -kInfinity && !has_nan;
     // An infinite score has no weight relative to the others: infinity minus infinity.
-    const bool undefined = has_nan[r] != 0.0f || largest[r] == kInfinity;
-    const float factor = undefined ? kNan : empty ? 0.0f : 1.0f / sum[r];
+    const bool undefined = has_nan || largest == kInfinity || sink.undefined;
+    const float total = sink.total(sum);
+    const float factor = undefined ? kNan : empty ? 0.0f : sink.of_keys / total;
     narrow_row(acc + static_cast<std::ptrdiff_t>(r) * run.pv.padded, factor, run.out.dtype, run.pv.columns,
                run.out.writable_at(sequence.batch, tile.head[r], row));
     if (run.lse.present()) {
       float* lse = static_cast<float*>(run.lse.data) + sequence.batch * run.lse.step(0) +
                    tile.head[r] * run.lse.step(1) + row * run.lse.step(2);
       // One that fp32 cannot hold is its largest number: only a row without a key has an infinite LSE.
-      constexpr float kLargest = std::numeric_limits<float>::max();
-      const float defined = std::clamp(largest[r] * run.job.scale + std::log(sum[r]), -kLargest, kLargest);
-      *lse = undefined ? kNan : empty ? -kInfinity : defined;
+      const float defined = std::clamp(sink.origin + std::log(total), -kLargest, kLargest);
+      *lse = undefined ? kNan : empty ? sink.logit : defined;
     }
   }
+}
+
+// Sum `index` of those that the means are made of.
+void sum_block(const ForwardJob& run, std::int64_t index, BlockSums& sums) {
+  Carver measure(nullptr);
+  measure.take<float>(static_cast<std::size_t>(run.pv.padded));
+  Carver carver(thread_scratch(measure.bytes()));
+  fill_block_sum(run.job, index, run.pv, carver.take<float>(static_cast<std::size_t>(run.pv.padded)), sums);
 }
 
 void forward_task(const ForwardJob& run, const Task& task) {
@@ -137,6 +203,7 @@ void forward_task(const ForwardJob& run, const Task& task) {
   std::fill_n(s.acc, tile_count * pv_tile, 0.0f);
   std::fill_n(s.largest, tile_count * kTileQ, -std::numeric_limits<float>::infinity());
   std::fill_n(s.sum, tile_count * kTileQ, 0.0f);
+  std::fill_n(s.rest, tile_count * kTileQ, 0.0f);
   std::fill_n(s.has_nan, tile_count * kTileQ, 0.0f);
 
   const float scale_log2 = job.scale_log2();
@@ -160,7 +227,14 @@ void forward_task(const ForwardJob& run, const Task& task) {
         slots.count = 0;
         continue;
       }
+      const KeySpan seen = visible_keys(job, s.tiles[t], block);
+      if (run.sums) strike_kept(seen, run.pv.width, slots, s.prune->scores);
       weigh(slots, scale_log2, {s.largest + t * kTileQ, s.sum + t * kTileQ}, s.rescale + t * kTileQ);
+      if (run.sums) {
+        add_rest(seen, s.prune->scores, scale_log2, s.largest + t * kTileQ, s.rescale + t * kTileQ,
+                 s.rest + t * kTileQ);
+      }
+      if (job.dropout.active) drop_slots(job.dropout, s.tiles[t], block, run.pv.width, slots);
       for (int r = 0; r < kTileQ; ++r) s.has_nan[t * kTileQ + r] += slots.has_nan[r];
     }
     // A panel of V stays in the first cache level while every tile meets it; the slots stream by.
@@ -172,10 +246,7 @@ void forward_task(const ForwardJob& run, const Task& task) {
       }
     }
   }
-  for (int t = 0; t < tile_count; ++t) {
-    finish_tile(run, sequence, s.tiles[t], s.largest + t * kTileQ, s.sum + t * kTileQ, s.has_nan + t * kTileQ,
-                s.acc + t * pv_tile);
-  }
+  for (int t = 0; t < tile_count; ++t) finish_tile(run, sequence, s, t);
 }
 
 }  // namespace dspattn::cpu::HWY_NAMESPACE
@@ -185,14 +256,19 @@ HWY_AFTER_NAMESPACE();
 namespace dspattn::cpu {
 
 HWY_EXPORT(forward_task);
+HWY_EXPORT(sum_block);
 
 void fast_forward(const ForwardArgs& args) {
-  const ForwardJob run(args);
+  ForwardJob run(args);
   const int threads = args.run.threads > 0 ? args.run.threads : available_cores();
   // Smaller tasks only where larger ones would leave threads idle.
   std::int64_t rows = kTaskRows;
   while (rows > kTileQ && run.job.task_count(rows) < 4 * static_cast<std::int64_t>(threads)) rows /= 2;
   const std::vector<Task> tasks = run.job.tasks(rows);
+  if (run.sums) {
+    const auto sum = HWY_DYNAMIC_DISPATCH(sum_block);
+    parallel_for(run.sums->entries(), args.run, [&](std::int64_t i) { sum(run, i, *run.sums); });
+  }
   const auto task = HWY_DYNAMIC_DISPATCH(forward_task);
   parallel_for(static_cast<std::int64_t>(tasks.size()), args.run,
                [&](std::int64_t i) { task(run, tasks[static_cast<std::size_t>(i)]); });

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/dropout.h"
+
 namespace dspattn::cpu {
 
 Rows::Rows(const ConstTensorView& view) : data(static_cast<const unsigned char*>(view.data)), dtype(view.dtype) {
@@ -17,6 +19,20 @@ MaskTensor::MaskTensor(const ConstTensorView& view)
   for (int dim = 0; dim < 4; ++dim) stride[dim] = view.extent(dim) == 1 ? 0 : view.step(dim) * bytes;
 }
 
+DropoutJob::DropoutJob(const Dropout& dropout)
+    : active(dropout.probability > 0),
+      seed(dropout.seed),
+      offset(dropout.offset),
+      threshold(core::dropout_threshold(dropout.probability)),
+      kept_factor(static_cast<float>(1 / (1 - dropout.probability))) {
+  if (!active || !dropout.state.present()) return;
+  const auto word = [&](std::int64_t index) {
+    return std::uint64_t{static_cast<const std::uint32_t*>(dropout.state.data)[index * dropout.state.step(0)]};
+  };
+  seed = word(0) | word(1) << 32;
+  offset = word(2) | word(3) << 32;
+}
+
 Job::Job(const Problem& problem)
     : g(core::geometry_of(problem)),
       band(core::band_of(problem.mask)),
@@ -25,7 +41,10 @@ Job::Job(const Problem& problem)
       q(problem.q),
       k(problem.k),
       v(problem.v),
-      key_lengths(problem.mask.key_lengths) {
+      key_lengths(problem.mask.key_lengths),
+      soft_cap(static_cast<float>(problem.soft_cap.value_or(0))),
+      dropout(problem.dropout),
+      sinks(problem.sinks) {
   if (problem.mask.allowed.present()) allowed = MaskTensor(problem.mask.allowed);
   if (problem.mask.bias.present()) bias = MaskTensor(problem.mask.bias);
   if (problem.packed) {
@@ -36,7 +55,7 @@ Job::Job(const Problem& problem)
   block_keys = grouping == Grouping::interleaved ? kTileK : kTileK / pattern.group * pattern.group;
   const double selection = core::selection_scale(g.scale);
   if (bias.present()) unit = std::min(1.0, selection);
-  scale = static_cast<float>(g.scale / unit);
+  scale = soft_cap > 0 ? 1.0f : static_cast<float>(g.scale / unit);
   half_factor = static_cast<float>(selection / unit);
   half_keys = problem.q.dtype != DType::f32;
 }
@@ -88,9 +107,29 @@ void TileRows::set(const Job& job, const SequenceSpan& sequence, std::int64_t kv
     const std::int64_t row = first + std::min(r, rows - 1);
     head[r] = kv_head * job.group_heads + row % job.group_heads;
     position[r] = row / job.group_heads;
+  }
+  find_keys(job, sequence);
+}
+
+void TileRows::set_head(const Job& job, const SequenceSpan& sequence, std::int64_t of_head, std::int64_t first,
+                        std::int64_t last) {
+  rows = static_cast<int>(std::min<std::int64_t>(last - first, kTileQ));
+  for (int r = 0; r < kTileQ; ++r) {
+    head[r] = of_head;
+    position[r] = first + std::min(r, rows - 1);
+  }
+  find_keys(job, sequence);
+}
+
+void TileRows::find_keys(const Job& job, const SequenceSpan& sequence) {
+  for (int r = 0; r < kTileQ; ++r) {
     const core::KeyRange range = job.band.row(position[r], sequence.n_q, sequence.n_k, sequence.key_length);
     begin[r] = range.begin;
     end[r] = range.end;
+    if (!job.dropout.active) continue;
+    dropout[r] = core::DropoutRow::of(job.dropout.seed, job.dropout.offset, static_cast<std::uint32_t>(sequence.index),
+                                      static_cast<std::uint32_t>(head[r]), static_cast<std::uint32_t>(position[r]))
+                     .state;
   }
   const auto [low_begin, high_begin] = std::minmax_element(begin, begin + kTileQ);
   const auto [low_end, high_end] = std::minmax_element(end, end + kTileQ);

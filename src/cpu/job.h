@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "core/geometry.h"
@@ -63,6 +64,18 @@ struct Task {
   std::int64_t end = 0;
 };
 
+// Dropout with its numbers read: of those of the call or of its state.
+struct DropoutJob {
+  bool active = false;
+  std::uint64_t seed = 0;
+  std::uint64_t offset = 0;
+  std::uint32_t threshold = 0;  // weights whose bits lie below it are dropped
+  float kept_factor = 1;        // of the others
+
+  DropoutJob() = default;
+  explicit DropoutJob(const Dropout& dropout);
+};
+
 struct Job {
   explicit Job(const Problem& problem);
 
@@ -73,7 +86,12 @@ struct Job {
   std::vector<Task> tasks(std::int64_t rows) const;
   std::int64_t task_count(std::int64_t rows) const;  // how many that would be
   // The factor of a score in powers of two.
-  float scale_log2() const { return static_cast<float>(g.scale / unit * 1.4426950408889634); }
+  float scale_log2() const { return static_cast<float>((soft_cap > 0 ? 1.0 : g.scale / unit) * 1.4426950408889634); }
+  // The logit of a head's sink; -inf without one.
+  float sink(std::int64_t head) const {
+    constexpr float kNone = -std::numeric_limits<float>::infinity();
+    return sinks.present() ? static_cast<const float*>(sinks.data)[head * sinks.step(0)] : kNone;
+  }
 
   core::Geometry g;
   core::Band band;
@@ -87,9 +105,13 @@ struct Job {
   // Kernels hold scores as (q.k + bias / scale) * unit. The unit is 1, or with biases a power of two not above the
   // scale: bias / scale * unit is then no larger than the bias, however small the scale.
   double unit = 1;
-  float scale = 1;        // of a score in these units
+  // With a soft cap (0: none) these units are those of the choice only: the scores that are weighed are S itself.
+  float soft_cap = 0;
+  float scale = 1;        // of a score that is weighed
   float half_factor = 1;  // what makes it the 16-bit selection key, a power of two
   bool half_keys = false;
+  DropoutJob dropout;
+  ConstTensorView sinks;
 };
 
 // The rows of one tile: where they come from and which keys they may see. Rows past `rows` repeat the last one.
@@ -101,8 +123,16 @@ struct TileRows {
   std::int64_t end[kTileQ];
   std::int64_t least_begin = 0, most_begin = 0;
   std::int64_t least_end = 0, most_end = 0;
+  std::uint32_t dropout[kTileQ];  // each row's random state, where dropout is active
 
+  // Rows [first, last) of the list of a kv head, as many as a tile has.
   void set(const Job& job, const SequenceSpan& sequence, std::int64_t kv_head, std::int64_t first, std::int64_t last);
+  // Queries [first, last) of one head.
+  void set_head(const Job& job, const SequenceSpan& sequence, std::int64_t of_head, std::int64_t first,
+                std::int64_t last);
+
+ private:
+  void find_keys(const Job& job, const SequenceSpan& sequence);
 };
 
 }  // namespace dspattn::cpu

@@ -17,6 +17,7 @@
 #include "cpu/load-inl.h"
 #include "cpu/products-inl.h"
 #include "cpu/select-inl.h"
+#include "cpu/softmax-inl.h"
 #include "cpu/tile.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -133,6 +134,62 @@ inline void mask_scores(const LaneLimits& limits, const ScoreTile* bias, float s
   }
 }
 
+// cap * tanh(product * scale / cap), and the slope of that function where it has this value.
+struct SoftCap {
+  VecF scale, cap, per_cap;
+  Exp2 exp2;
+
+  explicit SoftCap(const Job& job)
+      : scale(hn::Set(kF32, static_cast<float>(job.g.scale))),
+        cap(hn::Set(kF32, job.soft_cap)),
+        per_cap(hn::Set(kF32, 1.0f / job.soft_cap)),
+        exp2(2.88539008f) {}  // 2 log2(e)
+
+  VecF operator()(VecF product) const {
+    const VecF x = hn::Mul(hn::Mul(product, scale), per_cap);
+    const VecF one = hn::Set(kF32, 1.0f);
+    // Near 0 an odd polynomial, near-minimax on |x| <= 0.6 with a relative error of 2.5e-9; beyond, by exponentials.
+    const VecF z = hn::Mul(x, x);
+    VecF p = hn::Set(kF32, -0.005852171685546637f);
+    p = hn::MulAdd(p, z, hn::Set(kF32, 0.020753640681505203f));
+    p = hn::MulAdd(p, z, hn::Set(kF32, -0.053768713027238846f));
+    p = hn::MulAdd(p, z, hn::Set(kF32, 0.13331688940525055f));
+    p = hn::MulAdd(p, z, hn::Set(kF32, -0.3333328366279602f));
+    p = hn::Mul(hn::MulAdd(p, z, one), x);
+    const VecF e = exp2(hn::Neg(hn::Abs(x)));
+    const VecF far = hn::CopySign(hn::Div(hn::Sub(one, e), hn::Add(one, e)), x);
+    return hn::Mul(cap, hn::IfThenElse(hn::Le(hn::Abs(x), hn::Set(kF32, 0.6f)), p, far));
+  }
+  VecF slope(VecF capped) const {
+    const VecF t = hn::Mul(capped, per_cap);
+    return hn::NegMulAdd(t, t, hn::Set(kF32, 1.0f));
+  }
+};
+
+inline void cap_products(const Job& job, int begin, int end, const ScoreTile& products, ScoreTile& capped) {
+  const SoftCap soft_cap(job);
+  for (int key = begin; key < end; ++key) {
+    for (int v = 0; v < kVecsQ; ++v) {
+      hn::Store(soft_cap(hn::Load(kF32, &products.value[key][v * kLanes])), kF32, &capped.value[key][v * kLanes]);
+    }
+  }
+}
+
+// A value of each slot's key. A slot without a key finds that of the tile's last row.
+inline void values_by_slot(int width, const ScoreTile& values, const Slots& slots, SlotValues& by_slot) {
+  const hn::Rebind<std::uint16_t, I32> narrow;
+  int log2_width = 0;
+  while ((1 << log2_width) < width) ++log2_width;
+  for (int s = 0; s < slots.count; ++s) {
+    for (int v = 0; v < kVecsQ; ++v) {
+      const int row = v * kLanes;
+      const VecI key = hn::ShiftRightSame(hn::PromoteTo(kI32, hn::Load(narrow, &slots.offset[s][row])), log2_width);
+      const VecI index = hn::Add(hn::Mul(key, hn::Set(kI32, kTileQ)), hn::Iota(kI32, row));
+      hn::Store(hn::GatherIndex(kF32, &values.value[0][0], index), kF32, &by_slot.at[s][row]);
+    }
+  }
+}
+
 // The part [first, last) of the block's keys that some row of a tile sees, begun at a multiple of kKeysAtOnce; empty
 // (last = 0) when none does.
 struct KeySpan {
@@ -177,6 +234,31 @@ inline void mask_rest(const KeySpan& span, bool dense, const SelectArgs& args, S
   }
 }
 
+// After the choice, which is by the scores as they were: scores that are weighed, in the tile and in the slots.
+inline void take_capped(const Job& job, const KeySpan& span, bool with_bias, int width, PruneScratch& scratch,
+                        Slots& slots) {
+  const VecF per_unit = hn::Set(kF32, static_cast<float>(job.g.scale / job.unit));
+  for (int key = span.first; key < span.last; ++key) {
+    for (int v = 0; v < kVecsQ; ++v) {
+      const int row = v * kLanes;
+      float* score = &scratch.scores.value[key][row];
+      VecF capped = hn::Load(kF32, &scratch.capped.value[key][row]);
+      if (with_bias) capped = biased(hn::Load(kF32, &scratch.bias.value[key][row]), per_unit, capped);
+      const MaskF masked = hn::Eq(hn::Load(kF32, score), minus_infinity());
+      hn::Store(hn::IfThenElse(masked, minus_infinity(), capped), kF32, score);
+    }
+  }
+  for (int v = 0; v < kVecsQ; ++v) hn::Store(minus_infinity(), kF32, &scratch.scores.value[kTileK][v * kLanes]);
+  values_by_slot(width, scratch.scores, slots, slots.value);
+  for (int v = 0; v < kVecsQ; ++v) {
+    VecF largest = minus_infinity();
+    for (int s = 0; s < slots.count; ++s) {
+      largest = hn::Max(largest, hn::Load(kF32, &slots.value.at[s][v * kLanes]));
+    }
+    hn::Store(largest, kF32, slots.row_max + v * kLanes);
+  }
+}
+
 // Fills `slots` with what the rows of `tile` keep of the keys [block, block + job.block_keys). False when they see none
 // of them. `packed` is q transposed; `width` is that of the panels the slots will index. With
 // `kept`, the selection is noted there by key, too.
@@ -187,6 +269,7 @@ inline bool prune_tile(const Job& job, const SequenceSpan& sequence, const TileR
   const KeySpan span = visible_keys(job, tile, block);
   if (span.last == 0) return false;
   tile_product(block_keys, packed, span.first, span.computed(), scratch.scores);
+  if (job.soft_cap > 0) cap_products(job, span.first, span.last, scratch.scores, scratch.capped);
 
   const bool with_bias = job.allowed.present() || job.bias.present();
   const bool cut = tile.most_begin > block || tile.least_end < block + keys;
@@ -217,6 +300,7 @@ inline bool prune_tile(const Job& job, const SequenceSpan& sequence, const TileR
   slots.masked = args.masked;
   slots.all_keys = false;
   select_function(job.pattern, job.half_keys)(args, slots);
+  if (job.soft_cap > 0) take_capped(job, span, with_bias, width, scratch, slots);
   // A row that sees nothing but NaN fills no slot, yet is not empty.
   return slots.count > 0 || std::any_of(slots.has_nan, slots.has_nan + kTileQ, [](float flag) { return flag != 0.0f; });
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/dropout.h"
 #include "core/half.h"
 #include "cpu/float_environment.h"
 
@@ -23,6 +24,15 @@ double broadcast_element(const ConstTensorView& view, std::int64_t i0, std::int6
                          std::int64_t i3) {
   return element(view, view.extent(0) == 1 ? 0 : i0, view.extent(1) == 1 ? 0 : i1, view.extent(2) == 1 ? 0 : i2,
                  view.extent(3) == 1 ? 0 : i3);
+}
+
+// Where the gradient of that element stands among those of the tensor's elements: one that is broadcast has one place.
+std::size_t bias_index(const ConstTensorView& view, std::int64_t i0, std::int64_t i1, std::int64_t i2,
+                       std::int64_t i3) {
+  const std::int64_t index[4] = {i0, i1, i2, i3};
+  std::int64_t place = 0;
+  for (int dim = 0; dim < 4; ++dim) place = place * view.extent(dim) + (view.extent(dim) == 1 ? 0 : index[dim]);
+  return static_cast<std::size_t>(place);
 }
 
 std::int64_t int_element(const ConstTensorView& view, std::int64_t index) {
@@ -55,9 +65,14 @@ struct Row {
   std::vector<double> scores;  // S; masked = -inf
   std::vector<double> keys;    // selection keys; masked = -inf
   std::vector<double> magnitudes;
+  std::vector<double> slopes;   // dS / d(scale * q.k)
+  std::vector<double> factors;  // of the weights: what dropout makes of them
   std::vector<std::uint8_t> kept;
   std::vector<Choice> choices;
-  std::vector<double> weights;  // softmax of the kept scores; 0 elsewhere
+  std::vector<double> weights;  // softmax of the kept scores; 0 elsewhere. With rest = mean: of all visible scores
+  double sink_weight = 0;
+  std::vector<double> mean;  // of V, for the pruned keys; empty when there are none or their weight is dropped
+  std::vector<double> mean_magnitude;
   std::vector<double> out;
   double lse = -kInfinity;
 };
@@ -72,6 +87,15 @@ class Oracle {
     while (selection_factor_ * 2 <= scale_) selection_factor_ *= 2;
     queries_per_key_head_ = k_.heads > 0 ? q_.heads / k_.heads : 1;
     if (!problem.pattern.is_dense()) groups_ = groups(k_.rows);
+    seed_ = problem.dropout.seed;
+    offset_ = problem.dropout.offset;
+    if (const ConstTensorView& state = problem.dropout.state; state.present()) {
+      const auto word = [&](std::int64_t index) {
+        return std::uint64_t{static_cast<std::uint32_t>(int_element(state, index))};
+      };
+      seed_ = word(0) | word(1) << 32;
+      offset_ = word(2) | word(3) << 32;
+    }
   }
 
   const Values& q() const { return q_; }
@@ -86,6 +110,7 @@ class Oracle {
   Row row(const Sequence& seq, std::int64_t head, std::int64_t i, const Selection* given) const {
     Row row;
     fill_scores(row, seq, head, i);
+    fill_factors(row, seq, head, i);
     row.kept.assign(static_cast<std::size_t>(seq.n_k), 0);
     row.weights.assign(static_cast<std::size_t>(seq.n_k), 0.0);
     row.out.assign(static_cast<std::size_t>(v_.width), 0.0);
@@ -104,14 +129,18 @@ class Oracle {
     } else {
       choose(row, row_index(seq, head, i));
     }
-    softmax(row);
+    softmax(row, sink(head));
+    if (problem_.rest == Rest::mean && prunes_any(row)) fill_mean(row, seq, head, i);
     for (std::int64_t j = 0; j < seq.n_k; ++j) {
-      if (!row.kept[static_cast<std::size_t>(j)]) continue;
-      const double* value = v_.row(seq.batch, key_head(head), seq.k_begin + j);
+      const auto at = static_cast<std::size_t>(j);
+      const bool kept = row.kept[at] != 0;
+      if (!kept && (row.mean.empty() || row.weights[at] == 0)) continue;
+      const double* value = kept ? v_.row(seq.batch, key_head(head), seq.k_begin + j) : row.mean.data();
       for (std::int64_t c = 0; c < v_.width; ++c) {
-        row.out[static_cast<std::size_t>(c)] += row.weights[static_cast<std::size_t>(j)] * value[c];
+        row.out[static_cast<std::size_t>(c)] += row.weights[at] * row.factors[at] * value[c];
       }
     }
+    if (std::isnan(row.lse)) std::fill(row.out.begin(), row.out.end(), kNaN);
     return row;
   }
 
@@ -119,19 +148,68 @@ class Oracle {
   // Mask before prune: which keys the query may see, apart from a bias of -inf.
   bool visible(const Sequence& seq, std::int64_t head, std::int64_t i, std::int64_t j) const {
     const Mask& mask = problem_.mask;
+    return in_interval(seq, i, j) &&
+           (!mask.allowed.present() || broadcast_element(mask.allowed, seq.index, head, i, j) != 0.0);
+  }
+
+  // Which keys the query sees by causality, window and length: an interval.
+  bool in_interval(const Sequence& seq, std::int64_t i, std::int64_t j) const {
+    const Mask& mask = problem_.mask;
     const std::int64_t aligned = mask.alignment == Alignment::bottom_right ? i + seq.n_k - seq.n_q : i;
     const std::int64_t position = aligned + mask.offset;
     if (mask.causal && j > position) return false;
     if (mask.window_left && position - j > *mask.window_left) return false;
     if (mask.window_right && j - position > *mask.window_right) return false;
-    if (mask.key_lengths.present() && j >= int_element(mask.key_lengths, seq.index)) return false;
-    return !mask.allowed.present() || broadcast_element(mask.allowed, seq.index, head, i, j) != 0.0;
+    return !mask.key_lengths.present() || j < int_element(mask.key_lengths, seq.index);
+  }
+
+  // Whether a mask tensor, which has one query row with rest = mean, hides the key.
+  bool hidden(const Sequence& seq, std::int64_t head, std::int64_t j) const {
+    const Mask& mask = problem_.mask;
+    if (mask.allowed.present() && broadcast_element(mask.allowed, seq.index, head, 0, j) == 0.0) return true;
+    return mask.bias.present() && broadcast_element(mask.bias, seq.index, head, 0, j) == -kInfinity;
+  }
+
+  static bool prunes_any(const Row& row) {
+    for (std::size_t j = 0; j < row.scores.size(); ++j) {
+      if (!row.kept[j] && row.scores[j] != -kInfinity) return true;
+    }
+    return false;
+  }
+
+  // The mean of V over the whole blocks of 128 keys inside the row's interval, without the keys that a mask hides; over
+  // the interval itself where no block lies in it, or none with a key that is not hidden.
+  void fill_mean(Row& row, const Sequence& seq, std::int64_t head, std::int64_t i) const {
+    constexpr std::int64_t kBlock = 128;
+    std::vector<std::int64_t> of_blocks, of_interval;
+    for (std::int64_t start = 0; start < seq.n_k; start += kBlock) {
+      const std::size_t before = of_blocks.size();
+      bool whole = start + kBlock <= seq.n_k;
+      for (std::int64_t j = start; j < std::min(start + kBlock, seq.n_k); ++j) {
+        whole = whole && in_interval(seq, i, j);
+        if (!in_interval(seq, i, j) || hidden(seq, head, j)) continue;
+        of_blocks.push_back(j);
+        of_interval.push_back(j);
+      }
+      if (!whole) of_blocks.resize(before);
+    }
+    const std::vector<std::int64_t>& keys = of_blocks.empty() ? of_interval : of_blocks;
+    row.mean.assign(static_cast<std::size_t>(v_.width), 0.0);
+    row.mean_magnitude = row.mean;
+    for (const std::int64_t j : keys) {
+      const double* value = v_.row(seq.batch, key_head(head), seq.k_begin + j);
+      for (std::int64_t c = 0; c < v_.width; ++c) {
+        row.mean[static_cast<std::size_t>(c)] += value[c] / static_cast<double>(keys.size());
+        row.mean_magnitude[static_cast<std::size_t>(c)] += std::abs(value[c]) / static_cast<double>(keys.size());
+      }
+    }
   }
 
   void fill_scores(Row& row, const Sequence& seq, std::int64_t head, std::int64_t i) const {
     row.scores.assign(static_cast<std::size_t>(seq.n_k), -kInfinity);
     row.keys = row.scores;
     row.magnitudes.assign(static_cast<std::size_t>(seq.n_k), 0.0);
+    row.slopes.assign(static_cast<std::size_t>(seq.n_k), 1.0);
     const double* query = q_.row(seq.batch, head, seq.q_begin + i);
     const Mask& mask = problem_.mask;
     for (std::int64_t j = 0; j < seq.n_k; ++j) {
@@ -143,11 +221,34 @@ class Oracle {
         magnitude += std::abs(query[c] * key[c]);
       }
       const double bias = mask.bias.present() ? broadcast_element(mask.bias, seq.index, head, i, j) : 0.0;
-      const double score = scale_ * product + bias;
       const auto at = static_cast<std::size_t>(j);
-      row.scores[at] = bias == -kInfinity ? -kInfinity : score;
+      double scaled = scale_ * product;
+      const bool masked = bias == -kInfinity || scaled == -kInfinity;
+      if (problem_.soft_cap) {
+        const double hyperbolic = std::tanh(scaled / *problem_.soft_cap);
+        scaled = *problem_.soft_cap * hyperbolic;
+        row.slopes[at] = 1 - hyperbolic * hyperbolic;
+      }
+      row.scores[at] = masked ? -kInfinity : scaled + bias;
       if (row.scores[at] != -kInfinity) row.keys[at] = selection_key(product + bias / scale_);
       row.magnitudes[at] = scale_ * magnitude + std::abs(bias);
+    }
+  }
+
+  double sink(std::int64_t head) const {
+    const ConstTensorView& sinks = problem_.sinks;
+    return sinks.present() ? core::load_element(sinks.data, sinks.dtype, head * sinks.step(0)) : -kInfinity;
+  }
+
+  void fill_factors(Row& row, const Sequence& seq, std::int64_t head, std::int64_t i) const {
+    const double probability = problem_.dropout.probability;
+    row.factors.assign(static_cast<std::size_t>(seq.n_k), 1.0);
+    if (probability == 0) return;
+    const auto bits_of = core::DropoutRow::of(seed_, offset_, static_cast<std::uint32_t>(seq.index),
+                                              static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(i));
+    for (std::size_t j = 0; j < row.factors.size(); ++j) {
+      const bool dropped = bits_of.bits(static_cast<std::uint32_t>(j)) < core::dropout_threshold(probability);
+      row.factors[j] = dropped ? 0.0 : 1 / (1 - probability);
     }
   }
 
@@ -210,19 +311,24 @@ class Oracle {
     }
   }
 
-  void softmax(Row& row) const {
-    double largest = -kInfinity;
+  void softmax(Row& row, double sink) const {
+    const auto counts = [&](std::size_t j) {
+      return row.kept[j] != 0 || (problem_.rest == Rest::mean && row.scores[j] != -kInfinity);
+    };
+    double largest = sink;
     for (std::size_t j = 0; j < row.scores.size(); ++j) {
-      if (row.kept[j]) largest = std::max(largest, row.scores[j]);
+      if (counts(j)) largest = std::max(largest, row.scores[j]);
     }
-    if (largest == -kInfinity) return;  // an empty row: output 0, LSE -inf
-    double sum = 0;
+    if (largest == -kInfinity) return;           // an empty row: output 0, LSE -inf
+    row.sink_weight = std::exp(sink - largest);  // +inf - +inf is NaN, and so is the row
+    double sum = row.sink_weight;
     for (std::size_t j = 0; j < row.scores.size(); ++j) {
-      if (!row.kept[j]) continue;
-      row.weights[j] = std::exp(row.scores[j] - largest);  // +inf - +inf is NaN, and so is the row
+      if (!counts(j)) continue;
+      row.weights[j] = std::exp(row.scores[j] - largest);  // the same
       sum += row.weights[j];
     }
     for (double& weight : row.weights) weight /= sum;
+    row.sink_weight /= sum;
     row.lse = largest + std::log(sum);
   }
 
@@ -232,39 +338,48 @@ class Oracle {
   double scale_ = 1;
   double selection_factor_ = 1;  // 2^-e
   std::int64_t queries_per_key_head_ = 1;
+  std::uint64_t seed_ = 0, offset_ = 0;  // of dropout
 };
 
-// Gradients of one row, added to those of the whole problem:
-//   dV_j += w_j dO,   dS_j = w_j (dO.V_j - dO.O),   dQ += scale dS_j K_j,   dK_j += scale dS_j Q
-// A NaN row has no weights: NaN is added to its own dQ and to dK and dV of every key that it sees.
-void add_row_gradients(Gradients& gradients, const Oracle& oracle, const Sequence& seq, std::int64_t head,
-                       std::int64_t i, const Row& row, const double* d_out) {
+// Gradients of one row, added to those of the whole problem, f_j being dropout's factors:
+//   dV_j += f_j w_j dO,   dS_j = w_j (f_j dO.V_j - dO.O + dLSE),   dbias_j += dS_j,   dsink += w_sink (dLSE - dO.O)
+//   dQ += scale slope_j dS_j K_j,   dK_j += scale slope_j dS_j Q
+// A NaN row has no weights: NaN is added to its own dQ, to its sink's gradient, and to dK, dV and dbias of every key
+// that it sees.
+void add_row_gradients(Gradients& gradients, const Oracle& oracle, const ConstTensorView& bias, const Sequence& seq,
+                       std::int64_t head, std::int64_t i, const Row& row, const double* d_out, double d_lse) {
   const std::int64_t d = oracle.q().width;
   const std::int64_t d_v = oracle.v().width;
   const bool undefined = std::isnan(row.lse);
-  double d_out_dot_out = 0;
-  for (std::int64_t c = 0; c < d_v; ++c) d_out_dot_out += d_out[c] * row.out[static_cast<std::size_t>(c)];
+  double delta = -d_lse;
+  for (std::int64_t c = 0; c < d_v; ++c) delta += d_out[c] * row.out[static_cast<std::size_t>(c)];
+  if (!gradients.d_sinks.empty()) {
+    gradients.d_sinks[static_cast<std::size_t>(head)] -= undefined ? kNaN : row.sink_weight * delta;
+  }
   const double* query = oracle.q().row(seq.batch, head, seq.q_begin + i);
   double* d_query = gradients.d_q.data() + oracle.q().offset(seq.batch, head, seq.q_begin + i);
   if (undefined) std::fill_n(d_query, d, kNaN);
   for (std::int64_t j = 0; j < seq.n_k; ++j) {
-    const bool seen = row.scores[static_cast<std::size_t>(j)] != -kInfinity;
-    if (undefined ? !seen : !row.kept[static_cast<std::size_t>(j)]) continue;
+    const auto at = static_cast<std::size_t>(j);
+    const bool seen = row.scores[at] != -kInfinity;
+    if (undefined ? !seen : !row.kept[at]) continue;
     const std::int64_t key_head = oracle.key_head(head);
-    const double weight = undefined ? kNaN : row.weights[static_cast<std::size_t>(j)];
+    const double weight = undefined ? kNaN : row.weights[at];
     const double* key = oracle.k().row(seq.batch, key_head, seq.k_begin + j);
     const double* value = oracle.v().row(seq.batch, key_head, seq.k_begin + j);
     double* d_key = gradients.d_k.data() + oracle.k().offset(seq.batch, key_head, seq.k_begin + j);
     double* d_value = gradients.d_v.data() + oracle.v().offset(seq.batch, key_head, seq.k_begin + j);
     double d_weight = 0;
     for (std::int64_t c = 0; c < d_v; ++c) {
-      d_weight += d_out[c] * value[c];
-      d_value[c] += weight * d_out[c];
+      d_weight += row.factors[at] * d_out[c] * value[c];
+      d_value[c] += row.factors[at] * weight * d_out[c];
     }
-    const double d_score = weight * (d_weight - d_out_dot_out);
+    const double d_score = weight * (d_weight - delta);
+    if (bias.present()) gradients.d_bias[bias_index(bias, seq.index, head, i, j)] += d_score;
+    const double d_product = oracle.scale() * row.slopes[at] * d_score;
     for (std::int64_t c = 0; c < d; ++c) {
-      d_query[c] += oracle.scale() * d_score * key[c];
-      d_key[c] += oracle.scale() * d_score * query[c];
+      d_query[c] += d_product * key[c];
+      d_key[c] += d_product * query[c];
     }
   }
 }
@@ -310,6 +425,10 @@ Reference reference_forward(const Problem& problem, const Selection* given) {
   result.keys = RowMatrix<double>(rows, longest, -kInfinity);
   result.scores = result.keys;
   result.magnitudes = RowMatrix<double>(rows, longest, 0.0);
+  if (problem.rest == Rest::mean) result.means.assign(result.out.size(), 0.0);
+  result.mean_magnitudes = result.means;
+  result.slopes = RowMatrix<double>(rows, longest, 1.0);
+  result.factors = result.slopes;
   for (const Sequence& seq : sequences) {
     for (std::int64_t head = 0; head < oracle.q().heads; ++head) {
       for (std::int64_t i = 0; i < seq.n_q; ++i) {
@@ -322,23 +441,34 @@ Reference reference_forward(const Problem& problem, const Selection* given) {
         std::copy(row.keys.begin(), row.keys.end(), result.keys.values.begin() + index * longest);
         std::copy(row.scores.begin(), row.scores.end(), result.scores.values.begin() + index * longest);
         std::copy(row.magnitudes.begin(), row.magnitudes.end(), result.magnitudes.values.begin() + index * longest);
+        std::copy(row.mean.begin(), row.mean.end(), result.means.begin() + index * oracle.v().width);
+        std::copy(row.mean_magnitude.begin(), row.mean_magnitude.end(),
+                  result.mean_magnitudes.begin() + index * oracle.v().width);
+        std::copy(row.slopes.begin(), row.slopes.end(), result.slopes.values.begin() + index * longest);
+        std::copy(row.factors.begin(), row.factors.end(), result.factors.values.begin() + index * longest);
       }
     }
   }
   return result;
 }
 
-Gradients reference_backward(const Problem& problem, const ConstTensorView& d_out, const Selection* given) {
+Gradients reference_backward(const Problem& problem, const ConstTensorView& d_out, const Selection* given,
+                             const ConstTensorView& d_lse) {
   const Oracle oracle(problem);
   const Values d_out_values(d_out);
+  const ConstTensorView& bias = problem.mask.bias;
   Gradients gradients{std::vector<double>(oracle.q().data.size(), 0.0),
                       std::vector<double>(oracle.k().data.size(), 0.0),
-                      std::vector<double>(oracle.v().data.size(), 0.0)};
+                      std::vector<double>(oracle.v().data.size(), 0.0),
+                      std::vector<double>(bias.present() ? static_cast<std::size_t>(bias.elements()) : 0, 0.0),
+                      std::vector<double>(static_cast<std::size_t>(problem.sinks.extent(0)), 0.0)};
   for (const Sequence& seq : sequences_of(problem)) {
     for (std::int64_t head = 0; head < oracle.q().heads; ++head) {
       for (std::int64_t i = 0; i < seq.n_q; ++i) {
         const Row row = oracle.row(seq, head, i, given);
-        add_row_gradients(gradients, oracle, seq, head, i, row, d_out_values.row(seq.batch, head, seq.q_begin + i));
+        const std::int64_t at = seq.q_begin + i;
+        add_row_gradients(gradients, oracle, bias, seq, head, i, row, d_out_values.row(seq.batch, head, at),
+                          d_lse.present() ? element(d_lse, seq.batch, head, at, 0) : 0.0);
       }
     }
   }
@@ -379,7 +509,7 @@ void reference_forward_kernel(const ForwardArgs& args) {
 
 void reference_backward_kernel(const BackwardArgs& args) {
   const DefaultFloatEnvironment environment;
-  const Gradients gradients = reference_backward(args.problem, args.d_out);
+  const Gradients gradients = reference_backward(args.problem, args.d_out, nullptr, args.d_lse);
   const auto store = [](const TensorView& view, const std::vector<double>& values) {
     for (std::int64_t batch = 0; batch < view.extent(0); ++batch) {
       for (std::int64_t head = 0; head < view.extent(1); ++head) {
@@ -393,6 +523,11 @@ void reference_backward_kernel(const BackwardArgs& args) {
   store(args.d_q, gradients.d_q);
   store(args.d_k, gradients.d_k);
   store(args.d_v, gradients.d_v);
+  if (args.d_bias.present()) store(args.d_bias, gradients.d_bias);
+  for (std::int64_t head = 0; head < args.d_sinks.extent(0); ++head) {
+    core::store_element(args.d_sinks.data, DType::f32, head * args.d_sinks.step(0),
+                        gradients.d_sinks[static_cast<std::size_t>(head)]);
+  }
 }
 
 }  // namespace dspattn::cpu

@@ -5,10 +5,16 @@
 //                              T * 2^-e rounded to fp16 and clamped to +-65504, 2^-e the largest power of two <= scale
 //   choice                     in each group the `keep` largest keys of those not masked; ties keep the lower index
 //   result                     softmax over the kept scores S = scale * q.k + bias, times V; LSE of the kept scores
+//   rest = mean                softmax over all visible scores; the weights of the pruned ones are times the mean of V
+//   soft cap                   S = cap * tanh(scale * q.k / cap) + bias; the choice is by the scores without the cap
+//   sink                       one more score in the row's softmax and LSE, without a key and a value
+//   dropout                    a weight that is dropped is 0, one that is not is divided by 1 - probability; the LSE is
+//                              that of all kept scores
 //
-// A score of -inf is masked, wherever it comes from. A row with a NaN score that is not masked, or with a kept score of
-// +inf, has no softmax: its output and LSE are NaN, its dQ is NaN, and so are dK and dV of every key that it sees. A
-// row that sees no key gives 0 and -inf.
+// A score of -inf is masked, wherever it comes from (with a soft cap: before the cap). A row with a NaN score that is
+// not masked, or with a kept score of +inf, has no softmax: its output and LSE are NaN, its dQ is NaN, and so are dK
+// and dV of every key that it sees. A row that sees no key gives 0 and -inf, or the sink that it has; a sink of +inf or
+// NaN leaves its rows undefined.
 #pragma once
 
 #include <cstdint>
@@ -60,17 +66,25 @@ struct Reference {
   RowMatrix<double> keys;        // selection keys as compared; masked = -inf
   RowMatrix<double> scores;      // S; masked = -inf
   RowMatrix<double> magnitudes;  // scale * sum |q_c k_c| + |bias|: what rounding errors of S are relative to
+  // With rest = mean, [batch, heads, n_q, d_v]: the mean of V that a row's pruned keys bring, and the mean of |V| over
+  // the same keys. Zero where a row prunes nothing; empty with rest = drop.
+  std::vector<double> means, mean_magnitudes;
+  RowMatrix<double> slopes;   // of S over scale * q.k: 1, or what a soft cap makes of it
+  RowMatrix<double> factors;  // of the weights: 1, or with dropout 0 and 1 / (1 - probability)
 };
 
 struct Gradients {
   std::vector<double> d_q, d_k, d_v;  // in the shapes of q, k, v
+  std::vector<double> d_bias;         // in the shape of mask.bias; empty without one
+  std::vector<double> d_sinks;        // [heads]; empty without sinks
 };
 
 // The problem must be valid. With `given`, exactly those scores that it keeps and the mask allows are kept.
 Reference reference_forward(const Problem& problem, const Selection* given = nullptr);
 
-// Gradients of sum(d_out * O) with the selection held fixed.
-Gradients reference_backward(const Problem& problem, const ConstTensorView& d_out, const Selection* given = nullptr);
+// Gradients of sum(d_out * O) + sum(d_lse * LSE) with the selection held fixed; d_lse may be absent.
+Gradients reference_backward(const Problem& problem, const ConstTensorView& d_out, const Selection* given = nullptr,
+                             const ConstTensorView& d_lse = {});
 
 // The kernel-table rows. Memory grows with n_k, not with n_q * n_k.
 void reference_forward_kernel(const ForwardArgs& args);

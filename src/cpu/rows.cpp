@@ -35,7 +35,11 @@ void unless_dense(const Problem& problem, Refusals& refusals) {
 std::size_t no_forward_workspace(const ForwardArgs&) { return 0; }
 std::size_t no_backward_workspace(const BackwardArgs&) { return 0; }
 
-constexpr core::Features kFeatures{core::Feature::fp32_results};
+constexpr core::Features kFeatures{core::Feature::fp32_results, core::Feature::rest_mean, core::Feature::dropout,
+                                   core::Feature::soft_cap, core::Feature::sinks};
+constexpr core::Features kBackwardFeatures{core::Feature::fp32_results, core::Feature::dropout, core::Feature::soft_cap,
+                                           core::Feature::sinks,        core::Feature::d_lse,   core::Feature::d_bias,
+                                           core::Feature::d_sinks};
 
 KernelRow forward_row(std::string_view name, std::string_view summary, void (*why_not)(const Problem&, Refusals&),
                       void (*launch)(const ForwardArgs&)) {
@@ -52,7 +56,7 @@ KernelRow backward_row(std::string_view name, std::string_view summary, void (*w
           .why_not = why_not,
           .backward_workspace = no_backward_workspace,
           .backward = launch,
-          .features = kFeatures};
+          .features = kBackwardFeatures};
 }
 
 constexpr const char* kSummary2To4 = "AVX-512, AVX2 or NEON, threads: 2:4, any type, mask and head dim";

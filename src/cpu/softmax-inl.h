@@ -1,4 +1,4 @@
-// Online softmax over the slots of a tile, in powers of two.
+// Online softmax over the slots of a tile, in powers of two, and dropout of its weights.
 #if defined(DSPATTN_CPU_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DSPATTN_CPU_SOFTMAX_INL_H_
 #undef DSPATTN_CPU_SOFTMAX_INL_H_
@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cpu/job.h"
 #include "cpu/load-inl.h"
 #include "cpu/select-inl.h"
 #include "cpu/tile.h"
@@ -74,6 +75,44 @@ inline void weigh(Slots& slots, float scale_log2, const RunningRows& running, fl
     hn::Store(largest, kF32, running.largest + row);
     hn::Store(sum, kF32, running.sum + row);
     hn::Store(factor, kF32, rescale + row);
+  }
+}
+
+// What dropout makes of weights, a vector of rows at a time: 0, or 1 / (1 - probability). The same bits as
+// core::DropoutRow::bits, which see.
+struct DropoutFactors {
+  hn::Vec<U32> threshold;
+  VecF kept;
+
+  explicit DropoutFactors(const DropoutJob& dropout)
+      : threshold(hn::Set(U32(), dropout.threshold)), kept(hn::Set(kF32, dropout.kept_factor)) {}
+
+  VecF operator()(hn::Vec<U32> row_states, hn::Vec<U32> keys) const {
+    const U32 du;
+    auto x = hn::Add(row_states, hn::Mul(keys, hn::Set(du, 0x9E3779B9u)));
+    x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(du, 0x7FEB352Du));
+    x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), hn::Set(du, 0x846CA68Bu));
+    x = hn::Xor(x, hn::ShiftRight<16>(x));
+    return hn::IfThenZeroElse(hn::RebindMask(kF32, hn::Lt(x, threshold)), kept);
+  }
+};
+
+// Drops weights of the slots, after their sum was made.
+inline void drop_slots(const DropoutJob& dropout, const TileRows& tile, std::int64_t block, int width, Slots& slots) {
+  const U32 du;
+  const DropoutFactors factors(dropout);
+  const hn::Rebind<std::uint16_t, U32> narrow;
+  int log2_width = 0;
+  while ((1 << log2_width) < width) ++log2_width;
+  const auto first = hn::Set(du, static_cast<std::uint32_t>(block));
+  for (int s = 0; s < slots.count; ++s) {
+    for (int v = 0; v < kVecsQ; ++v) {
+      const int row = v * kLanes;
+      const auto key = hn::ShiftRightSame(hn::PromoteTo(du, hn::Load(narrow, &slots.offset[s][row])), log2_width);
+      const VecF factor = factors(hn::LoadU(du, tile.dropout + row), hn::Add(first, key));
+      float* weight = &slots.value.at[s][row];
+      hn::Store(hn::Mul(hn::Load(kF32, weight), factor), kF32, weight);
+    }
   }
 }
 

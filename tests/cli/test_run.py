@@ -55,6 +55,21 @@ def test_round_trip_against_numpy(dspattn, qkv, tmp_path, pattern, grouping):
     np.testing.assert_allclose(np.load(tmp_path / "lse.npy"), lse, atol=2e-5)
 
 
+def test_rest_to_the_mean_against_numpy(dspattn, qkv, save, tmp_path):
+    visible = RNG.random((2, 1, 1, 50)) < 0.8
+    save("mask.npy", visible)
+    run_ok(dspattn, "--rest", "mean", "--grouping", "consecutive", "--mask", "mask.npy", "--lse", "lse.npy")
+    seen = np.swapaxes(visible, -1, -2)
+    mean = (qkv[2].astype(np.float64) * seen).sum(-2, keepdims=True) / seen.sum(-2, keepdims=True)
+    out, lse = attention(*qkv, grouping="consecutive", visible=visible, mean=mean)
+    np.testing.assert_allclose(np.load(tmp_path / "o.npy"), out, atol=2e-5)
+    np.testing.assert_allclose(np.load(tmp_path / "lse.npy"), lse, atol=2e-5)
+    save("mask.npy", np.ones((50, 50), bool))
+    result = dspattn("run", *FILES, "--rest", "mean", "--mask", "mask.npy")
+    assert result.returncode == 2
+    assert "--mask shape[2]: expected 1 with rest = mean" in result.stderr
+
+
 def test_masks_scale_and_empty_rows(dspattn, qkv, save, tmp_path):
     visible = RNG.random((2, 1, 50, 50)) < 0.6
     visible[0, :, 7] = False
@@ -308,6 +323,7 @@ def test_bad_files_are_refused_by_name(dspattn, qkv, tmp_path, kind):
     [
         (["--pattern", "5:4"], 2, '"5:4"'),
         (["--grouping", "random"], 2, '"random"'),
+        (["--rest", "median"], 2, '--rest: expected drop or mean, got "median"'),
         (["--layout", "hbnd"], 2, '"hbnd"'),
         (["--dtype", "fp16"], 2, "expected fp16 as --dtype says, got fp32"),
         (["--scale", "0"], 2, "scale"),

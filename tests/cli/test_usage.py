@@ -48,6 +48,7 @@ def test_each_command_has_help(dspattn, command):
         (["verify", "--seed", "1", "--case", "-3"], "--case: expected 0 or more"),
         (["verify", "--pass", "sideways"], '--pass: expected forward or backward, got "sideways"'),
         (["verify", "--pass", ""], '--pass: expected a value, got ""'),
+        (["verify", "--rest", "mean", "--pass", "backward"], "--rest: expected drop with --pass backward"),
         (["verify", "--kernel", "imaginary"], '"imaginary"'),
         (["verify", "--head-dim", "300"], "--head-dim: expected 1 to 256, got 300"),
         (["verify", "--pattern", "9:4"], '"9:4"'),

@@ -37,10 +37,17 @@ def test_verify_narrowed_to_a_kernel(dspattn):
     assert "cpu_reference: 20 problems" in result.stdout
 
 
+def test_verify_narrowed_to_a_rest(dspattn):
+    result = dspattn("verify", "--seed", "20", "--case", "3", "--rest", "mean")
+    assert result.returncode == 0, result.stdout
+    assert " mean " in result.stdout.splitlines()[1]
+
+
 ROW = {
     "kernel": str,
     "pattern": str,
     "grouping": str,
+    "rest": str,
     "dtype": str,
     "batch": int,
     "heads": int,
@@ -99,6 +106,14 @@ def test_bench_table_and_json(dspattn, tmp_path):
 
 
 BRIEF = ["bench", "--n", "16", "--pattern", "dense", "--seconds", "0.001"]
+
+
+def test_bench_of_both_rests(dspattn, tmp_path):
+    result = dspattn(
+        "bench", "--n", "16", "--pattern", "dense,2:4", "--rest", "drop,mean", "--seconds", "0.001", "--json", "-"
+    )
+    assert result.returncode == 0, result.stderr
+    assert [row["rest"] for row in json.loads(result.stdout)["rows"]] == ["drop", "drop", "mean"]
 
 
 def test_bench_to_standard_output(dspattn, tmp_path):

@@ -174,7 +174,7 @@ def _has_attention(cls: type) -> bool:
 
 def _refusal(cls: type, name: str, reason: str, own: set[str], sdpa: bool) -> DspattnError:
     where = f" (in {', '.join(sorted(own))})" if own and reason == OWN_CODE else ""
-    pattern = name.removeprefix(PREFIX).replace("_consecutive", "").replace("_", ":")
+    pattern = ":".join(part for part in name.removeprefix(PREFIX).split("_") if part.isdecimal()) or "dense"
     advice = 'load it with attn_implementation="eager", which leaves its attention as it is'
     if sdpa:
         advice = (

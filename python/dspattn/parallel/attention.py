@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._inputs import Alignment, Window, parse_alignment, parse_window, wants_fp32
 from ..errors import DspattnError
-from ..patterns import Grouping, group_period, parse_grouping, parse_pattern
+from ..patterns import Grouping, Rest, Selection, group_period, parse_grouping, parse_pattern
 from .call import Call, Masks, Rule
 from .heads import Heads
 from .layout import Layout, layout_of
@@ -44,6 +44,8 @@ def attention(
     layout: Layout | None = None,
     pattern: str = "2:4",
     grouping: Grouping = "interleaved",
+    rest: Rest = "drop",
+    selection: Selection = "own",
     return_lse: bool = False,
     attn_bias: Tensor | None = None,
     window: Window = None,
@@ -71,7 +73,8 @@ def attention(
         method: ``"ring"`` sends keys and values around; ``"all_to_all"`` exchanges heads for rows.
         layout: how the queries were cut, where not as :func:`shard` does by default; the keys are cut by its rule.
 
-    The other arguments are those of :func:`dspattn.attention` and speak of the whole sequence.
+    The other arguments are those of :func:`dspattn.attention` and speak of the whole sequence; ``rest`` and
+    ``selection`` are ``"drop"`` and ``"own"``.
 
     Raises:
         DspattnError: on every rank, where a rank's arguments cannot be served or differ from the others'; where a
@@ -81,6 +84,7 @@ def attention(
 
     def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
         nonlocal lead
+        _require_parts(rest, selection)
         if dropout_p != 0.0:
             raise DspattnError([f"dropout_p: expected 0 (attention dropout is not offered), got {dropout_p}"])
         tensors = []
@@ -131,6 +135,8 @@ def varlen_attention(
     scale: float | None = None,
     pattern: str = "2:4",
     grouping: Grouping = "interleaved",
+    rest: Rest = "drop",
+    selection: Selection = "own",
     return_lse: bool = False,
     window: Window = None,
     offset: int = 0,
@@ -153,6 +159,7 @@ def varlen_attention(
     """
 
     def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
+        _require_parts(rest, selection)
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             if tensor.dim() != 3:
                 raise DspattnError([f"{name}: expected 3 dimensions [rows, heads, d], got {list(tensor.shape)}"])
@@ -174,6 +181,22 @@ def varlen_attention(
     out, lse = _run(prepare, layouts, group, method, pattern, grouping, out_dtype, query, facts)
     out = out.squeeze(0).transpose(0, 1)
     return (out, lse.squeeze(0)) if return_lse else out
+
+
+def _require_parts(rest: str, selection: str) -> None:
+    """Raise for what a rank cannot compute from a part of the keys."""
+    reasons = []
+    if rest != "drop":
+        reasons.append(
+            f'rest: expected "drop" for a sequence cut over ranks (results of parts do not merge with any other), '
+            f"got {rest!r}"
+        )
+    if selection != "own":
+        reasons.append(
+            f'selection: expected "own" for a sequence cut over ranks (others ask for whole rows), got {selection!r}'
+        )
+    if reasons:
+        raise DspattnError(reasons)
 
 
 def _run(

@@ -12,7 +12,6 @@
 #include "cuda/blocks/scales.h"
 #include "cuda/blocks/selection.h"
 #include "cuda/ptx/packed_half.h"
-#include "cuda/ptx/wgmma.h"
 #include "cuda/tile/hidden.h"
 #include "cuda/tile/select.h"
 

@@ -10,7 +10,7 @@
 #include "cuda/blocks/references.h"
 #include "cuda/blocks/scales.h"
 #include "cuda/ptx/packed_half.h"
-#include "cuda/ptx/wgmma.h"
+#include "cuda/ptx/pin.h"
 #include "cuda/tile/pair_map.h"
 
 namespace dspattn::cuda::blocks::tf32 {

@@ -6,12 +6,13 @@
 #include <type_traits>
 #include <utility>
 
-#include "cuda/blocks/products16.h"
 #include "cuda/blocks/scores16.h"
-#include "cuda/ptx/wgmma.h"
+#include "cuda/ptx/pin.h"
 
 namespace dspattn::cuda::blocks {
 
+// Operands, below: what holds the output product's operands and result: weights[kTileK / 8], metadata[kTileK / 64] and
+// out[kHeadDim / 2], as in Products of products16.h.
 template <typename C>
 struct Weigher {
   const ScoreScales& scales;
@@ -29,8 +30,8 @@ struct Weigher {
   // Selects and exponentiates the tile, slice by slice: the exponentials of one run beside the selection of the next,
   // on other pipes. The results are operands of the output product: before_write() must see to it that the product that
   // reads the old ones is done.
-  template <typename How, typename Packed, typename BeforeWrite>
-  __device__ __forceinline__ void weigh_by(const How& exponents, const Packed& packed, Products<C>& products,
+  template <typename How, typename Packed, typename Operands, typename BeforeWrite>
+  __device__ __forceinline__ void weigh_by(const How& exponents, const Packed& packed, Operands& products,
                                            BeforeWrite before_write) {
     tile0 = tile1 = 0;
     constexpr int kSlices = C::kTileK / 32;
@@ -105,15 +106,15 @@ struct Weigher {
     }
   }
 
-  template <typename Packed, typename BeforeWrite>
-  __device__ __forceinline__ void weigh(const Packed& packed, Products<C>& products, BeforeWrite before_write) {
+  template <typename Packed, typename Operands, typename BeforeWrite>
+  __device__ __forceinline__ void weigh(const Packed& packed, Operands& products, BeforeWrite before_write) {
     weigh_by(exponents(), packed, products, before_write);
   }
 
   // Sets the reference to the tile's largest score, or a sample of them, and weighs the tile. Consumer::settle() mends
   // what a sample misses.
-  template <typename Packed>
-  __device__ __forceinline__ void first_tile(const Packed& packed, Products<C>& products) {
+  template <typename Packed, typename Operands>
+  __device__ __forceinline__ void first_tile(const Packed& packed, Operands& products) {
     state = empty_rows();
     if constexpr (C::kGeneral) {
       const Raised raised = raise_reference<C>(packed, scales, state);
@@ -136,8 +137,8 @@ struct Weigher {
   }
 
   // Raises the reference to the tile's largest score and weighs the tile once more.
-  template <typename Packed>
-  __device__ __forceinline__ void weigh_again(const Packed& packed, Products<C>& products) {
+  template <typename Packed, typename Operands>
+  __device__ __forceinline__ void weigh_again(const Packed& packed, Operands& products) {
     const Raised raised = raise_reference<C>(packed, scales, state);
     shrink(raised, state, products.out);
     weigh_by(precise_exponents(), packed, products, [] {});

@@ -1,4 +1,4 @@
-// Instructions of sm_80 and later that the three-kernel pipeline uses, one per function: asynchronous copies to shared
+// Instructions of sm_80 and later that the kernels for every card use, one per function: asynchronous copies to shared
 // memory, ldmatrix, dense and sparse mma, packed conversions. Operand layouts are those of the PTX ISA, sections
 // "Matrix fragments for mma" and "for sparse mma"; g = lane / 4, t = lane % 4 below.
 #pragma once
@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "cuda/ptx/address.h"
+#include "cuda/ptx/packed_half.h"
 #include "cuda/ptx/single.h"
 
 namespace dspattn::cuda::ptx {
@@ -157,12 +158,6 @@ __device__ __forceinline__ std::uint32_t pack_half2_clamped(float low, float hig
 __device__ __forceinline__ std::uint32_t pack_half2(float low, float high) {
   std::uint32_t packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-__device__ __forceinline__ std::uint32_t pack_bf16x2(float low, float high) {
-  std::uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 

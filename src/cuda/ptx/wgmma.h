@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "cuda/ptx/pin.h"
+
 namespace dspattn::cuda::ptx {
 
 // Before the first wgmma of a batch: registers it reads or accumulates into are written.
@@ -27,16 +29,6 @@ __device__ __forceinline__ std::uint32_t descriptor_low(std::uint32_t address, s
 __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
   std::uint64_t value;
   asm("mov.b64 %0, {%1, %2};" : "=l"(value) : "r"(low), "n"(0x40000040));
-  return value;
-}
-
-// Nothing is executed: the compiler may not move the computation of `value` past this point.
-__device__ __forceinline__ void pin(std::uint32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
-
-// The same value under a name the compiler knows nothing of: what is computed from it is computed here, not hoisted out
-// of a loop into registers that the loop needs.
-__device__ __forceinline__ int opaque(int value) {
-  asm volatile("" : "+r"(value));
   return value;
 }
 

@@ -1,10 +1,9 @@
 #include "cuda/sm90/common/forward.h"
 
 #include <algorithm>
-#include <numbers>
 
 #include "core/geometry.h"
-#include "core/half.h"
+#include "cuda/blocks/problem_params.h"
 #include "cuda/blocks/schedule.h"
 #include "cuda/blocks/tensor_maps.h"
 #include "cuda/device/device.h"
@@ -12,39 +11,11 @@
 namespace dspattn::cuda::sm90 {
 namespace {
 
-tile::LengthsView lengths_of(const ConstTensorView& tensor) {
-  if (!tensor.present()) return {};
-  return {static_cast<const std::int32_t*>(tensor.data), tensor.step(0)};
-}
-
-OutView out_of(const ForwardArgs& args) {
-  return {args.out.data, args.out.step(0), args.out.step(1), args.out.step(2), static_cast<int>(args.out.extent(3))};
-}
-
-LseView lse_of(const ForwardArgs& args) {
-  if (!args.lse.present()) return {};
-  return {static_cast<float*>(args.lse.data), args.lse.step(0), args.lse.step(1), args.lse.step(2)};
-}
-
 // The first element of the last row of the last head.
 std::int64_t last_row(const ConstTensorView& tensor) {
   std::int64_t offset = 0;
   for (int dim = 0; dim < 3; ++dim) offset += (tensor.extent(dim) - 1) * tensor.step(dim);
   return offset;
-}
-
-ScoreScales scales_of(DType type, double scale, bool has_bias) {
-  ScoreScales s;
-  const double unit = type == DType::f32 && has_bias ? std::min(1.0, core::selection_scale(scale)) : 1.0;
-  const double selection = type == DType::f32 ? unit : core::selection_scale(scale);
-  s.score_unit = static_cast<float>(unit);
-  s.q_scale = 0x10001u * (type == DType::f16 ? core::encode_f16(selection) : core::encode_bf16(selection));
-  s.exp2_scale = static_cast<float>(scale / selection * std::numbers::log2e);
-  const std::uint16_t half = core::encode_f16(s.exp2_scale);
-  s.exp2_scale_half = 0x10001u * half;
-  s.exp2_scale_ratio = static_cast<float>(s.exp2_scale / core::decode_f16(half));
-  s.bias_scale = static_cast<float>(selection / scale);
-  return s;
 }
 
 MaskParams masks_of(const Mask& mask, const core::Geometry& geometry, bool by_tma) {
@@ -61,45 +32,22 @@ MaskParams masks_of(const Mask& mask, const core::Geometry& geometry, bool by_tm
   return p;
 }
 
-// Whether the diagonal matters.
-bool is_banded(const Mask& mask) { return mask.causal || mask.window_left || mask.window_right; }
-
-WorkParams work_of(const Problem& problem, const core::Geometry& geometry, const ForwardPlan& plan) {
-  WorkParams w{};
-  if (problem.packed) {
-    w.cumulative_q = lengths_of(problem.packed->cu_q);
-    w.cumulative_k = lengths_of(problem.packed->cu_k);
-  }
-  w.key_lengths = lengths_of(problem.mask.key_lengths);
-  w.q_rows = static_cast<int>(problem.q.extent(2));
-  w.k_rows = static_cast<int>(problem.k.extent(2));
+WorkParams work_of(const Problem& problem, const ForwardPlan& plan) {
+  WorkParams w = blocks::work_of(problem);
   w.order = plan.order;
   w.pairs = plan.pairs ? 1 : 0;
   w.descending = plan.descending ? 1 : 0;
-  w.heads = tile::Divisor(static_cast<int>(geometry.heads));
-  w.heads_per_kv_head = tile::Divisor(static_cast<int>(geometry.heads / geometry.kv_heads));
-  w.n_q = static_cast<int>(geometry.n_q);
-  w.n_k = static_cast<int>(geometry.n_k);
-  const core::Band band = core::band_of(problem.mask);
-  w.left = tile::clamped_reach(band.left);
-  w.right = tile::clamped_reach(band.right);
-  w.bottom_right = band.bottom_right ? 1 : 0;
-  w.offset = is_banded(problem.mask) ? static_cast<int>(band.offset) : 0;
   return w;
 }
 
 }  // namespace
 
-std::string row_name(const FusedRow& row) {
-  return "sm90_fused_" + std::to_string(row.pattern.keep) + "_" + std::to_string(row.pattern.group) + "_" +
+std::string row_name(const FusedRow& row, const std::string& begin) {
+  return begin + std::to_string(row.pattern.keep) + "_" + std::to_string(row.pattern.group) + "_" +
          std::string(name(row.type)) + "_d" + std::to_string(row.dim);
 }
 
 core::RowKey key_of(const FusedRow& row) { return {row.type, row.pattern, row.dim_above, row.dim}; }
-
-bool is_empty(const core::Geometry& geometry) {
-  return geometry.batch == 0 || geometry.heads == 0 || geometry.n_q == 0 || geometry.d_v == 0;
-}
 
 ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   const Problem& problem = args.problem;
@@ -109,10 +57,10 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.q = rows_of(problem.q);
   p.k = rows_of(problem.k);
   p.v = rows_of(problem.v);
-  p.out = out_of(args);
-  p.lse = lse_of(args);
+  p.out = out_of(args.out);
+  p.lse = lse_of(args.lse);
   p.masks = masks_of(problem.mask, geometry, plan.variant == Variant::general && plan.tma_masks);
-  p.work = work_of(problem, geometry, plan);
+  p.work = work_of(problem, plan);
   if (plan.walk == Walk::schedule) p.work.schedule = static_cast<tile::ScheduleHeader*>(args.run.workspace);
   p.scales = scales_of(type, geometry.scale, problem.mask.bias.present());
   p.d = static_cast<int>(geometry.d);
@@ -136,31 +84,6 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.last_v = last_row(problem.v);
   return p;
 }
-
-namespace {
-
-PrepareParams packed_rows(const ForwardArgs& args) {
-  const Problem& problem = args.problem;
-  const core::Geometry geometry = core::geometry_of(problem);
-  PrepareParams s;
-  if (problem.packed) {
-    s.cumulative_q = lengths_of(problem.packed->cu_q);
-    s.cumulative_k = lengths_of(problem.packed->cu_k);
-  }
-  s.key_lengths = lengths_of(problem.mask.key_lengths);
-  s.sequences = static_cast<int>(geometry.batch);
-  s.n_q = static_cast<int>(geometry.n_q);
-  s.n_k = static_cast<int>(geometry.n_k);
-  s.q_rows = static_cast<int>(problem.q.extent(2));
-  s.k_rows = static_cast<int>(problem.k.extent(2));
-  s.out = out_of(args);
-  s.lse = lse_of(args);
-  s.heads = static_cast<int>(geometry.heads);
-  s.out_bytes = static_cast<int>(size_bytes(args.out.dtype));
-  return s;
-}
-
-}  // namespace
 
 void clear_packed(const ForwardArgs& args) {
   if (!args.problem.packed || args.problem.q.extent(1) == 0 || args.problem.q.extent(2) == 0) return;

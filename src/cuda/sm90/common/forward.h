@@ -19,8 +19,8 @@ struct FusedRow {
   int dim_above;  // and those above this
 };
 
-// sm90_fused_2_4_bf16_d64, and what the table asks a row by before it asks for reasons.
-std::string row_name(const FusedRow& row);
+// sm90_fused_2_4_bf16_d64 (or what it begins with), and what the table asks a row by before it asks for reasons.
+std::string row_name(const FusedRow& row, const std::string& begin = "sm90_fused_");
 core::RowKey key_of(const FusedRow& row);
 
 // fp16 inputs are multiplied by the largest power of two not above the scale: that must be a normal number, and above 1
@@ -30,8 +30,7 @@ inline constexpr double kFp16ScaleEnd = 2;
 
 void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& refusals);
 
-// Nothing to compute: no launch.
-bool is_empty(const core::Geometry& geometry);
+using blocks::is_empty;
 
 // All but the tensor maps of K and V and the order of keys, which are the kernels' own.
 ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan);

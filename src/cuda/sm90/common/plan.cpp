@@ -6,14 +6,6 @@
 namespace dspattn::cuda::sm90 {
 namespace {
 
-// Rows can be copied 16 bytes at a time.
-bool is_vector(const ConstTensorView& tensor) {
-  const auto width = static_cast<std::int64_t>(16 / size_bytes(tensor.dtype));
-  const std::int64_t columns = tensor.extent(3);
-  return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && columns % width == 0 && columns > 0 &&
-         tensor.step(0) % width == 0 && tensor.step(1) % width == 0 && tensor.step(2) % width == 0;
-}
-
 const char* name_of(Walk walk) {
   switch (walk) {
     case Walk::head_by_head:
@@ -42,16 +34,6 @@ std::int64_t ForwardQuestion::mean_rows() const {
   return problem.packed ? problem.q.extent(2) / std::max<std::int64_t>(geometry.batch, 1) : geometry.n_q;
 }
 
-blocks::RowsView rows_of(const ConstTensorView& tensor) {
-  return {tensor.data, tensor.step(0), tensor.step(1), tensor.step(2)};
-}
-
-blocks::MaskTensor mask_of(const ConstTensorView& tensor) {
-  if (!tensor.present()) return {};
-  const auto stride = [&](int dim) { return tensor.extent(dim) == 1 ? 0 : tensor.step(dim); };
-  return {tensor.data, stride(0), stride(1), stride(2), stride(3)};
-}
-
 blocks::Extents extents_of(const ConstTensorView& tensor) {
   return {tensor.extent(0), tensor.extent(1), tensor.extent(2), tensor.extent(3)};
 }
@@ -69,10 +51,10 @@ TensorView contiguous_out(const Problem& problem) {
 
 void look_at_tensors(const ForwardQuestion& question, ForwardPlan& plan) {
   const Problem& problem = question.problem;
-  plan.vector_q = is_vector(problem.q);
-  plan.vector_k = is_vector(problem.k);
-  plan.vector_v = is_vector(problem.v);
-  plan.vector_out = is_vector(question.out);
+  plan.vector_q = blocks::is_vector(problem.q);
+  plan.vector_k = blocks::is_vector(problem.k);
+  plan.vector_v = blocks::is_vector(problem.v);
+  plan.vector_out = blocks::is_vector(question.out);
   const DType type = problem.q.dtype;
   plan.tma_q = blocks::rows_shape(rows_of(problem.q), extents_of(problem.q), type, 1, 1).has_value();
   plan.tma_out = blocks::rows_shape(rows_of(question.out), extents_of(question.out), type, 1, 1).has_value();

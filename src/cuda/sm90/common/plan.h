@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/geometry.h"
+#include "cuda/blocks/problem_params.h"
 #include "cuda/blocks/tma_shapes.h"
 #include "cuda/device/facts.h"
 #include "cuda/sm90/common/forward_plan.h"
@@ -45,8 +46,9 @@ struct ForwardQuestion {
   std::int64_t sequence_heads() const { return geometry.batch * geometry.heads; }
 };
 
-blocks::RowsView rows_of(const ConstTensorView& tensor);
-blocks::MaskTensor mask_of(const ConstTensorView& tensor);
+using blocks::is_vector;
+using blocks::mask_of;
+using blocks::rows_of;
 blocks::Extents extents_of(const ConstTensorView& tensor);
 // Extents of a mask tensor of the whole problem.
 blocks::Extents mask_extents(const core::Geometry& geometry);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/ptx/pin.h"
 #include "emulator/tensor_core.h"
 
 namespace dspattn::cuda::ptx {
@@ -18,8 +19,5 @@ inline std::uint32_t descriptor_low(std::uint32_t address, std::uint32_t leading
   return ((address & 0x3FFFF) >> 4) | ((leading_bytes >> 4) << 16);
 }
 inline std::uint64_t descriptor(std::uint32_t low) { return std::uint64_t{0x40000040} << 32 | low; }
-
-inline void pin(std::uint32_t&) {}
-inline int opaque(int value) { return value; }
 
 }  // namespace dspattn::cuda::ptx

@@ -1,0 +1,95 @@
+// Shapes of the general kernel, per element type, kind of products and head dim.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/blocks/selection.h"
+#include "cuda/tile/key_tiles.h"
+#include "dspattn/dtype.h"
+
+namespace dspattn::cuda::general {
+
+// How weights meet V, and in what scores are computed:
+//   fours    16-bit, 2:4 and 1:2: sparse tensor cores
+//   pairs    fp32, 1:2, in tf32: sparse tensor cores
+//   any      any pattern, and dense: tensor cores, pruned weights are zeros; fp32 in tf32
+//   precise  the same in full fp32, without tensor cores
+enum class Kind : std::uint8_t { fours, pairs, any, precise };
+
+constexpr tile::TileLayout layout_of(Kind kind) {
+  return kind == Kind::fours   ? tile::TileLayout::fours
+         : kind == Kind::pairs ? tile::TileLayout::pairs
+                               : tile::TileLayout::places;
+}
+
+// The head dims it is compiled for; others are filled up with zeros to the next.
+inline constexpr int kDims[] = {64, 128, 256};
+
+template <DType kElementType, Kind kProducts, int kDim>
+struct Config {
+  static constexpr DType kType = kElementType;
+  static constexpr Kind kKind = kProducts;
+  static constexpr tile::TileLayout kLayout = layout_of(kKind);
+  static constexpr int kHeadDim = kDim;
+  static constexpr int kElementBytes = kType == DType::f32 ? 4 : 2;
+  static constexpr bool kIsFp32 = kType == DType::f32;
+  static constexpr bool kIsTf32 = kIsFp32 && kKind != Kind::precise;
+  static constexpr bool kSplitsColumns = kIsFp32 && kKind == Kind::any;  // order of V's rows: tile/key_tiles.h
+
+  // A warp owns 16 query rows, or twice 16: each fragment of K and V that it reads from shared memory, whose bandwidth
+  // is what mma.sync lacks first, then serves two products. At d = 256 the output alone takes half of the registers.
+  static constexpr int kRowBlocks = kDim <= 128 ? 2 : 1;
+  static constexpr int kTileK = kIsFp32 && kDim > 64 ? 32 : 64;
+  // fp32 at d = 256: what fits into 99 KiB.
+  static constexpr int kWarps = kIsFp32 && kDim == 256 ? 2 : 4;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kTileQ = 16 * kRowBlocks * kWarps;
+  static constexpr int kCtas = 2;  // a multiprocessor, as far as registers go
+
+  // Rows are stored in panels of 128 bytes, one swizzle row; V of fp32, which no ldmatrix transposes, row by row, 8
+  // floats further apart than they are wide, so that the rows of a quad's lanes lie in different banks.
+  static constexpr int kRowBytes = kHeadDim * kElementBytes;
+  static constexpr int kPanels = kRowBytes / 128;
+  static constexpr int kScoreSteps = kRowBytes / 32;
+  static constexpr int kPanelQBytes = kTileQ * 128;
+  static constexpr int kPanelKBytes = kTileK * 128;
+  static constexpr int kVRowBytes = kRowBytes + 32;
+  static constexpr int kQBytes = kPanels * kPanelQBytes;
+  static constexpr int kKBytes = kPanels * kPanelKBytes;
+  static constexpr int kVBytes = kIsFp32 ? kTileK * kVRowBytes : kKBytes;
+  // Q in registers saves reading it with every tile.
+  static constexpr bool kQInRegisters = !kIsFp32 && kDim == 64;
+
+  static constexpr int shared_bytes(int stages) { return kQBytes + stages * (kKBytes + kVBytes); }
+  static_assert(shared_bytes(1) <= 99 * 1024, "must fit where a CTA has 99 KiB");
+
+  // Words of a lane's weights for 16 rows, and of metadata.
+  static constexpr int kWeights = kKind == Kind::fours ? kTileK / 8 : kIsFp32 && kKind != Kind::pairs ? kTileK / 2 : kTileK / 4;
+  static constexpr int kMetadata = kKind == Kind::fours ? kTileK / 64 : kKind == Kind::pairs ? kTileK / 32 : 1;
+
+  // What the building blocks ask (blocks/weigh16.h, sink.h, work.h).
+  static constexpr int kConsumers = 1;
+  static constexpr bool kGeneral = true;
+  static constexpr bool kPairs = false;
+  static constexpr int kHeldSlices = 1;
+  static constexpr bool kHalfExponentials = false;
+  static constexpr float kHeadroom = 0;
+  static constexpr bool kReferenceIsScore = kKind != Kind::fours;
+  static constexpr DType kOutType = kType;
+  // A lane's sum of a tile's weights past this raises the reference. fp16 weights must stay below 65504; bf16 has
+  // fp32's range.
+  static constexpr float kWeightLimit = kType == DType::f16 ? 0x1p15f : 0x1p60f;
+};
+
+// The same for one of the two patterns that `fours` serves, and for results in fp32.
+template <typename C, blocks::Selection kSelected>
+struct Selecting : C {
+  static constexpr blocks::Selection kSelection = kSelected;
+  static constexpr Pattern kPattern = blocks::pattern_of(kSelected);
+};
+template <typename C>
+struct InFp32 : C {
+  static constexpr DType kOutType = DType::f32;
+};
+
+}  // namespace dspattn::cuda::general

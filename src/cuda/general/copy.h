@@ -1,0 +1,146 @@
+// Copies of Q, K and V to shared memory by all threads of a CTA, asynchronous where rows are 16-byte aligned.
+//
+// Eight threads share 128 bytes of a row; rows of Q and K lie in swizzled panels of 128 bytes, V of fp32 in plain rows
+// (Config::kVRowBytes). What does not exist (rows past a sequence's end, columns past d) is zeros.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/blocks/scores16.h"
+#include "cuda/blocks/thread_copy.h"
+#include "cuda/blocks/views.h"
+#include "cuda/general/config.h"
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/sm80.h"
+#include "cuda/ptx/single.h"
+#include "cuda/tile/key_map.h"
+
+namespace dspattn::cuda::general {
+
+// Rows of a tensor: those of one sequence and head.
+struct Source {
+  const std::uint8_t* data;  // of the first row
+  std::int64_t row_bytes;
+  int rows;     // that exist
+  int columns;  // d or d_v
+  int vector;
+};
+
+template <typename C>
+__device__ __forceinline__ const std::uint8_t* row_of(const blocks::RowsView& view, int batch, int head, int row) {
+  return static_cast<const std::uint8_t*>(view.data) + view.offset(batch, head, row) * C::kElementBytes;
+}
+
+// Where 16-byte chunk `chunk` of panel `panel` of a row lies in a tile of kRows rows.
+template <int kRows>
+struct Swizzled {
+  DSPATTN_HOST_DEVICE static constexpr int offset(int row, int panel, int chunk) {
+    return panel * kRows * 128 + tile::swizzled_offset(row, chunk);
+  }
+};
+template <int kRowBytes>
+struct PlainRows {
+  DSPATTN_HOST_DEVICE static constexpr int offset(int row, int panel, int chunk) {
+    return row * kRowBytes + panel * 128 + chunk * 16;
+  }
+};
+
+// 16 bytes of a row from column `column` on, by elements. `row` null: zeros.
+template <typename C>
+__device__ __forceinline__ void copy_elements(std::uint32_t to, const std::uint8_t* row, int column, int columns) {
+  std::uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (C::kElementBytes == 4) {
+      words[i] = row != nullptr && column + i < columns ? reinterpret_cast<const std::uint32_t*>(row)[column + i] : 0u;
+    } else {
+      words[i] = blocks::load_pair(reinterpret_cast<const std::uint16_t*>(row), column + 2 * i,
+                                   row != nullptr ? columns : 0);
+    }
+  }
+  ptx::store_shared_16(to, words[0], words[1], words[2], words[3]);
+}
+
+template <typename C>
+inline constexpr int kRowsOfAPass = C::kThreads / 8;
+
+// Calls visit(offset in the tile) for every chunk that this thread copies.
+template <typename C, typename Place, int kRows, typename Visit>
+__device__ __forceinline__ void each_own_chunk(Visit visit) {
+  const int chunk = static_cast<int>(threadIdx.x) & 7;
+  const int first = static_cast<int>(threadIdx.x) >> 3;
+#pragma unroll 1
+  for (int row = first; row < kRows; row += kRowsOfAPass<C>) {
+#pragma unroll
+    for (int panel = 0; panel < C::kPanels; ++panel) visit(static_cast<std::uint32_t>(Place::offset(row, panel, chunk)));
+  }
+}
+
+// kRows rows, of which row r is row source_row(r) of the source; negative or past its end: zeros.
+template <typename C, typename Place, int kRows, typename SourceRow>
+__device__ __forceinline__ void copy_any_rows(std::uint32_t to, const Source& source, SourceRow source_row) {
+  constexpr int kColumns = 16 / C::kElementBytes;
+  const int chunk = static_cast<int>(threadIdx.x) & 7;
+#pragma unroll 1
+  for (int row = static_cast<int>(threadIdx.x) >> 3; row < kRows; row += kRowsOfAPass<C>) {
+    const int from = source_row(row);
+    const bool exists = from >= 0 && from < source.rows;
+    const std::uint8_t* data = source.data + (exists ? from * source.row_bytes : 0);
+#pragma unroll 1
+    for (int panel = 0; panel < C::kPanels; ++panel) {
+      const std::uint32_t target = to + static_cast<std::uint32_t>(Place::offset(row, panel, chunk));
+      const int column = (panel * 8 + chunk) * kColumns;
+      if (source.vector != 0) {
+        const bool inside = exists && column < source.columns;
+        ptx::cp_async_16(target, inside ? data + column * C::kElementBytes : source.data, inside ? 16 : 0);
+      } else {
+        copy_elements<C>(target, exists ? data : nullptr, column, source.columns);
+      }
+    }
+  }
+}
+
+// A tile of K or V, part `part` of the span of keys that begins with first_key. key_of(part, row): the tile row's key
+// within the span. Where all of it exists, the keys of a thread's rows are sums of those of the row's bits: a multiply
+// and an addition a row.
+template <typename C, typename Place, typename KeyOf>
+__device__ __forceinline__ void copy_tile(std::uint32_t to, const Source& source, const tile::KeyTiles& tiles,
+                                          int first_key, int part, KeyOf key_of) {
+  if (source.vector == 0 || !tiles.is_filled() || first_key + tiles.span > source.rows) {
+    return copy_any_rows<C, Place, C::kTileK>(to, source, [&](int row) {
+      const int key = key_of(part, row);
+      return key < 0 ? key : first_key + key;
+    });
+  }
+  const int chunk = static_cast<int>(threadIdx.x) & 7;
+  const int first = static_cast<int>(threadIdx.x) >> 3;
+  const std::uint8_t* data = source.data + (first_key + key_of(part, first)) * source.row_bytes + 16 * chunk;
+  const std::uint32_t target = to + static_cast<std::uint32_t>(Place::offset(first, 0, chunk));
+#pragma unroll
+  for (int row = 0; row < C::kTileK; row += kRowsOfAPass<C>) {
+    const std::uint8_t* from = data + key_of(0, row) * source.row_bytes;
+#pragma unroll
+    for (int panel = 0; panel < C::kPanels; ++panel) {
+      const int bytes = source.columns * C::kElementBytes - 16 * (8 * panel + chunk);
+      ptx::cp_async_16(target + static_cast<std::uint32_t>(Place::offset(row, panel, 0)), from + 128 * panel,
+                       bytes > 0 ? 16 : 0);
+    }
+  }
+}
+
+// Four values in shared memory, copied by this thread, to the nearest tf32.
+__device__ __forceinline__ void round_chunk(std::uint32_t at) {
+  const float4 x = ptx::load_shared_16(at);
+  ptx::store_shared_16(at, ptx::nearest_tf32(x.x), ptx::nearest_tf32(x.y), ptx::nearest_tf32(x.z),
+                       ptx::nearest_tf32(x.w));
+}
+
+// Eight 16-bit values times a power of two, given twice in their type.
+template <typename C>
+__device__ __forceinline__ void scale_chunk(std::uint32_t at, std::uint32_t scale) {
+  const float4 x = ptx::load_shared_16(at);
+  const auto scaled = [scale](float pair) { return blocks::multiply_pairs<C>(__float_as_uint(pair), scale); };
+  ptx::store_shared_16(at, scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w));
+}
+
+}  // namespace dspattn::cuda::general

@@ -1,0 +1,104 @@
+#include "cuda/general/plan.h"
+
+#include <algorithm>
+#include <iterator>
+#include <sstream>
+
+#include "core/geometry.h"
+#include "cuda/blocks/problem_params.h"
+#include "cuda/tile/walk.h"
+
+namespace dspattn::cuda::general {
+namespace {
+
+template <DType kType, Kind kKind, int kDim>
+Shape shape_from() {
+  using C = Config<kType, kKind, kDim>;
+  return {kDim, C::kTileQ, C::kTileK, C::kThreads, {C::shared_bytes(1), C::shared_bytes(2)}};
+}
+
+template <DType kType, Kind kKind>
+Shape shape_at(int dim) {
+  static_assert(std::size(kDims) == 3);
+  return dim == kDims[0]   ? shape_from<kType, kKind, kDims[0]>()
+         : dim == kDims[1] ? shape_from<kType, kKind, kDims[1]>()
+                           : shape_from<kType, kKind, kDims[2]>();
+}
+
+const char* name_of(Kind kind) {
+  switch (kind) {
+    case Kind::fours:
+      return "sparse tensor cores";
+    case Kind::pairs:
+      return "sparse tensor cores, tf32";
+    case Kind::any:
+      return "tensor cores, pruned weights are zeros";
+    case Kind::precise:
+      return "full fp32, no tensor cores";
+  }
+  return "";
+}
+
+}  // namespace
+
+Shape shape_of(DType type, Kind kind, int dim) {
+  // Both 16-bit types have the same shapes.
+  if (type != DType::f32) {
+    return kind == Kind::fours ? shape_at<DType::bf16, Kind::fours>(dim) : shape_at<DType::bf16, Kind::any>(dim);
+  }
+  return kind == Kind::pairs ? shape_at<DType::f32, Kind::pairs>(dim)
+         : kind == Kind::any ? shape_at<DType::f32, Kind::any>(dim)
+                             : shape_at<DType::f32, Kind::precise>(dim);
+}
+
+Kind kind_of(const Problem& problem) {
+  const Pattern pattern = problem.pattern;
+  const bool one_of_two = pattern == Pattern{1, 2};
+  if (problem.q.dtype != DType::f32) return one_of_two || pattern == Pattern{2, 4} ? Kind::fours : Kind::any;
+  if (problem.fp32_products == Fp32Products::full) return Kind::precise;
+  return one_of_two ? Kind::pairs : Kind::any;
+}
+
+int dim_of(const Problem& problem) {
+  const std::int64_t larger = std::max(problem.q.extent(3), problem.v.extent(3));
+  for (const int dim : kDims) {
+    if (larger <= dim) return dim;
+  }
+  return kDims[std::size(kDims) - 1];
+}
+
+ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device) {
+  const core::Geometry geometry = core::geometry_of(problem);
+  ForwardPlan plan;
+  plan.kind = kind_of(problem);
+  plan.shape = shape_of(problem.q.dtype, plan.kind, dim_of(problem));
+  // A multiprocessor has 1 KiB more than a CTA may ask for. Two CTAs hide each other's waits, which a second stage does
+  // less well: it comes second.
+  const auto fits = [&](int stages, int ctas) {
+    return ctas * (plan.shape.shared_bytes[stages - 1] + kReservedBytes) <= device.shared_bytes + 1024;
+  };
+  plan.stages = fits(2, 2) ? 2 : fits(1, 2) ? 1 : fits(2, 1) ? 2 : 1;
+  plan.resident = fits(plan.stages, 2) ? 2 : 1;
+  plan.row_tiles = tile::divide_up(geometry.n_q, plan.shape.tile_q);
+  plan.ctas = geometry.batch * geometry.heads * plan.row_tiles;
+  plan.vector_q = blocks::is_vector(problem.q);
+  plan.vector_k = blocks::is_vector(problem.k);
+  plan.vector_v = blocks::is_vector(problem.v);
+  plan.vector_out = blocks::is_vector(out);
+  return plan;
+}
+
+std::string to_string(const ForwardPlan& plan) {
+  const auto yes = [](bool x) { return x ? "yes" : "no"; };
+  std::ostringstream text;
+  text << "products    " << name_of(plan.kind) << ", compiled for d = " << plan.shape.dim << "\nCTA         "
+       << plan.shape.tile_q << " query rows by " << plan.shape.threads / 32 << " warps, key tiles of "
+       << plan.shape.tile_k << ", " << plan.stages << (plan.stages == 1 ? " stage, " : " stages, ")
+       << plan.shared_bytes() << " bytes of shared memory, " << plan.resident << " a multiprocessor"
+       << "\n16 bytes    q " << yes(plan.vector_q) << ", k " << yes(plan.vector_k) << ", v " << yes(plan.vector_v)
+       << ", out " << yes(plan.vector_out) << "\nlaunch      " << plan.ctas << " CTAs of " << plan.shape.threads
+       << " threads";
+  return text.str();
+}
+
+}  // namespace dspattn::cuda::general

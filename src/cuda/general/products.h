@@ -1,0 +1,280 @@
+// A warp's two products on mma.sync: the registers that hold operands and results, and how they are issued.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/blocks/references.h"
+#include "cuda/general/config.h"
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/sm80.h"
+#include "cuda/tile/key_map.h"
+
+namespace dspattn::cuda::general {
+
+template <DType kType>
+using ElementOf =
+    std::conditional_t<kType == DType::f32, float, std::conditional_t<kType == DType::bf16, __nv_bfloat16, __half>>;
+
+// 16 query rows of a warp; a lane has rows g and g + 8 (g = lane / 4).
+template <typename C>
+struct RowBlock {
+  float scores[C::kTileK / 2];
+  std::uint32_t weights[C::kWeights], metadata[C::kMetadata];
+  float out[C::kHeadDim / 2];
+  blocks::RowState state;
+};
+
+template <typename C>
+struct Products {
+  using Element = ElementOf<C::kType>;
+  static constexpr int kQSteps = C::kQInRegisters ? C::kScoreSteps : 1;
+
+  std::uint32_t q_row;  // address of this lane's row of Q for ldmatrix at step 0
+  std::uint32_t k_row;  // offset of this lane's row of a K tile, likewise
+  std::uint32_t v_row;  // and of V
+  std::uint32_t q[C::kRowBlocks][kQSteps][4];
+  RowBlock<C> rows[C::kRowBlocks];
+
+  // Q: lane l addresses row l % 16 and of 32 bytes the first or the second half. K: rows of two blocks of eight keys.
+  // V: of `fours` the 32 keys of a step, else 16 keys and two chunks; of fp32 the lane's own key t and column g.
+  // Without tensor cores: rows g of Q, 2t of K, columns 2t of V.
+  __device__ __forceinline__ Products(std::uint32_t q_tile, int warp, int lane) {
+    const int row = warp * 16 * C::kRowBlocks + (lane & 15);
+    q_row = q_tile + static_cast<std::uint32_t>(tile::swizzled_offset(row, lane >> 4));
+    k_row = static_cast<std::uint32_t>(tile::swizzled_offset((lane >> 4) * 8 + (lane & 7), lane >> 3 & 1));
+    if constexpr (C::kKind == Kind::precise) {
+      q_row = q_tile + static_cast<std::uint32_t>((warp * 16 * C::kRowBlocks + (lane >> 2)) * 128);
+      k_row = static_cast<std::uint32_t>(2 * (lane & 3) * 128);
+      v_row = static_cast<std::uint32_t>(8 * (lane & 3));
+    } else if constexpr (C::kIsFp32) {
+      v_row = static_cast<std::uint32_t>((lane & 3) * C::kVRowBytes + 4 * (lane >> 2));
+    } else if constexpr (C::kKind == Kind::fours) {
+      v_row = static_cast<std::uint32_t>(tile::swizzled_offset(lane, 0));
+    } else {
+      v_row = static_cast<std::uint32_t>(tile::swizzled_offset(lane & 15, lane >> 4));
+    }
+#pragma unroll
+    for (RowBlock<C>& block : rows) {
+#pragma unroll
+      for (float& x : block.out) x = 0;
+      block.state = blocks::empty_rows();
+    }
+  }
+
+  __device__ __forceinline__ void load_q_step(int block, int step, std::uint32_t (&to)[4]) const {
+    ptx::ldmatrix_x4(to, (q_row ^ static_cast<std::uint32_t>(step % 4 * 32)) +
+                             static_cast<std::uint32_t>(step / 4 * C::kPanelQBytes + block * 16 * 128));
+  }
+  __device__ __forceinline__ void take_q() {
+    if constexpr (C::kQInRegisters) {
+#pragma unroll
+      for (int block = 0; block < C::kRowBlocks; ++block) {
+#pragma unroll
+        for (int step = 0; step < C::kScoreSteps; ++step) load_q_step(block, step, q[block][step]);
+      }
+    }
+  }
+
+  // The scores of the K tile at `k`.
+  __device__ __forceinline__ void compute_scores(std::uint32_t k) {
+    if constexpr (C::kKind == Kind::precise) return compute_precise(k);
+#pragma unroll
+    for (int step = 0; step < C::kScoreSteps; ++step) {
+      const int q_step = C::kQInRegisters ? step : 0;
+      if constexpr (!C::kQInRegisters) {
+#pragma unroll
+        for (int block = 0; block < C::kRowBlocks; ++block) load_q_step(block, step, q[block][0]);
+      }
+#pragma unroll
+      for (int pair = 0; pair < C::kTileK / 16; ++pair) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4(b, ((k + k_row) ^ static_cast<std::uint32_t>(step % 4 * 32)) +
+                                static_cast<std::uint32_t>(step / 4 * C::kPanelKBytes + pair * 16 * 128));
+#pragma unroll
+        for (int block = 0; block < C::kRowBlocks; ++block) {
+          add_scores(block, 2 * pair, step, q[block][q_step], b[0], b[1]);
+          add_scores(block, 2 * pair + 1, step, q[block][q_step], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // The V tile at `v` times the weights, added to the output.
+  __device__ __forceinline__ void add_output(std::uint32_t v) {
+    if constexpr (C::kKind == Kind::fours) {
+      add_fours(v);
+    } else if constexpr (C::kKind == Kind::pairs) {
+      add_pairs(v);
+    } else if constexpr (C::kKind == Kind::precise) {
+      add_precise(v);
+    } else if constexpr (C::kIsFp32) {
+      add_tf32(v);
+    } else {
+      add_dense(v);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static float (&four(float* registers))[4] {
+    return *reinterpret_cast<float(*)[4]>(registers);
+  }
+  __device__ __forceinline__ static const std::uint32_t (&four(const std::uint32_t* registers))[4] {
+    return *reinterpret_cast<const std::uint32_t(*)[4]>(registers);
+  }
+  __device__ __forceinline__ void add_scores(int block, int columns, int step, const std::uint32_t (&a)[4],
+                                             std::uint32_t b0, std::uint32_t b1) {
+    float(&to)[4] = four(rows[block].scores + 4 * columns);
+    if (step == 0) {
+      ptx::mma_32_bytes_from_zero<Element>(to, a, b0, b1);
+    } else {
+      ptx::mma_32_bytes<Element>(to, a, b0, b1);
+    }
+  }
+
+  __device__ __forceinline__ static void add_sparse(RowBlock<C>& block, int columns, int step,
+                                                    const std::uint32_t (&b)[4]) {
+    float(&to)[4] = four(block.out + 4 * columns);
+    const std::uint32_t(&a)[4] = four(block.weights + 4 * step);
+    if (step % 2 == 0) {
+      ptx::mma_sparse_64_bytes<Element, 0>(to, a, b, block.metadata[step / 2]);
+    } else {
+      ptx::mma_sparse_64_bytes<Element, 1>(to, a, b, block.metadata[step / 2]);
+    }
+  }
+
+  // 32 keys a step, of which two of each four have weights.
+  __device__ __forceinline__ void add_fours(std::uint32_t v) {
+#pragma unroll
+    for (int step = 0; step < C::kTileK / 32; ++step) {
+#pragma unroll
+      for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, ((v + v_row) ^ static_cast<std::uint32_t>(columns % 8 * 16)) +
+                                      static_cast<std::uint32_t>(columns / 8 * C::kPanelKBytes + step * 32 * 128));
+#pragma unroll
+        for (RowBlock<C>& block : rows) {
+          add_sparse(block, columns, step, b);
+        }
+      }
+    }
+  }
+  // 16 keys a step.
+  __device__ __forceinline__ void add_dense(std::uint32_t v) {
+#pragma unroll
+    for (int step = 0; step < C::kTileK / 16; ++step) {
+#pragma unroll
+      for (int columns = 0; columns < C::kHeadDim / 8; columns += 2) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, ((v + v_row) ^ static_cast<std::uint32_t>(columns % 8 * 16)) +
+                                      static_cast<std::uint32_t>(columns / 8 * C::kPanelKBytes + step * 16 * 128));
+#pragma unroll
+        for (RowBlock<C>& block : rows) {
+          ptx::mma_32_bytes<Element>(four(block.out + 4 * columns), four(block.weights + 4 * step), b[0], b[1]);
+          ptx::mma_32_bytes<Element>(four(block.out + 4 * columns + 4), four(block.weights + 4 * step), b[2], b[3]);
+        }
+      }
+    }
+  }
+  // 16 keys a step, one weight of each two.
+  __device__ __forceinline__ void add_pairs(std::uint32_t v) {
+#pragma unroll
+    for (int step = 0; step < C::kTileK / 16; ++step) {
+#pragma unroll
+      for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
+        std::uint32_t b[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) b[i] = load_v(v, 16 * step + 4 * i, columns);
+#pragma unroll
+        for (RowBlock<C>& block : rows) {
+          add_sparse(block, columns, step, b);
+        }
+      }
+    }
+  }
+  // 8 keys a step.
+  __device__ __forceinline__ void add_tf32(std::uint32_t v) {
+#pragma unroll
+    for (int step = 0; step < C::kTileK / 8; ++step) {
+#pragma unroll
+      for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
+        const std::uint32_t b0 = load_v(v, 8 * step, columns), b1 = load_v(v, 8 * step + 4, columns);
+#pragma unroll
+        for (RowBlock<C>& block : rows) {
+          ptx::mma_32_bytes<Element>(four(block.out + 4 * columns), four(block.weights + 4 * step), b0, b1);
+        }
+      }
+    }
+  }
+  // In full fp32: a lane computes what an mma would leave with it.
+  __device__ __forceinline__ void compute_precise(std::uint32_t k) {
+#pragma unroll
+    for (RowBlock<C>& block : rows) {
+#pragma unroll
+      for (float& score : block.scores) score = 0;
+    }
+    const auto g = static_cast<std::uint32_t>(threadIdx.x & 31) >> 2;
+    const auto t = static_cast<std::uint32_t>(threadIdx.x & 3);
+#pragma unroll 1
+    for (std::uint32_t chunk = 0; chunk < C::kRowBytes / 16; ++chunk) {
+      const std::uint32_t panel = chunk / 8;
+      float4 a[C::kRowBlocks][2];
+#pragma unroll
+      for (int i = 0; i < 2 * C::kRowBlocks; ++i) {
+        a[i / 2][i % 2] = ptx::load_shared_16(q_row + panel * C::kPanelQBytes + i * 8 * 128 + ((chunk ^ g) % 8 << 4));
+      }
+#pragma unroll
+      for (int column = 0; column < C::kTileK / 4; ++column) {  // of the lane's: 8 (column / 2) + 2t + column % 2
+        const std::uint32_t i = column % 2;
+        const float4 b = ptx::load_shared_16(k + k_row + panel * C::kPanelKBytes + (column / 2 * 8 + i) * 128 +
+                                             ((chunk ^ (2 * t + i)) % 8 << 4));
+#pragma unroll
+        for (int block = 0; block < C::kRowBlocks; ++block) {
+          float* score = rows[block].scores + 4 * (column / 2) + column % 2;
+          score[0] = dot(a[block][0], b, score[0]);
+          score[2] = dot(a[block][1], b, score[2]);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ static float dot(const float4& a, const float4& b, float sum) {
+    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+  }
+  __device__ __forceinline__ void add_precise(std::uint32_t v) {
+    const int quad = static_cast<int>(threadIdx.x) & 28;
+#pragma unroll
+    for (int column = 0; column < C::kTileK / 4; ++column) {
+#pragma unroll 1
+      for (int source = 0; source < 4; ++source) {
+        float weight[C::kRowBlocks][2];
+#pragma unroll
+        for (int i = 0; i < 2 * C::kRowBlocks; ++i) {
+          const std::uint32_t own = rows[i / 2].weights[4 * (column / 2) + column % 2 + 2 * (i % 2)];
+          weight[i / 2][i % 2] = __uint_as_float(__shfl_sync(~0u, own, quad + source));
+        }
+        const std::uint32_t row = v + v_row + static_cast<std::uint32_t>((column / 2 * 8 + 2 * source + column % 2) * C::kVRowBytes);
+#pragma unroll
+        for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
+          std::uint32_t bits[2];
+          ptx::load_shared_bytes<8>(row + static_cast<std::uint32_t>(columns * 32), bits);
+#pragma unroll
+          for (int block = 0; block < C::kRowBlocks; ++block) {
+            float* out = rows[block].out + 4 * columns;
+            out[0] = fmaf(weight[block][0], __uint_as_float(bits[0]), out[0]);
+            out[1] = fmaf(weight[block][0], __uint_as_float(bits[1]), out[1]);
+            out[2] = fmaf(weight[block][1], __uint_as_float(bits[0]), out[2]);
+            out[3] = fmaf(weight[block][1], __uint_as_float(bits[1]), out[3]);
+          }
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ std::uint32_t load_v(std::uint32_t v, int row, int columns) const {
+    return ptx::load_shared(v + v_row + static_cast<std::uint32_t>(row * C::kVRowBytes + columns * 32));
+  }
+};
+
+}  // namespace dspattn::cuda::general

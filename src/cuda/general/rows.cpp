@@ -1,0 +1,35 @@
+#include "cuda/general/rows.h"
+
+#include <string>
+#include <vector>
+
+#include "cuda/general/forward.h"
+
+namespace dspattn::cuda::general {
+namespace {
+
+template <DType kType>
+core::KernelRow forward_row() {
+  static const std::string name = "general_" + std::string(dspattn::name(kType));
+  static const std::string summary = "any card since Ampere, " + std::string(dspattn::name(kType)) +
+                                     ", every pattern, every mask, packed batches";
+  core::KernelRow row;
+  row.info = {name, Pass::forward, DeviceType::cuda, summary};
+  row.takes.dtype = kType;
+  row.why_not = [](const Problem& problem, core::Refusals& refusals) { why_not(kType, problem, refusals); };
+  row.plan = &describe_plan;
+  row.forward_workspace = [](const ForwardArgs&) { return std::size_t{0}; };
+  row.forward = &forward_launch;
+  row.features.add(core::Feature::fp32_results);
+  return row;
+}
+
+}  // namespace
+
+std::span<const core::KernelRow> general_rows() {
+  static const std::vector<core::KernelRow> table{forward_row<DType::bf16>(), forward_row<DType::f16>(),
+                                                  forward_row<DType::f32>()};
+  return table;
+}
+
+}  // namespace dspattn::cuda::general

@@ -1,0 +1,108 @@
+// Which keys stand where in a tile of the general kernel: as many tiles as a row of keys needs, each of whole groups.
+//
+// A tile of kTileK columns is one of `parts` that together cover a span of keys. In the accumulator of the score
+// product lane t of a quad holds columns 8b + 2t + {0, 1} of register block b; which keys these are is chosen such that
+// a group meets in one lane, or where it is larger than a lane's share, in neighbouring lanes:
+//   fours   groups of four as the sparse tensor core takes 16-bit values (key_map.h)
+//   pairs   pairs as it takes tf32 values (pair_map.h)
+//   places  any group. Lane t's columns, in ascending order, are places t * kTileK/4 ... of the tile, and a group has
+//           as many places as the next power of two above its keys; those beyond its keys are empty.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "cuda/tile/key_map.h"
+#include "cuda/tile/pair_map.h"
+#include "cuda/tile/walk.h"
+#include "dspattn/pattern.h"
+
+namespace dspattn::cuda::tile {
+
+enum class TileLayout : std::uint8_t { fours, pairs, places };
+
+struct KeyTiles {
+  KeyMap keys;         // of an element of a group of a tile, counted from the span's first
+  int group = 1;       // keys of a group
+  int places_log2 = 0;  // places of a group
+  int span = 64;       // keys
+  int parts = 1;       // tiles of a span
+
+  // No place is empty: rows of a tile lie where the sums of their bits' keys say.
+  DSPATTN_HOST_DEVICE constexpr bool is_filled() const { return group == 1 << places_log2; }
+};
+
+constexpr KeyTiles key_tiles(TileLayout layout, Pattern pattern, Grouping grouping, int tile_keys) {
+  const bool consecutive = grouping == Grouping::consecutive;
+  if (layout != TileLayout::places) {
+    const KeyMap keys = layout == TileLayout::fours ? key_map(pattern, grouping, tile_keys) : pair_map(grouping, tile_keys);
+    return {keys, 4, 2, consecutive ? tile_keys : kBlockKeys, consecutive ? 1 : kBlockKeys / tile_keys};
+  }
+  if (pattern.is_dense()) return {{1, 0, 0, 0}, 1, 0, tile_keys, 1};
+  const int places_log2 = static_cast<int>(std::bit_width(static_cast<unsigned>(pattern.group) - 1));
+  if (consecutive) {
+    return {{pattern.group, 2, 1, 0}, pattern.group, places_log2, (tile_keys >> places_log2) * pattern.group, 1};
+  }
+  const int step = kBlockKeys / pattern.group;
+  return {{1, 2 * step, step, tile_keys / pattern.group}, pattern.group, places_log2, kBlockKeys,
+          kBlockKeys / tile_keys};
+}
+
+// Key at a row of the K tile (a column of the scores), counted from the span's first; negative: an empty place.
+template <TileLayout kLayout, int kTileK>
+DSPATTN_HOST_DEVICE constexpr int key_of_column(const KeyTiles& tiles, int part, int column) {
+  if constexpr (kLayout == TileLayout::fours) {
+    const Slot slot = slot_of_k_row(column, kTileK);
+    return tiles.keys.key(part, slot.group, slot.element);
+  } else if constexpr (kLayout == TileLayout::pairs) {
+    const Slot slot = pair_of_k_row(column, kTileK);
+    return tiles.keys.key(part, slot.group, slot.element);
+  } else {
+    const int place = (column >> 1 & 3) * (kTileK / 4) + 2 * (column >> 3) + (column & 1);
+    const int element = place & ((1 << tiles.places_log2) - 1);
+    if (element >= tiles.group) return -1;
+    return tiles.keys.key(part, place >> tiles.places_log2, element);
+  }
+}
+
+// Key at a row of the V tile. kSplits: as the A operand of a dense tf32 product takes scores, of eight columns first
+// columns 2t, then columns 2t + 1; otherwise `places` has V in the order of the columns.
+template <TileLayout kLayout, int kTileK, bool kSplits>
+DSPATTN_HOST_DEVICE constexpr int key_of_v_row(const KeyTiles& tiles, int part, int row) {
+  if constexpr (kLayout == TileLayout::fours) {
+    const Slot slot = slot_of_v_row(row);
+    return tiles.keys.key(part, slot.group, slot.element);
+  } else if constexpr (kLayout == TileLayout::pairs) {
+    const Slot slot = pair_of_v_column(row);
+    return tiles.keys.key(part, slot.group, slot.element);
+  } else {
+    const int column = kSplits ? (row & ~7) + 2 * (row & 3) + (row >> 2 & 1) : row;
+    return key_of_column<kLayout, kTileK>(tiles, part, column);
+  }
+}
+
+// Tiles [begin, end) of a row of keys.
+struct TileRange {
+  int begin = 0;
+  int end = 0;
+};
+
+// The tiles that any of rows [first, last] sees.
+DSPATTN_HOST_DEVICE constexpr TileRange visible_tiles(const KeyTiles& tiles, const RowBand& band, int first, int last) {
+  if (last < first) return {0, 0};
+  const int begin = band.begin(first);
+  const int end = band.end(last);
+  if (end <= begin) return {0, 0};
+  return {begin / tiles.span * tiles.parts, (end + tiles.span - 1) / tiles.span * tiles.parts};
+}
+
+// The tiles all of whose keys all of rows [first, last] see: no masking there. None where places are empty.
+DSPATTN_HOST_DEVICE constexpr TileRange interior_tiles(const KeyTiles& tiles, const RowBand& band, int first,
+                                                       int last) {
+  if (last < first || !tiles.is_filled()) return {0, 0};
+  const int begin = (band.begin(last) + tiles.span - 1) / tiles.span * tiles.parts;
+  const int end = band.end(first) > 0 ? band.end(first) / tiles.span * tiles.parts : 0;
+  return end > begin ? TileRange{begin, end} : TileRange{0, 0};
+}
+
+}  // namespace dspattn::cuda::tile
