@@ -486,6 +486,7 @@ std::string command_line(std::uint64_t seed, std::int64_t index, const std::stri
   if (limits.pattern) text += " --pattern " + to_string(*limits.pattern);
   if (limits.grouping) text += " --grouping " + to_string(*limits.grouping);
   if (limits.head_dim) text += " --head-dim " + std::to_string(*limits.head_dim);
+  if (limits.choice) text += *limits.choice == Choice::shared ? " --selection shared" : " --selection own";
   if (limits.rest) text += *limits.rest == Rest::mean ? " --rest mean" : " --rest drop";
   const DrawLimits defaults;
   if (limits.max_n != defaults.max_n) text += " --max-n " + std::to_string(limits.max_n);
