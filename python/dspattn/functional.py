@@ -25,6 +25,7 @@ from ._inputs import (
     to_four_dims,
     wants_fp32,
 )
+from ._probe import require_served
 from ._schema import ProblemArguments
 from .errors import DspattnError
 from .patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection
@@ -550,6 +551,8 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     if not (v.is_contiguous() or v.stride(-1) == 1):
         problem = problem._replace(v=v.contiguous())
     if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
+            require_served(problem)
         return _ops.attention(*problem)
     return _autograd.run(problem)
 
