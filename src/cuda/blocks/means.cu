@@ -89,9 +89,9 @@ struct Values {
   }
 };
 
-// An entry's number: no key, no value.
+// An entry's number; of no key 0. A division would be a call, around which registers are spilled.
 __device__ __forceinline__ float mean_of(float sum, int count) {
-  return count > 0 ? sum / static_cast<float>(count) : 0.0f;
+  return count > 0 ? sum * ptx::reciprocal_fast(static_cast<float>(count)) : 0.0f;
 }
 
 // How the threads of sum_blocks() share a block of 128 keys: each has kWidth columns of some neighbouring keys, its
