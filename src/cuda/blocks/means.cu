@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWidth = 8;         // columns of V that a thread loads at once: 16 bytes
+constexpr int kAtOnce = 4;        // keys whose V a thread loads together: the fewest that it has of a block
 constexpr int kRowsOfChunk = 64;  // query rows whose means a CTA of row_means() computes
 constexpr int kMostColumns = 256;
 
@@ -68,18 +69,31 @@ struct Values {
   __device__ __forceinline__ float at(int key, int column) const {
     return column < params.columns ? number(rows[key * params.v.row_stride + column]) : 0.0f;
   }
+  __device__ __forceinline__ void add(const uint4& x, float (&sums)[kWidth]) const {
+    const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sums[2 * i] += number(words[i]);
+      sums[2 * i + 1] += number(words[i] >> 16);
+    }
+  }
+  // Of kAtOnce keys, none of which may be hidden, from aligned rows: all loads before the first sum.
+  __device__ __forceinline__ void add_together(int key, int column, float (&sums)[kWidth]) const {
+    if (column >= params.columns) return;
+    uint4 x[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      x[i] = *reinterpret_cast<const uint4*>(rows + (key + i) * params.v.row_stride + column);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) add(x[i], sums);
+  }
   // Adds kWidth columns from `column` on to `sums`.
   __device__ __forceinline__ void add(int key, int column, float (&sums)[kWidth]) const {
     if (column >= params.columns) return;
     const std::uint16_t* from = rows + key * params.v.row_stride + column;
     if (params.vector != 0) {
-      const uint4 x = *reinterpret_cast<const uint4*>(from);
-      const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sums[2 * i] += number(words[i]);
-        sums[2 * i + 1] += number(words[i] >> 16);
-      }
+      add(*reinterpret_cast<const uint4*>(from), sums);
     } else {
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
@@ -118,8 +132,17 @@ __device__ __forceinline__ void add_runs(const Values& values, const BlockShare&
                                          RunSums& runs) {
   float sums[kWidth] = {};
   int count = 0;
-#pragma unroll 4
-  for (int i = 0; i < share.keys; ++i) {
+  int done = 0;
+  const MeansParams& params = values.params;
+  if (params.vector != 0 && params.allowed.data == nullptr && params.bias.data == nullptr) {
+    const int present = min(share.keys, length - share.run * share.keys);
+#pragma unroll 2
+    for (; done + kAtOnce <= present; done += kAtOnce) {
+      values.add_together(first_key + share.run * share.keys + done, share.column, sums);
+    }
+    count = done;
+  }
+  for (int i = done; i < share.keys; ++i) {
     const int key = share.run * share.keys + i;
     if (key < length && !values.hidden(first_key + key)) {
       values.add(first_key + key, share.column, sums);
@@ -368,8 +391,7 @@ void launch_means(const MeansParams& params, cudaStream_t stream) {
   const tile::MeanTable& table = params.table;
   const std::int64_t tasks = table.all_blocks + (table.first_keys > 0 ? params.sequences : 0);
   if (tasks > 0) {
-    launch("the sums of V", &sum_blocks, {.ctas = grid_of(tasks * params.heads), .threads = kThreads}, stream,
-           params);
+    launch("the sums of V", &sum_blocks, {.ctas = grid_of(tasks * params.heads), .threads = kThreads}, stream, params);
   }
   const std::int64_t sequence_heads = std::int64_t{params.heads} * params.sequences;
   const LaunchShape shape{.threads = params.stride, .may_overlap = tasks > 0};
