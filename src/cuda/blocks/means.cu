@@ -11,6 +11,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWidth = 8;         // columns of V that a thread loads at once: 16 bytes
 constexpr int kAtOnce = 4;        // keys whose V a thread loads together: the fewest that it has of a block
+constexpr int kCtasAtOnce = 4;    // of sum_blocks() on a multiprocessor: some load while others add up
 constexpr int kRowsOfChunk = 64;  // query rows whose means a CTA of row_means() computes
 constexpr int kMostColumns = 256;
 
@@ -77,16 +78,19 @@ struct Values {
       sums[2 * i + 1] += number(words[i] >> 16);
     }
   }
-  // Of kAtOnce keys, none of which may be hidden, from aligned rows: all loads before the first sum.
-  __device__ __forceinline__ void add_together(int key, int column, float (&sums)[kWidth]) const {
-    if (column >= params.columns) return;
-    uint4 x[kAtOnce];
+  // Aligned rows, none of which a mask hides.
+  __device__ __forceinline__ bool simple() const {
+    return params.vector != 0 && params.allowed.data == nullptr && params.bias.data == nullptr;
+  }
+  // Of kAtOnce such keys; all loads are on their way before the first sum.
+  __device__ __forceinline__ void load_together(int key, int column, uint4 (&x)[kAtOnce]) const {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      x[i] = *reinterpret_cast<const uint4*>(rows + (key + i) * params.v.row_stride + column);
+      x[i] = make_uint4(0, 0, 0, 0);
+      if (column < params.columns) {
+        x[i] = *reinterpret_cast<const uint4*>(rows + (key + i) * params.v.row_stride + column);
+      }
     }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) add(x[i], sums);
   }
   // Adds kWidth columns from `column` on to `sums`.
   __device__ __forceinline__ void add(int key, int column, float (&sums)[kWidth]) const {
@@ -133,12 +137,14 @@ __device__ __forceinline__ void add_runs(const Values& values, const BlockShare&
   float sums[kWidth] = {};
   int count = 0;
   int done = 0;
-  const MeansParams& params = values.params;
-  if (params.vector != 0 && params.allowed.data == nullptr && params.bias.data == nullptr) {
+  if (values.simple()) {
     const int present = min(share.keys, length - share.run * share.keys);
 #pragma unroll 2
     for (; done + kAtOnce <= present; done += kAtOnce) {
-      values.add_together(first_key + share.run * share.keys + done, share.column, sums);
+      uint4 x[kAtOnce];
+      values.load_together(first_key + share.run * share.keys + done, share.column, x);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) values.add(x[i], sums);
     }
     count = done;
   }
@@ -209,22 +215,42 @@ __device__ __forceinline__ void average_first_keys(const MeansParams& params, in
     count += runs.counts[run];
   }
   float* to = params.means + (head * params.table.entries + params.table.edge_of(sequence.place)) * params.stride;
-  for (int i = 0; i < share.keys; ++i) {
+  const auto write = [&](int key) {
+    auto* entry = reinterpret_cast<float4*>(to + static_cast<std::int64_t>(key) * params.stride + share.column);
+    entry[0] = make_float4(mean_of(sums[0], count), mean_of(sums[1], count), mean_of(sums[2], count),
+                           mean_of(sums[3], count));
+    entry[1] = make_float4(mean_of(sums[4], count), mean_of(sums[5], count), mean_of(sums[6], count),
+                           mean_of(sums[7], count));
+  };
+  int done = 0;
+  if (values.simple()) {
+    const int present = min(share.keys, length - share.run * share.keys);
+    for (; done + kAtOnce <= present; done += kAtOnce) {
+      const int key = share.run * share.keys + done;
+      uint4 x[kAtOnce];
+      values.load_together(key, share.column, x);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        values.add(x[i], sums);
+        ++count;
+        write(key + i);
+      }
+    }
+  }
+  for (int i = done; i < share.keys; ++i) {
     const int key = share.run * share.keys + i;
     if (key >= length) return;
     if (!values.hidden(key)) {
       values.add(key, share.column, sums);
       ++count;
     }
-    float* entry = to + static_cast<std::int64_t>(key) * params.stride + share.column;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) entry[j] = mean_of(sums[j], count);
+    write(key);
   }
 }
 
 // A CTA for every whole block of a head, and one for the first keys of each of its sequences. From the last sequence to
 // the first, whose V the kernel that follows then finds in the L2 cache.
-__global__ void __launch_bounds__(kThreads) sum_blocks(const MeansParams params) {
+__global__ void __launch_bounds__(kThreads, kCtasAtOnce) sum_blocks(const MeansParams params) {
   __shared__ RunSums runs;
   ptx::start_next_kernel();
   const unsigned task = gridDim.x - 1 - blockIdx.x;
@@ -259,11 +285,25 @@ __global__ void __launch_bounds__(kMostColumns) prefix_means(const MeansParams p
   const int column = static_cast<int>(threadIdx.x);
   const std::int64_t place = head * params.table.all_blocks + params.table.block_of(sequence.place);
   const std::int64_t first = head * params.table.entries + params.table.entry_of_blocks(sequence.place, {0, 1});
+  const int blocks = sequence.key_length / tile::kBlockKeys;
+  constexpr int kBatch = 8;  // loaded before the first is stored: the compiler does not know that they are others
   Total total;
-#pragma unroll 8
-  for (int block = 0; block < sequence.key_length / tile::kBlockKeys; ++block) {
-    total.add(params, place + block, column);
-    params.means[(first + block) * params.stride + column] = mean_of(total.sum, total.count);
+  for (int begin = 0; begin < blocks; begin += kBatch) {
+    float sums[kBatch];
+    int counts[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const std::int64_t at = place + min(begin + i, blocks - 1);
+      sums[i] = params.sums[at * params.stride + column];
+      counts[i] = params.counts[at];
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (begin + i >= blocks) break;
+      total.sum += sums[i];
+      total.count += counts[i];
+      params.means[(first + begin + i) * params.stride + column] = mean_of(total.sum, total.count);
+    }
   }
 }
 
