@@ -183,7 +183,7 @@ __device__ __forceinline__ void weigh_warp(const ForwardParams& params, const Ro
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtas) general_forward(const __grid_constant__ ForwardParams params) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
-  __shared__ alignas(RowsItem) std::uint8_t item_bytes[sizeof(RowsItem)];
+  alignas(RowsItem) __shared__ std::uint8_t item_bytes[sizeof(RowsItem)];
   RowsItem& item = *reinterpret_cast<RowsItem*>(item_bytes);
   if (threadIdx.x == 0) describe_rows<C>(params, item);
   __syncthreads();  // all can read it
