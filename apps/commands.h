@@ -1,5 +1,5 @@
 // The subcommands of the program. Each register function adds one to the parser; its callback does the work, prints to
-// standard output and sets the outcome. To add a subcommand: one file, one line here, one line in main.cpp.
+// standard output and sets the outcome. To add a subcommand: one file, one line here, one line in program.cpp.
 #pragma once
 
 #include <string>

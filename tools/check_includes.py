@@ -5,7 +5,8 @@
 
 and within cuda
 
-    ptx -> tile -> blocks -> {sm90/common -> {sm90/forward, sm90/forward_tf32}, pipeline/sm90, general}
+    ptx -> tile -> blocks -> {decode, general, sm90/common -> {sm90/forward, sm90/forward_tf32, sm90/backward},
+                              pipeline/sm90}
     device -> blocks;  ptx -> pipeline/common -> {pipeline/sm80, pipeline/sm90} -> pipeline;  all of them -> rows
 
 A file may include its own layer and what LAYERS grants it: only layers that stand above it there, so that no circle is
@@ -31,6 +32,7 @@ LAYERS = {
     "cuda/tile": ("src/cuda/tile", ["public", "core", "cuda/ptx"]),
     "cuda/device": ("src/cuda/device", ["public", "core"]),
     "cuda/blocks": ("src/cuda/blocks", ["public", "core", "cuda/ptx", "cuda/tile", "cuda/device"]),
+    "cuda/decode": ("src/cuda/decode", ["public", "core", "cuda/ptx", "cuda/tile", "cuda/device", "cuda/blocks"]),
     "cuda/pipeline/common": ("src/cuda/pipeline/common", ["public", "core", "cuda/ptx"]),
     "cuda/pipeline/sm80": (
         "src/cuda/pipeline/sm80",
@@ -50,13 +52,20 @@ LAYERS = {
         "src/cuda/sm90/forward_tf32",
         ["public", "core", "cuda/ptx", "cuda/tile", "cuda/device", "cuda/blocks", "cuda/sm90/common"],
     ),
+    "cuda/sm90/backward": (
+        "src/cuda/sm90/backward",
+        ["public", "core", "cuda/ptx", "cuda/tile", "cuda/device", "cuda/blocks", "cuda/sm90/common"],
+    ),
     "cuda/general": (
         "src/cuda/general",
         ["public", "core", "cuda/ptx", "cuda/tile", "cuda/device", "cuda/blocks"],
     ),
     "cuda": (
         "src/cuda",
-        ["public", "core", "cuda/pipeline", "cuda/sm90/forward", "cuda/sm90/forward_tf32", "cuda/general"],
+        [
+            "public", "core", "cuda/decode", "cuda/pipeline", "cuda/sm90/forward", "cuda/sm90/forward_tf32",
+            "cuda/sm90/backward", "cuda/general",
+        ],
     ),
     "api": ("src/api", ["public", "core", "theory", "cpu", "cuda", "cuda/device", "cuda/pipeline"]),
     "check": ("src/check", ["public", "core", "cpu", "cuda", "cuda/device", "api"]),

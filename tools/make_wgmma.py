@@ -5,6 +5,7 @@
 The instructions name every accumulator register, so their text is mechanical; this script is its source.
     python3 tools/make_wgmma.py > src/cuda/ptx/wgmma_shapes.h
     python3 tools/make_wgmma.py tf32 > src/cuda/ptx/wgmma_tf32_shapes.h
+    python3 tools/make_wgmma.py stored > src/cuda/ptx/wgmma_stored_shapes.h
 """
 
 import re
@@ -15,6 +16,7 @@ SCORE_WIDTHS = (64, 128)  # keys per tile
 HEAD_DIMS = (Path(__file__).parent.parent / "src/cuda/tile/head_dims.h").read_text(encoding="utf-8")
 VALUE_WIDTHS = tuple(map(int, re.findall(r"\d+", re.search(r"kHeadDims\[\] = \{(.*)\}", HEAD_DIMS)[1])))
 STORED_WIDTH = 64  # columns of V where the sparse A lies in shared memory: the pipeline's pv_sparse
+STORED_WIDTHS = (32, 64, 128)  # of the backward's products, whose operands all lie in shared memory
 TF32_SCORE_WIDTHS = (32, 64)
 TYPES = (("DType::bf16", "bf16"), ("DType::f16", "f16"))
 
@@ -185,5 +187,32 @@ def main_tf32():
     print("// clang-format on\n\n}  // namespace dspattn::cuda::ptx")
 
 
+def main_stored():
+    """Dense, both operands in shared memory, each either K-major or by rows of the depth (MN-major)."""
+    print("// Written by tools/make_wgmma.py: dense wgmma with both operands in shared memory. Accumulators as in")
+    print("// wgmma_shapes.h. An operand is K-major, or, where its flag is 1, stored by rows of the depth (MN-major).")
+    print('#pragma once\n\n#include <cstdint>\n\n#include "dspattn/dtype.h"\n')
+    print("namespace dspattn::cuda::ptx {\n\n// clang-format off")
+    for n in STORED_WIDTHS:
+        c = n // 2
+        for mode, name, flag, sign in (("=", "wgmma_stored_first", "0", "="), ("+", "wgmma_stored", "1", "+=")):
+            print(f"// d[64 x {n}] {sign} A[64 x 16] B[16 x {n}]")
+            print("template <DType kType, int kDepthRowsA, int kDepthRowsB>")
+            print(
+                function(
+                    f"__device__ __forceinline__ void {name}(float (&d)[{c}], std::uint64_t a, std::uint64_t b)",
+                    lambda t: (
+                        f"{{.reg .pred p; setp.ne.b32 p, {flag}, 0; "
+                        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} "
+                        f"{{{registers(c)}}}, %{c}, %{c + 1}, p, 1, 1, %{c + 2}, %{c + 3};}}"
+                    ),
+                    c,
+                    '"l"(a), "l"(b), "n"(kDepthRowsA), "n"(kDepthRowsB)',
+                    mode,
+                )
+            )
+    print("// clang-format on\n\n}  // namespace dspattn::cuda::ptx")
+
+
 if __name__ == "__main__":
-    main_tf32() if sys.argv[1:] == ["tf32"] else main()
+    {"tf32": main_tf32, "stored": main_stored}.get("".join(sys.argv[1:]), main)()

@@ -94,10 +94,14 @@ def arrivals_report(text, wanted=""):
 def report_arrivals(files, wanted):
     """Prints the findings of all files; whether there are none."""
     overtaking, arrivals = 0, 0
+
+    def disassembled(file):
+        return sass.cuobjdump("-arch", "sm_90", "-sass", file)  # and sm_90a: the fault is Hopper's
+
     with concurrent.futures.ThreadPoolExecutor(2) as pool:  # the next file is disassembled meanwhile
-        for file, text in zip(files, pool.map(lambda file: sass.cuobjdump("-sass", file), files), strict=True):
+        for file, text in zip(files, pool.map(disassembled, files), strict=True):
             if not sass.FUNCTION.search(text):
-                raise sass.SassError(f"{file}: no machine code in it")
+                raise sass.SassError(f"{file}: no machine code for Hopper in it")
             lines, *counts = arrivals_report(text, wanted)
             overtaking, arrivals = overtaking + counts[0], arrivals + counts[1]
             if lines:

@@ -1,6 +1,7 @@
 #include "api/kernel_table.h"
 
 #include <span>
+#include <utility>
 
 #include "core/validate.h"
 #include "cpu/rows.h"
@@ -107,11 +108,15 @@ const core::KernelRow& choose_row(const Problem& problem, Pass pass, std::string
     return row.info.pass == pass && (forced.empty() || row.info.name == forced);
   };
   // Every call comes by here: what the refusals say is put together only when all refuse.
+  const core::KernelRow* yielding = nullptr;  // the first that serves, but not as fast as another might
   for (const std::span<const core::KernelRow> backend : {cuda::rows(), cpu::rows()}) {
     for (const core::KernelRow& row : backend) {
-      if (asked(row) && serves(row, problem, needed)) return row;
+      if (!asked(row) || !serves(row, problem, needed)) continue;
+      if (!forced.empty() || row.yields == nullptr || !row.yields(problem)) return row;
+      if (yielding == nullptr) yielding = &row;
     }
   }
+  if (yielding != nullptr) return *yielding;
   core::Reasons refusals;
   const std::vector<const core::KernelRow*> rows = table(pass);
   for (const core::KernelRow* row : rows) {
@@ -136,7 +141,9 @@ std::vector<Verdict> consider(const Problem& problem, Pass pass, Results results
   const core::Features needed = api::needed_by(problem, results);
   std::vector<Verdict> verdicts;
   for (const core::KernelRow* row : api::table(pass)) {
-    verdicts.push_back({row->info, api::why_not(*row, problem, needed)});
+    core::Reasons reasons = api::why_not(*row, problem, needed);
+    const bool yields = reasons.empty() && row->yields != nullptr && row->yields(problem);
+    verdicts.push_back({row->info, std::move(reasons), yields});
   }
   return verdicts;
 }

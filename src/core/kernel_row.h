@@ -96,6 +96,9 @@ struct KernelRow {
   // Adds every reason the kernel cannot serve a valid problem, each naming the argument, what the kernel takes and what
   // was given.
   void (*why_not)(const Problem& problem, Refusals& refusals) = nullptr;
+  // Whether a kernel further down the table is faster at a problem that this one serves: then it is taken only where no
+  // other serves, or by name. Null: never.
+  bool (*yields)(const Problem& problem) = nullptr;
   // How the kernel would serve such a problem, in lines of text; null, or empty: there is nothing to decide.
   std::string (*plan)(const Problem& problem) = nullptr;
   // Exactly one of each pair is set, according to info.pass. Called only with validated arguments and no reasons.

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "core/half.h"
+#include "cuda/tile/kept_elements.h"
 #include "cuda/tile/key_map.h"
 #include "cuda/tile/mask_map.h"
 #include "cuda/tile/select.h"
@@ -21,7 +22,7 @@ namespace {
 TEST(KeyMap, GroupsAreThoseOfTheContract) {
   for (const Pattern pattern : {Pattern{2, 4}, Pattern{1, 2}}) {
     for (const Grouping grouping : {Grouping::interleaved, Grouping::consecutive}) {
-      for (const int tile_keys : {128, 64}) {
+      for (const int tile_keys : {128, 64, 32}) {
         const KeyMap map = key_map(pattern, grouping, tile_keys);
         std::set<int> seen;
         for (int part = 0; part < kBlockKeys / tile_keys; ++part) {
@@ -45,7 +46,7 @@ TEST(KeyMap, GroupsAreThoseOfTheContract) {
 }
 
 TEST(KeyMap, OneLaneHoldsAWholeGroup) {
-  for (const int tile_keys : {128, 64}) {
+  for (const int tile_keys : {128, 64, 32}) {
     for (int t = 0; t < 4; ++t) {
       for (int m = 0; m < tile_keys / 16; ++m) {
         for (int element = 0; element < 4; ++element) {
@@ -170,6 +171,10 @@ TEST(Select, KeepsAndEncodesTheLargestOfEveryOrderWithTies) {
         };
         EXPECT_EQ(half(kept.first), rows[row][static_cast<std::size_t>(want[0])]);
         EXPECT_EQ(half(kept.second), rows[row][static_cast<std::size_t>(want[1])]);
+        const KeptElements elements = kept_elements(kept);
+        for (int e = 0; e < 4; ++e) {
+          EXPECT_EQ(elements.mask[e] >> (16 * row) & 0xFFFFu, e == want[0] || e == want[1] ? 0xFFFFu : 0u) << code;
+        }
       }
     }
   }

@@ -1,6 +1,7 @@
 // The emulated tensor core: products do what the hardware does, and kernels that break a rule are told so.
 #include "cuda/ptx/wgmma.h"
 #include "cuda/ptx/wgmma_shapes.h"
+#include "cuda/ptx/wgmma_stored_shapes.h"
 #include "cuda/tile/key_map.h"
 #include "emulated_kernels.h"
 
@@ -105,6 +106,46 @@ TEST(EmulatedProducts, SparseByRows) {
       }
     }
   }
+}
+
+// Both operands in shared memory, by rows or by rows of the depth: M M^T, M M and M^T M of the upper 32 of the depth.
+template <int kDepthRowsA, int kDepthRowsB>
+void expect_stored() {
+  Product product;
+  ASSERT_TRUE(run(128, [&] {
+                init_barrier(1);
+                load_matrix(product.b, kData);
+                ptx::mbarrier_wait(kBarrier, 0);
+                float d[32];
+                const std::uint32_t low = ptx::descriptor_low(kData, 64 * 128);
+                // A step of 16 along the depth: 32 bytes of a row, or 16 rows.
+                const auto step = [&](int rows, int i) {
+                  return ptx::descriptor(low + static_cast<std::uint32_t>(i * (rows != 0 ? 16 * 128 >> 4 : 2)));
+                };
+                ptx::wgmma_fence();
+                ptx::wgmma_stored_first<DType::f16, kDepthRowsA, kDepthRowsB>(d, step(kDepthRowsA, 2),
+                                                                              step(kDepthRowsB, 2));
+                ptx::wgmma_stored<DType::f16, kDepthRowsA, kDepthRowsB>(d, step(kDepthRowsA, 3), step(kDepthRowsB, 3));
+                ptx::wgmma_commit();
+                ptx::wgmma_wait<0>();
+                std::copy(std::begin(d), std::end(d), product.d[threadIdx.x].begin());
+              }).ended);
+  for (int row = 0; row < 64; ++row) {
+    for (int column = 0; column < 64; ++column) {
+      float expected = 0;
+      for (int k = 32; k < 64; ++k) {
+        expected += (kDepthRowsA != 0 ? product.b.at(k, row) : product.b.at(row, k)) *
+                    (kDepthRowsB != 0 ? product.b.at(k, column) : product.b.at(column, k));
+      }
+      ASSERT_EQ(product.at(row, column), expected) << row << " " << column;
+    }
+  }
+}
+
+TEST(EmulatedProducts, DenseFromSharedMemory) {
+  expect_stored<0, 0>();
+  expect_stored<0, 1>();
+  expect_stored<1, 1>();
 }
 
 TEST(EmulatedProducts, SeeStoresBehindAFenceOnly) {

@@ -73,7 +73,13 @@ const std::uint8_t* register_of(const Issued& of, int row, int i, int bytes) {
 RowOfA read_a(const Issued& of, int row, int count) {
   RowOfA a;
   const int bytes = bytes_of(of.product.type);
-  if (of.product.a_in_shared) {
+  if (of.product.a_rows_are_depth) {
+    const SharedMatrix shared(of.product.a_descriptor, of.product.window);
+    const int in_chunk = 16 / bytes;
+    for (int k = 0; k < count; ++k) {
+      a.values[std::size_t(k)] = decode(of.product.type, shared.by_columns(k, row / in_chunk) + row % in_chunk * bytes);
+    }
+  } else if (of.product.a_in_shared) {
     const SharedMatrix shared(of.product.a_descriptor, of.product.window);
     for (int index = 0; index < 2; ++index) {
       const std::uint8_t* chunk = shared.by_depth(row, index);
@@ -147,8 +153,9 @@ void compute(Issued& of) {
 
 bool same(const Product& x, const Product& y) {
   return x.type == y.type && x.columns == y.columns && x.sparse == y.sparse && x.metadata_pair == y.metadata_pair &&
-         x.accumulate == y.accumulate && x.a_in_shared == y.a_in_shared && x.a_descriptor == y.a_descriptor &&
-         x.b_descriptor == y.b_descriptor && x.b_rows_are_depth == y.b_rows_are_depth;
+         x.accumulate == y.accumulate && x.a_in_shared == y.a_in_shared && x.a_rows_are_depth == y.a_rows_are_depth &&
+         x.a_descriptor == y.a_descriptor && x.b_descriptor == y.b_descriptor &&
+         x.b_rows_are_depth == y.b_rows_are_depth;
 }
 
 Warpgroup& own() { return warpgroups()[static_cast<std::size_t>(Machine::get().thread() / kWarpgroup)]; }

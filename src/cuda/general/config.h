@@ -68,6 +68,7 @@ struct Config {
   static constexpr int kMetadata = kKind == Kind::fours ? kTileK / 64 : kKind == Kind::pairs ? kTileK / 32 : 1;
 
   // What the building blocks ask (blocks/weigh16.h, sink.h, work.h).
+  static constexpr bool kRestMean = false;
   static constexpr int kConsumers = 1;
   static constexpr bool kGeneral = true;
   static constexpr bool kPairs = false;

@@ -222,10 +222,19 @@ __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.
 // from the write to the other proxy's read, in whichever thread. The writers need not wait for it then.
 __device__ __forceinline__ void fence_async_proxy_seen() { fence_async_proxy(); }
 
-// Waits until the kernels this one was allowed to overtake have ended, and their writes are visible.
-__device__ __forceinline__ void wait_for_kernels_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Waits until the kernels this one was allowed to overtake have ended, and their writes are visible. Before Hopper none
+// is: code for those architectures has nothing here.
+__device__ __forceinline__ void wait_for_kernels_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 // Lets the next kernel start, if it is launched so that it may.
-__device__ __forceinline__ void start_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void start_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 template <int kRegisters>
 __device__ __forceinline__ void shrink_registers() {

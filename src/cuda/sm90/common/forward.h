@@ -19,8 +19,8 @@ struct FusedRow {
   int dim_above;  // and those above this
 };
 
-// sm90_fused_2_4_bf16_d64, and what the table asks a row by before it asks for reasons.
-std::string row_name(const FusedRow& row);
+// sm90_fused_2_4_bf16_d64 (or what it begins with), and what the table asks a row by before it asks for reasons.
+std::string row_name(const FusedRow& row, const std::string& begin = "sm90_fused_");
 core::RowKey key_of(const FusedRow& row);
 
 // fp16 inputs are multiplied by the largest power of two not above the scale: that must be a normal number, and above 1
@@ -39,6 +39,7 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan);
 void clear_packed(const ForwardArgs& args);
 
 // Writes what a kernel needs of packed batches and schedules before it runs.
+// With rest = mean the means of V, too.
 void prepare(const ForwardArgs& args, const ForwardPlan& plan, const ForwardParams& params, std::int64_t entries);
 
 }  // namespace dspattn::cuda::sm90

@@ -17,6 +17,7 @@ struct Product {
   int metadata_pair = 0;  // lanes 2p and 2p + 1 of a quad hold the metadata
   bool accumulate = false;
   bool a_in_shared = false;
+  bool a_rows_are_depth = false;  // in shared memory, 16-bit types: else A is stored by rows
   std::uint64_t a_descriptor = 0, b_descriptor = 0;
   bool b_rows_are_depth = false;  // else B is stored by columns
   std::uint32_t window = 0;       // of the block's shared memory; set when it is issued

@@ -1,0 +1,203 @@
+#include "cuda/decode/decode.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "cuda/decode/launch.h"
+#include "cuda/decode/plan.h"
+#include "cuda/device/device.h"
+
+namespace dspattn::cuda::decode {
+namespace {
+
+bool is_empty(const core::Geometry& g) { return g.batch == 0 || g.heads == 0 || g.n_q == 0 || g.d_v == 0; }
+
+bool is_banded(const Mask& mask) { return mask.causal || mask.window_left || mask.window_right; }
+
+blocks::RowsView rows_of(const ConstTensorView& tensor) {
+  return {tensor.data, tensor.step(0), tensor.step(1), tensor.step(2)};
+}
+
+blocks::MaskTensor mask_of(const ConstTensorView& tensor) {
+  if (!tensor.present()) return {};
+  const auto stride = [&](int dim) { return tensor.extent(dim) == 1 ? 0 : tensor.step(dim); };
+  return {tensor.data, stride(0), stride(1), stride(2), stride(3)};
+}
+
+// Rows can be copied 16 bytes at a time.
+int is_vector(const ConstTensorView& tensor) {
+  const auto width = static_cast<std::int64_t>(16 / size_bytes(tensor.dtype));
+  const bool aligned = reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.extent(3) % width == 0 &&
+                       tensor.step(0) % width == 0 && tensor.step(1) % width == 0 && tensor.step(2) % width == 0;
+  return aligned ? 1 : 0;
+}
+
+Scales scales_of(DType type, double scale, bool has_bias) {
+  const double unit = type == DType::f32 ? (has_bias ? std::min(1.0, core::selection_scale(scale)) : 1.0)
+                                         : core::selection_scale(scale);
+  return {.unit = static_cast<float>(unit),
+          .bias = static_cast<float>(unit / scale),
+          .exponent = static_cast<float>(scale / unit * std::numbers::log2e),
+          .rounds = type == DType::f32 ? 0 : 1};
+}
+
+Pages pages_of(const Problem& problem) {
+  const ConstTensorView& table = problem.block_table;
+  if (!table.present()) return {};
+  return {static_cast<const std::int32_t*>(table.data), table.step(0), table.step(1),
+          tile::Divisor(static_cast<int>(problem.k.extent(2))), static_cast<int>(problem.k.extent(0))};
+}
+
+Params params_of(const ForwardArgs& args, const Plan& plan) {
+  const Problem& problem = args.problem;
+  const core::Geometry geometry = core::geometry_of(problem);
+  const core::Band band = core::band_of(problem.mask);
+  Params p;
+  p.q = rows_of(problem.q);
+  p.k = rows_of(problem.k);
+  p.v = rows_of(problem.v);
+  p.results.out = {args.out.data, args.out.step(0), args.out.step(1), args.out.step(2), static_cast<int>(geometry.d_v)};
+  if (args.lse.present()) {
+    p.results.lse = {static_cast<float*>(args.lse.data), args.lse.step(0), args.lse.step(1), args.lse.step(2)};
+  }
+  p.results.fp32 = args.out.dtype == DType::f32 ? 1 : 0;
+  if (plan.splits > 1) {
+    auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
+    p.partials = {reinterpret_cast<float*>(workspace), reinterpret_cast<RowStats*>(workspace + plan.stats_offset)};
+  }
+  if (plan.together) {
+    auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
+    const int tiles_of_block = tile::kBlockKeys / tile_keys(problem.q.dtype, plan.dim);
+    p.together = {reinterpret_cast<float*>(workspace + plan.scores_offset),
+                  reinterpret_cast<RowStats*>(workspace + plan.whole_offset),
+                  tile::divide_up(geometry.n_k, tile::kBlockKeys) * tiles_of_block};
+  }
+  p.pages = pages_of(problem);
+  p.allowed = mask_of(problem.mask.allowed);
+  p.bias = mask_of(problem.mask.bias);
+  p.bias_bytes = problem.mask.bias.present() ? static_cast<int>(size_bytes(problem.mask.bias.dtype)) : 0;
+  if (problem.mask.key_lengths.present()) {
+    const ConstTensorView& lengths = problem.mask.key_lengths;
+    p.key_lengths = {static_cast<const std::int32_t*>(lengths.data), lengths.step(0)};
+  }
+  p.left = tile::clamped_reach(band.left);
+  p.right = tile::clamped_reach(band.right);
+  p.diagonal = static_cast<int>((is_banded(problem.mask) ? band.offset : 0) +
+                                (band.bottom_right ? geometry.n_k - geometry.n_q : 0));
+  p.n_q = static_cast<int>(geometry.n_q);
+  p.n_k = static_cast<int>(geometry.n_k);
+  p.d = static_cast<int>(geometry.d);
+  p.rows = plan.rows;
+  p.heads_per_kv_head = static_cast<int>(geometry.heads / geometry.kv_heads);
+  p.kv_heads = tile::Divisor(static_cast<int>(geometry.kv_heads));
+  p.splits = tile::Divisor(plan.splits);
+  p.keys = tile::key_map(problem.pattern, problem.grouping, tile_keys(problem.q.dtype, plan.dim));
+  p.pairs = problem.pattern.group == 2 ? 1 : 0;
+  p.scales = scales_of(problem.q.dtype, geometry.scale, problem.mask.bias.present());
+  if (plan.together) p.scales.rounds = 0;  // shares of weights are compared, not scores
+  p.teams = plan.teams;
+  p.vector_q = is_vector(problem.q);
+  p.vector_k = is_vector(problem.k);
+  p.vector_v = is_vector(problem.v);
+  return p;
+}
+
+}  // namespace
+
+std::string row_name(const DecodeRow& row) {
+  return "decode_" + std::string(name(row.type)) + "_d" + std::to_string(row.dim);
+}
+
+void why_not(const DecodeRow& row, const Problem& problem, core::Refusals& refusals) {
+  const DeviceFacts& device = device_facts(problem.device.index);
+  if (!device.present) {
+    refusals.add([&] { return "device: " + device.absence; });
+  } else if (device.major < 8) {
+    refusals.add([&] {
+      return "device: needs compute capability 8.0 or above, got " + std::to_string(device.major) + "." +
+             std::to_string(device.minor);
+    });
+  }
+  if (problem.q.dtype != row.type) {
+    refusals.add(
+        [&] { return "q: takes " + std::string(name(row.type)) + ", got " + std::string(name(problem.q.dtype)); });
+  }
+  if (!(problem.pattern == Pattern{2, 4} || problem.pattern == Pattern{1, 2})) {
+    refusals.add([&] { return "pattern: takes 2:4 and 1:2, got " + to_string(problem.pattern); });
+  }
+  const core::Geometry geometry = core::geometry_of(problem);
+  const std::int64_t dim = std::max(geometry.d, geometry.d_v);
+  if (dim > row.dim || (dim <= row.dim_above && row.dim_above > 0)) {
+    refusals.add([&] {
+      return "d, d_v: takes a larger of " + std::to_string(row.dim_above + 1) + " to " + std::to_string(row.dim) +
+             ", got " + std::to_string(dim);
+    });
+  }
+  if (problem.packed) refusals.add([] { return std::string("packed: takes batches that are not packed"); });
+  if (const std::int64_t rows = rows_of_key_head(geometry); rows > kMaxRows) {
+    refusals.add([&] {
+      return "n_q * heads / kv_heads: takes up to " + std::to_string(kMaxRows) + " query rows a key head, got " +
+             std::to_string(rows);
+    });
+  } else if (device.present && problem.q.dtype == row.type && !is_empty(geometry)) {
+    if (const int bytes = plan_of(row.dim, problem, device).layout.bytes; bytes > device.shared_bytes) {
+      refusals.add([&] {
+        return "device: needs " + std::to_string(bytes) + " bytes of shared memory a CTA, got " +
+               std::to_string(device.shared_bytes);
+      });
+    }
+  }
+  if (problem.choice == Choice::shared && rows_of_key_head(geometry) > kWarpRows) {
+    refusals.add([&] {
+      return "n_q * heads / kv_heads: takes up to " + std::to_string(kWarpRows) +
+             " query rows a key head where heads choose together, got " + std::to_string(rows_of_key_head(geometry));
+    });
+  }
+  if (problem.block_table.present() && problem.k.extent(0) > tile::kMaxRows) {
+    refusals.add([&] {
+      return "k.shape[0]: takes up to " + std::to_string(tile::kMaxRows) + " pages, got " +
+             std::to_string(problem.k.extent(0));
+    });
+  }
+  if (geometry.n_k > tile::kMaxRows) {
+    refusals.add(
+        [&] { return "n_k: takes up to " + std::to_string(tile::kMaxRows) + ", got " + std::to_string(geometry.n_k); });
+  }
+  constexpr std::int64_t kMaxOffset = tile::kMaxRows / 2;  // sums of positions stay within 32 bits
+  if (is_banded(problem.mask) && std::abs(problem.mask.offset) > kMaxOffset) {
+    refusals.add([&] {
+      return "mask.offset: takes up to " + std::to_string(kMaxOffset) + " either way, got " +
+             std::to_string(problem.mask.offset);
+    });
+  }
+  constexpr std::int64_t kMaxUnits = std::int64_t{1} << 24;  // times rows or splits of one: within a grid
+  if (const std::int64_t units = geometry.batch * geometry.kv_heads; units > kMaxUnits) {
+    refusals.add([&] {
+      return "batch * kv_heads: takes up to " + std::to_string(kMaxUnits) + ", got " + std::to_string(units);
+    });
+  }
+}
+
+std::string describe_plan(const DecodeRow& row, const Problem& problem) {
+  if (is_empty(core::geometry_of(problem))) return {};
+  return to_string(plan_of(row.dim, problem, device_facts(problem.device.index)));
+}
+
+std::size_t workspace(const DecodeRow& row, const ForwardArgs& args) {
+  if (is_empty(core::geometry_of(args.problem))) return 0;
+  return plan_of(row.dim, args.problem, device_facts(args.problem.device.index)).workspace_bytes;
+}
+
+void forward_launch(const DecodeRow& row, const ForwardArgs& args) {
+  const CurrentDevice device(args.problem.device.index);
+  if (is_empty(core::geometry_of(args.problem))) return;
+  const Plan plan = plan_of(row.dim, args.problem, device_facts(args.problem.device.index));
+  const Params params = params_of(args, plan);
+  auto* stream = static_cast<cudaStream_t>(args.run.stream);
+  const auto launch = row.type == DType::bf16 ? launch_bf16 : row.type == DType::f16 ? launch_f16 : launch_f32;
+  launch(row.dim, params, plan.ctas(), stream);
+  if (plan.splits > 1) launch_merge(params, row.type, plan.units, stream);
+}
+
+}  // namespace dspattn::cuda::decode

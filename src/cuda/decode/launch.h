@@ -1,0 +1,23 @@
+// The compiled split-key kernels.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/decode/params.h"
+
+namespace dspattn::cuda::decode {
+
+inline constexpr int kHeadDims16[] = {64, 128, 256};
+inline constexpr int kHeadDims32[] = {64, 128};
+
+// For head dims of up to `dim`, which is one of the type's above.
+void launch_bf16(int dim, const Params& params, std::int64_t ctas, cudaStream_t stream);
+void launch_f16(int dim, const Params& params, std::int64_t ctas, cudaStream_t stream);
+void launch_f32(int dim, const Params& params, std::int64_t ctas, cudaStream_t stream);
+
+// Joins the partial results; params as the kernel's.
+void launch_merge(const Params& params, DType type, std::int64_t units, cudaStream_t stream);
+
+}  // namespace dspattn::cuda::decode

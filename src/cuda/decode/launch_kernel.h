@@ -1,0 +1,52 @@
+// How an instance of the split-key kernel is launched.
+#pragma once
+
+#include "cuda/decode/kernel.h"
+#include "cuda/decode/launch.h"
+#include "cuda/decode/together.h"
+#include "cuda/device/device.h"
+
+namespace dspattn::cuda::decode {
+
+// The most shared memory of any way the warps can be teamed.
+template <typename C>
+constexpr int most_shared_bytes(int batch) {
+  int most = 0;
+  for (const int warps : {1, 2, 4}) {
+    const int bytes = shared_layout(C::kType, C::kHeadDim, {.warps = warps, .batch = batch}).bytes;
+    most = bytes > most ? bytes : most;
+  }
+  return most;
+}
+
+template <typename C, typename Kernel>
+void launch_one(const char* name, Kernel kernel, const Params& params, std::int64_t ctas, bool follows,
+                cudaStream_t stream) {
+  const DeviceFacts& device = current_device_facts();
+  const int most = most_shared_bytes<C>(params.teams.batch > 0 ? kChoiceTiles : 0);
+  allow_shared_memory(kernel, most < device.shared_bytes ? most : device.shared_bytes);
+  launch(name, kernel,
+         {.ctas = grid_of(ctas),
+          .threads = kThreads,
+          .shared_bytes = shared_layout(C::kType, C::kHeadDim, params.teams).bytes,
+          .may_overlap = follows && device.major >= 9},
+         stream, params);
+}
+
+template <DType kType, int kDim>
+void launch_kernel(const Params& params, std::int64_t ctas, cudaStream_t stream) {
+  using C = Config<kType, kDim>;
+  static_assert(most_shared_bytes<C>(0) <= kSharedLimit);
+  if constexpr (chooses_together(kType, kDim)) {
+    if (params.together.scores != nullptr) {
+      launch_one<C>("decode scores", score_kernel<C>, params, ctas, false, stream);
+      Params choice = params;
+      choice.teams.batch = kChoiceTiles;
+      launch_one<C>("decode choice", choice_kernel<C>, choice, ctas, true, stream);
+      return;
+    }
+  }
+  launch_one<C>("decode", decode_kernel<C>, params, ctas, false, stream);
+}
+
+}  // namespace dspattn::cuda::decode

@@ -1,0 +1,63 @@
+// Joins the results of the CTAs that had a part of a unit's keys each. A CTA has a row; its warps take every fourth
+// part, and their sums are added in order: the same bits every time.
+#include "cuda/decode/launch.h"
+#include "cuda/decode/results.h"
+#include "cuda/device/device.h"
+#include "cuda/ptx/barrier.h"
+
+namespace dspattn::cuda::decode {
+namespace {
+
+constexpr int kColumns = 256 / 32;  // of a lane, at the largest head dim
+
+__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ Params p, DType type) {
+  __shared__ float sums[kWarps][256];
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  const int unit = static_cast<int>(blockIdx.x) / p.rows;
+  const int row = static_cast<int>(blockIdx.x) - unit * p.rows;
+  const int columns = p.results.out.columns;
+  const int splits = p.splits.value;
+  const std::int64_t first = static_cast<std::int64_t>(unit) * splits * p.rows + row;
+
+  ptx::wait_for_kernels_before();  // the parts are written
+  const RowStats joined = join_parts(p.partials.stats + first, splits, p.rows, lane, p.scales.exponent);
+  float values[kColumns] = {};
+#pragma unroll 2
+  for (int i = warp; i < splits; i += kWarps) {
+    const std::int64_t at = first + static_cast<std::int64_t>(i) * p.rows;
+    const float factor = part_factor(p.partials.stats[at], joined.reference, p.scales.exponent);
+    const float* out = p.partials.out + at * columns;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const int column = lane + 32 * c;
+      if (factor != 0 && column < columns) values[c] = fmaf(factor, out[column], values[c]);
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) sums[warp][lane + 32 * c] = values[c];
+  __syncthreads();  // all warps' sums are there
+
+  const int batch = p.kv_heads.quotient(unit);
+  const tile::PackedRow which = tile::packed_row(row, p.n_q);
+  const int head = (unit - batch * p.kv_heads.value) * p.heads_per_kv_head + which.head;
+  for (int column = static_cast<int>(threadIdx.x); column < columns; column += kThreads) {
+    float value = sums[0][column];
+    for (int i = 1; i < kWarps; ++i) value += sums[i][column];
+    store_result(p.results, type, p.results.out.offset(batch, head, which.query) + column,
+                 normalised(value, joined.sum));
+  }
+  if (threadIdx.x == 0) {
+    store_lse(p.results, p.results.lse.offset(batch, head, which.query), joined, p.scales.exponent);
+  }
+}
+
+}  // namespace
+
+void launch_merge(const Params& params, DType type, std::int64_t units, cudaStream_t stream) {
+  const bool overlaps = current_device_facts().major >= 9;  // with the kernel before, for whose end it waits
+  launch("decode merge", merge_kernel,
+         {.ctas = grid_of(units * params.rows), .threads = kThreads, .may_overlap = overlaps}, stream, params, type);
+}
+
+}  // namespace dspattn::cuda::decode

@@ -1,0 +1,209 @@
+// From a tile's scores to weights, for the up to 16 rows of a warp: scale, bias, mask, select, exponentiate.
+//
+// Scores pass through shared memory, where the four keys of a group are neighbours. A row's groups are dealt to 32 /
+// rows lanes, so that one row keeps all lanes busy as well as sixteen do. Memory's bandwidth leaves time for this: at
+// d = 128 a multiprocessor has about 6500 instructions for a tile.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/decode/params.h"
+#include "cuda/ptx/packed_half.h"
+
+namespace dspattn::cuda::decode {
+
+// A row of a mask tensor.
+struct MaskRow {
+  const std::uint8_t* data = nullptr;  // null: absent
+  std::int64_t key_bytes = 0;
+
+  __device__ __forceinline__ MaskRow(const blocks::MaskTensor& mask, int element, int batch, int head, int query) {
+    if (mask.data == nullptr) return;
+    const std::int64_t offset = batch * mask.batch_stride + head * mask.head_stride + query * mask.row_stride;
+    data = static_cast<const std::uint8_t*>(mask.data) + offset * element;
+    key_bytes = mask.key_stride * element;
+  }
+  __device__ __forceinline__ const std::uint8_t* at(int key) const { return data + key * key_bytes; }
+};
+
+// Where a warp's scores, weights and codes lie.
+struct WarpTiles {
+  std::uint8_t* scores;
+  std::uint8_t* weights;
+  std::uint8_t* codes;
+
+  // `number`: of the batch's tiles.
+  __device__ __forceinline__ WarpTiles(const SharedLayout& layout, std::uint8_t* shared, int warp, int number = 0)
+      : scores(shared + layout.scores + warp * layout.scores_bytes),
+        weights(shared + layout.weights + (warp * layout.batch + number) * layout.weights_bytes),
+        codes(shared + layout.codes + (warp * layout.batch + number) * layout.codes_bytes) {}
+};
+
+// Two fp32 scores as the fp16 numbers that are compared.
+__device__ __forceinline__ void round_to_half(float& a, float& b) {
+  ptx::unpack_f16x2(ptx::pack_f16x2_clamped(a, b), a, b);
+}
+
+template <typename C>
+struct Weigher {
+  const Params& p;
+  float4* scores;  // of this lane's row, a group each
+  std::uint32_t* weights;
+  std::uint8_t* codes;
+  int batch;
+  int lanes;        // of a row
+  int first_group;  // of this lane
+  bool has_row;
+  int begin = 0, end = 0;  // keys that the row sees by diagonal, window and length
+  MaskRow allowed, bias;
+  float reference = -INFINITY;  // the largest score so far
+  float sum = 0;                // of this lane's weights, relative to it
+
+  // `first_row` is the warp's first of the key head's rows.
+  __device__ __forceinline__ Weigher(const Params& params, const SharedLayout& layout, const WarpTiles& tiles,
+                                     const tile::RowBand& band, int first_row, int batch, int kv_head, int lane)
+      : Weigher(params, layout, tiles, band, batch, kv_head, lane, lane / (32 / params.teams.rows),
+                tile::packed_row(min(first_row + lane / (32 / params.teams.rows), params.rows - 1), params.n_q)) {
+    has_row = first_row + lane / lanes < p.rows;
+  }
+
+  // Calls visit(group) for every group of the row that is this lane's.
+  template <typename Visit>
+  __device__ __forceinline__ void each_group(Visit visit) const {
+    if (!has_row) return;
+#pragma unroll 1
+    for (int group = first_group; group < C::kGroups; group += lanes) visit(group);
+  }
+
+  // Weighs a tile whose block of 128 keys begins at key `block`. Returns by how much the row's results so far shrink.
+  __device__ __forceinline__ float weigh(int block, int part) {
+    const float shrink = raise(mask(block, part));
+    each_group([&](int group) {
+      const float4 x = scores[group];
+      const tile::KeptOfFour kept = select(x);
+      const float first = element(x, kept.first), second = element(x, kept.second);
+      codes[group] = static_cast<std::uint8_t>(tile::kept_code(kept, first == -INFINITY, second == -INFINITY));
+      store_weights(group, first, second);
+    });
+    return shrink;
+  }
+
+  // Makes compared scores of a tile's products. Returns the largest of this lane's.
+  __device__ __forceinline__ float mask(int block, int part) {
+    float largest = -INFINITY;
+    each_group([&](int group) {
+      const float4 x = mask_group(scores[group], block, part, group);
+      scores[group] = x;
+      largest = fmaxf(largest, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
+    });
+    return largest;
+  }
+
+  // Raises the reference to the largest of the row's lanes' if that is larger. Returns by how much sums shrink.
+  __device__ __forceinline__ float raise(float largest) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, offset));
+    }
+    const float raised = fmaxf(reference, largest);
+    const float shrink = raised == reference ? 1.0f : ptx::exp2_fast((reference - raised) * p.scales.exponent);
+    reference = raised;
+    sum *= shrink;
+    return shrink;
+  }
+
+  // Relative to the reference. Of a row that has seen no key all scores are -inf, and so are their differences from 0.
+  __device__ __forceinline__ float weight(float score) const {
+    return ptx::exp2_fast((score - (reference == -INFINITY ? 0.0f : reference)) * p.scales.exponent);
+  }
+
+  __device__ __forceinline__ tile::KeptOfFour select(const float4& x) const {
+    return p.pairs != 0 ? tile::one_of_each_two(x.x, x.y, x.z, x.w) : tile::two_of_four(x.x, x.y, x.z, x.w);
+  }
+  __device__ __forceinline__ static float element(const float4& x, int e) {
+    return e == 0 ? x.x : e == 1 ? x.y : e == 2 ? x.z : x.w;
+  }
+
+  // Of a group's two kept scores.
+  __device__ __forceinline__ void store_weights(int group, float first, float second) {
+    const float weight0 = weight(first), weight1 = weight(second);
+    sum += weight0 + weight1;
+    if constexpr (C::kType == DType::f32) {
+      weights[2 * group] = __float_as_uint(weight0);
+      weights[2 * group + 1] = __float_as_uint(weight1);
+    } else {
+      weights[group] =
+          C::kType == DType::bf16 ? ptx::pack_bf16x2(weight0, weight1) : ptx::pack_f16x2(weight0, weight1);
+    }
+  }
+
+  // The row's sum over its lanes.
+  __device__ __forceinline__ float total() const {
+    float x = sum;
+    for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+    return x;
+  }
+
+ private:
+  __device__ __forceinline__ Weigher(const Params& params, const SharedLayout& layout, const WarpTiles& tiles,
+                                     const tile::RowBand& band, int sequence, int kv_head, int lane, int row,
+                                     tile::PackedRow which)
+      : p(params),
+        scores(reinterpret_cast<float4*>(tiles.scores + row * layout.scores_stride)),
+        weights(reinterpret_cast<std::uint32_t*>(tiles.weights + row * layout.weights_stride)),
+        codes(tiles.codes + row * C::kGroups),
+        batch(sequence),
+        lanes(32 / params.teams.rows),
+        first_group(lane % (32 / params.teams.rows)),
+        has_row(false),
+        begin(band.begin(which.query)),
+        end(band.end(which.query)),
+        allowed(params.allowed, 1, sequence, kv_head * params.heads_per_kv_head + which.head, which.query),
+        bias(params.bias, params.bias_bytes, sequence, kv_head * params.heads_per_kv_head + which.head, which.query) {}
+
+  __device__ __forceinline__ float4 mask_group(const float4& raw, int block, int part, int group) {
+    float x[4] = {raw.x, raw.y, raw.z, raw.w};
+    bool seen[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int key = block + p.keys.key(part, group, e);
+      seen[e] = key >= begin && key < end;
+      if (seen[e] && p.pages.table != nullptr) seen[e] = p.pages.page_of(batch, key) >= 0;
+      if (seen[e] && allowed.data != nullptr) seen[e] = *allowed.at(key) != 0;
+      x[e] *= p.scales.unit;
+      if (seen[e] && bias.data != nullptr) seen[e] = add_bias(key, x[e]);
+    }
+    if (p.scales.rounds != 0) {
+      round_to_half(x[0], x[1]);
+      round_to_half(x[2], x[3]);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (!seen[e]) x[e] = -INFINITY;
+      if (std::isnan(x[e])) sum = NAN;  // shows in the row's results, whatever is selected
+    }
+    return make_float4(x[0], x[1], x[2], x[3]);
+  }
+
+  // False: the bias masks the key.
+  __device__ __forceinline__ bool add_bias(int key, float& score) const {
+    float value;
+    if (p.bias_bytes == 4) {
+      value = *reinterpret_cast<const float*>(bias.at(key));
+    } else {
+      const std::uint32_t bits = *reinterpret_cast<const std::uint16_t*>(bias.at(key));
+      float unused;
+      if (C::kType == DType::bf16) {
+        value = __uint_as_float(bits << 16);
+      } else {
+        ptx::unpack_f16x2(bits, value, unused);
+      }
+    }
+    const float total = fmaf(value, p.scales.bias, score);
+    // A finite bias does not mask, however low: sums stay finite.
+    score = std::isinf(total) && !std::isinf(value) ? copysignf(3.402823466e38f, total) : total;
+    return value != -INFINITY;
+  }
+};
+
+}  // namespace dspattn::cuda::decode

@@ -1,0 +1,28 @@
+// Sums in global memory that several CTAs add to, one after the other: the additions, and the counters that say whose
+// turn it is.
+#pragma once
+
+#include <cstdint>
+
+namespace dspattn::cuda::ptx {
+
+// Adds to four neighbouring floats; 16-byte aligned. Does not wait.
+__device__ __forceinline__ void add_global_16(float* to, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
+}
+
+// Until the counter has reached `least`: what its last adder had seen or done before is then visible.
+__device__ __forceinline__ void await_count(const std::int32_t* counter, std::int32_t least) {
+  std::int32_t count;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+  } while (count < least);
+}
+
+// One more, behind all that this thread has seen or done.
+__device__ __forceinline__ void count_up(std::int32_t* counter) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
+}  // namespace dspattn::cuda::ptx

@@ -1,0 +1,126 @@
+#include "cuda/sm90/backward/backward.h"
+
+#include "core/geometry.h"
+#include "cuda/blocks/problem_params.h"
+#include "cuda/device/device.h"
+#include "cuda/sm90/backward/rows_kernels.h"
+#include "cuda/sm90/common/forward.h"
+
+namespace dspattn::cuda::sm90::backward {
+namespace {
+
+OutView out_view(const TensorView& tensor) {
+  return {tensor.data, tensor.step(0), tensor.step(1), tensor.step(2), static_cast<int>(tensor.extent(3))};
+}
+
+// Of what is only read.
+LseView lse_view(const ConstTensorView& tensor) {
+  if (!tensor.present()) return {};
+  return {const_cast<float*>(static_cast<const float*>(tensor.data)), tensor.step(0), tensor.step(1), tensor.step(2)};
+}
+
+Scratch scratch_of(const ScratchOffsets& at, void* workspace) {
+  auto* base = static_cast<std::uint8_t*>(workspace);
+  return {base + at.q,
+          base + at.d_out,
+          reinterpret_cast<RowNumbers*>(base + at.rows),
+          reinterpret_cast<float*>(base + at.sums),
+          reinterpret_cast<std::int32_t*>(base + at.counts),
+          reinterpret_cast<std::int32_t*>(base + at.taken)};
+}
+
+BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan, const BackwardArgs& args) {
+  const Problem& problem = args.problem;
+  const core::Geometry geometry = core::geometry_of(problem);
+  const auto flag = [](const ConstTensorView& tensor) { return is_vector(tensor) ? 1 : 0; };
+  BackwardParams p;
+  p.q = rows_of(problem.q);
+  p.k = rows_of(problem.k);
+  p.v = rows_of(problem.v);
+  p.out = rows_of(args.out);
+  p.d_out = rows_of(args.d_out);
+  p.lse = lse_view(args.lse);
+  p.d_lse = lse_view(args.d_lse);
+  p.d_q = out_view(args.d_q);
+  p.d_k = out_view(args.d_k);
+  p.d_v = out_view(args.d_v);
+  p.allowed = mask_of(problem.mask.allowed);
+  p.bias = mask_of(problem.mask.bias);
+  p.bias_bytes = problem.mask.bias.present() ? static_cast<int>(size_bytes(problem.mask.bias.dtype)) : 0;
+  p.work = blocks::work_of(problem);
+  p.keys = tile::key_map(pattern_of(kernel.selection), problem.grouping, plan.score_keys);
+  p.scales = blocks::scales_of(kernel.type, geometry.scale, problem.mask.bias.present());
+  p.scratch = scratch_of(plan.scratch, args.run.workspace);
+  p.type = kernel.type;
+  p.dim = plan.dim;
+  p.tile_q = plan.tile_q;
+  p.d = static_cast<int>(geometry.d);
+  p.value_d = static_cast<int>(geometry.d_v);
+  p.d_q_scale = static_cast<float>(geometry.scale);
+  p.d_k_scale = static_cast<float>(geometry.scale / core::selection_scale(geometry.scale));
+  p.vector_q = flag(problem.q);
+  p.vector_k = flag(problem.k);
+  p.vector_v = flag(problem.v);
+  p.vector_out = flag(args.out);
+  p.vector_d_out = flag(args.d_out);
+  p.vector_d_k = flag(args.d_k);
+  p.vector_d_v = flag(args.d_v);
+  p.sequences = static_cast<int>(geometry.batch);
+  p.kv_heads = static_cast<int>(geometry.kv_heads);
+  p.query_tiles = static_cast<int>(plan.query_tiles);
+  p.key_tiles = tile::Divisor(static_cast<int>(plan.key_tiles > 0 ? plan.key_tiles : 1));
+  p.items = static_cast<int>(plan.items);
+  p.wraps = plan.wraps ? 1 : 0;
+  return p;
+}
+
+BackwardPlan plan_of(const BackwardKernel& kernel, const Problem& problem) {
+  return plan_backward(kernel, problem, device_facts(problem.device.index));
+}
+
+}  // namespace
+
+void size_why_not(const BackwardKernel& kernel, const Problem& problem, core::Refusals& refusals) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 29;  // key tiles, and query tiles, are counted in 32 bits
+  const BackwardPlan plan = plan_of(kernel, problem);
+  if (plan.items > kMost) {
+    refusals.add([&] {
+      return "batch * kv_heads * n_k / " + std::to_string(plan.keys) + ": takes up to " + std::to_string(kMost) +
+             ", got " + std::to_string(plan.items);
+    });
+  }
+  const std::int64_t tiles = plan.query_tiles * problem.q.extent(1);
+  if (tiles > kMost) {
+    refusals.add([&] {
+      return "heads * query tiles of " + std::to_string(plan.tile_q) + " rows: takes up to " + std::to_string(kMost) +
+             ", got " + std::to_string(tiles);
+    });
+  }
+}
+
+std::size_t fused_workspace(const BackwardKernel& kernel, const BackwardArgs& args) {
+  return plan_of(kernel, args.problem).scratch.bytes;
+}
+
+std::string describe_plan(const BackwardKernel& kernel, const Problem& problem) {
+  return to_string(plan_of(kernel, problem));
+}
+
+void fused_backward_launch(const BackwardKernel& kernel,
+                           void (*launch_instance)(const BackwardParams&, int ctas, cudaStream_t),
+                           const BackwardArgs& args) {
+  const CurrentDevice device(args.problem.device.index);
+  const auto stream = static_cast<cudaStream_t>(args.run.stream);
+  const BackwardPlan plan = plan_of(kernel, args.problem);
+  if (args.problem.q.extent(1) == 0 || plan.items + plan.query_tiles == 0) {  // nothing to compute
+    const ConstTensorView& k = args.problem.k;
+    return launch_clear_keys(out_view(args.d_k), out_view(args.d_v), k.extent(0), static_cast<int>(k.extent(1)),
+                             static_cast<int>(k.extent(2)), stream);
+  }
+  const BackwardParams params = params_of(kernel, plan, args);
+  launch_prepare_rows(params, stream);
+  if (plan.ctas > 0) launch_instance(params, plan.ctas, stream);
+  launch_finish_d_q(params, stream);
+}
+
+}  // namespace dspattn::cuda::sm90::backward

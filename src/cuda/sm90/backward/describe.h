@@ -1,0 +1,26 @@
+// Where a sequence's rows and query tiles lie, as all kernels of the backward see it.
+#pragma once
+
+#include "cuda/blocks/work.h"
+#include "cuda/sm90/backward/params.h"
+#include "cuda/tile/gradient_walk.h"
+
+namespace dspattn::cuda::sm90::backward {
+
+struct SequenceRows {
+  int batch;        // of the tensors
+  int q_row, rows;  // first query row in the tensors, and how many
+  int k_row, keys;  // the same of keys
+  int first_tile;   // in the workspace
+};
+
+__device__ __forceinline__ SequenceRows sequence_rows(const BackwardParams& params, int sequence) {
+  Work work;
+  const int keys = describe_sequence(params.work, sequence, work);
+  const int tiles = (params.work.n_q + params.tile_q - 1) / params.tile_q;
+  const int first = params.work.cumulative_q.present() ? tile::first_packed_tile(work.q_row, sequence, params.tile_q)
+                                                       : sequence * tiles;
+  return {work.batch, work.q_row, work.rows, work.k_row, keys, first};
+}
+
+}  // namespace dspattn::cuda::sm90::backward

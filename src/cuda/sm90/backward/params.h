@@ -1,0 +1,61 @@
+// What the host tells the kernels of the fused backward: one struct, passed by value.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/blocks/scales.h"
+#include "cuda/blocks/views.h"
+#include "cuda/blocks/work_params.h"
+#include "cuda/tile/key_map.h"
+#include "dspattn/dtype.h"
+
+namespace dspattn::cuda::sm90::backward {
+
+using namespace blocks;
+
+// Of a query row: the log-sum-exp in base 2, +inf where the row sees no key, and D.
+struct RowNumbers {
+  float lse;
+  float d;
+};
+
+// In the workspace, all indexed by query tile: tile `t` of head `h` is number h * query_tiles + t.
+struct Scratch {
+  std::uint8_t* q = nullptr;       // tiles of Q times 2^-e, as they lie in shared memory; absent rows are zeros
+  std::uint8_t* d_out = nullptr;   // and of dO
+  RowNumbers* rows = nullptr;      // [tile][row]
+  float* sums = nullptr;           // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
+  std::int32_t* counts = nullptr;  // [sum][tile][warpgroup]: shares that are in
+  std::int32_t* taken = nullptr;   // items that CTAs have taken
+};
+
+struct BackwardParams {
+  RowsView q, k, v, out, d_out;
+  LseView lse;    // read only
+  LseView d_lse;  // read only; null: there is none
+  OutView d_q, d_k, d_v;
+  MaskTensor allowed;  // bytes, zero = masked
+  MaskTensor bias;
+  int bias_bytes = 0;  // of an element: 4 (fp32), or 2 (the inputs' type)
+  WorkParams work;
+  tile::KeyMap keys;
+  ScoreScales scales;
+  Scratch scratch;
+
+  DType type = DType::bf16;
+  int dim = 0;             // head dim that the kernel is compiled for
+  int tile_q = 0;          // rows of a query tile
+  int d = 0, value_d = 0;  // columns of Q and K, of V and dO
+  float d_q_scale = 1;     // from sums to dQ
+  float d_k_scale = 1;     // from accumulators, whose Q is scaled, to dK
+  int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0, vector_d_out = 0;  // rows are 16-byte aligned
+  int vector_d_k = 0, vector_d_v = 0;
+  int sequences = 0;
+  int kv_heads = 0;
+  int query_tiles = 0;      // of a head, of all sequences
+  tile::Divisor key_tiles;  // of the longest sequence; CTAs' key tiles
+  int items = 0;
+  int wraps = 0;  // see tile/gradient_walk.h; then there are two sums
+};
+
+}  // namespace dspattn::cuda::sm90::backward

@@ -1,0 +1,75 @@
+#include "cuda/sm90/backward/plan.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "core/geometry.h"
+#include "cuda/sm90/backward/config.h"
+#include "cuda/tile/walk.h"
+
+namespace dspattn::cuda::sm90::backward {
+namespace {
+
+// Tile sizes do not depend on type and pattern.
+template <int kDim>
+void take_config(BackwardPlan& plan) {
+  using C = Config<DType::bf16, Selection::two_of_four, kDim>;
+  plan.dim = kDim;
+  plan.tile_q = C::kTileQ;
+  plan.keys = C::kKeys;
+  plan.score_keys = C::kTileK;
+  plan.stages = C::kStages;
+  plan.threads = C::kThreads;
+}
+
+// Parts of the workspace one behind the other, each aligned as copies by TMA need it, and more.
+ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads) {
+  ScratchOffsets at;
+  const auto tiles = static_cast<std::size_t>(plan.query_tiles * heads);
+  const auto tile_rows = static_cast<std::size_t>(plan.tile_q);
+  const auto dim = static_cast<std::size_t>(plan.dim);
+  const std::size_t sums = plan.wraps ? 2 : 1;
+  constexpr std::size_t kAlignment = 256;
+  const auto take = [&](std::size_t& offset, std::size_t bytes) {
+    offset = at.bytes;
+    at.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  take(at.taken, sizeof(std::int32_t));
+  take(at.q, tiles * tile_rows * dim * 2);
+  take(at.d_out, tiles * tile_rows * dim * 2);
+  take(at.rows, tiles * tile_rows * 2 * sizeof(float));
+  take(at.counts, sums * tiles * 2 * sizeof(std::int32_t));
+  take(at.sums, sums * tiles * tile_rows * dim * sizeof(float));
+  return at;
+}
+
+}  // namespace
+
+BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem, const DeviceFacts& device) {
+  const core::Geometry geometry = core::geometry_of(problem);
+  BackwardPlan plan;
+  kernel.dim == 64 ? take_config<64>(plan) : kernel.dim == 128 ? take_config<128>(plan) : take_config<256>(plan);
+  const std::int64_t tiles = tile::divide_up(geometry.n_q, plan.tile_q);
+  plan.query_tiles = problem.packed ? problem.q.extent(2) / plan.tile_q + geometry.batch + 1 : geometry.batch * tiles;
+  const int parts = tile::kBlockKeys / plan.keys;
+  plan.key_tiles = std::int64_t{parts} * tile::divide_up(geometry.n_k, tile::kBlockKeys);
+  plan.items = plan.key_tiles * geometry.batch * geometry.kv_heads;
+  // Where the diagonal bounds what rows see, walks begin at different tiles anyway.
+  plan.wraps = tiles > 1 && tile::clamped_reach(core::band_of(problem.mask).right) == tile::kMaxRows;
+  plan.ctas = static_cast<int>(std::min<std::int64_t>(plan.items, device.multiprocessors));
+  plan.scratch = lay_out(plan, geometry.heads);
+  return plan;
+}
+
+std::string to_string(const BackwardPlan& plan) {
+  std::ostringstream text;
+  text << "CTA         " << plan.keys << " keys, query tiles of " << plan.tile_q << ", compiled for d = " << plan.dim
+       << ", 2 consumer warpgroups, " << plan.stages << " stages"
+       << "\nitems       " << plan.items << ", the last keys of a head first"
+       << "\ndQ          shares added in a fixed order, "
+       << (plan.wraps ? "two sums: walks begin at their own place and go around" : "one sum") << "\nlaunch      "
+       << plan.ctas << " CTAs of " << plan.threads << " threads\nworkspace   " << plan.scratch.bytes << " bytes";
+  return text.str();
+}
+
+}  // namespace dspattn::cuda::sm90::backward

@@ -1,0 +1,47 @@
+// How the fused backward will serve a problem: every decision of the host, a pure function of problem and device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "cuda/blocks/selection.h"
+#include "cuda/device/facts.h"
+#include "dspattn/attention.h"
+
+namespace dspattn::cuda::sm90::backward {
+
+// What (type, pattern, head dim) a kernel was compiled for.
+struct BackwardKernel {
+  DType type;
+  blocks::Selection selection;
+  int dim;
+};
+
+// Where the parts of the workspace begin, in bytes from its own begin.
+struct ScratchOffsets {
+  std::size_t q = 0, d_out = 0, rows = 0, sums = 0, counts = 0, taken = 0;
+  std::size_t bytes = 0;  // of all
+};
+
+struct BackwardPlan {
+  int dim = 0;         // compiled for
+  int tile_q = 0;      // query rows of a tile
+  int keys = 0;        // of an item
+  int score_keys = 0;  // of one warpgroup's scores
+  int stages = 0;
+  bool wraps = false;            // walks begin at their own place and go around; two sums for every query tile
+  std::int64_t query_tiles = 0;  // of a head, of all sequences
+  std::int64_t key_tiles = 0;    // of the longest sequence
+  std::int64_t items = 0;
+  int ctas = 0;
+  int threads = 0;
+  ScratchOffsets scratch;
+};
+
+// Of a problem that the kernel serves.
+BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem, const DeviceFacts& device);
+
+std::string to_string(const BackwardPlan& plan);
+
+}  // namespace dspattn::cuda::sm90::backward

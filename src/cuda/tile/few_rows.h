@@ -1,0 +1,73 @@
+// Few query rows: how the rows of the heads that share a key head stand side by side, how a range of keys is dealt to
+// CTAs, and which two of four keys stay. Host functions too.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/tile/key_map.h"
+
+namespace dspattn::cuda::tile {
+
+// Row r of those of a key head: all queries of its first head, then of the next.
+struct PackedRow {
+  int head = 0;  // of the heads that share the key head
+  int query = 0;
+};
+DSPATTN_HOST_DEVICE constexpr PackedRow packed_row(int row, int n_q) { return {row / n_q, row % n_q}; }
+
+// Key tiles [begin, end).
+struct TileRange {
+  int begin = 0;
+  int end = 0;
+};
+
+// Part `split` of `splits` of a range: sizes differ by at most one, and an empty part is possible. Groups of keys never
+// straddle tiles, so parts can be merged exactly wherever they are cut.
+DSPATTN_HOST_DEVICE constexpr TileRange part_of_range(TileRange range, int split, int splits) {
+  const std::int64_t count = range.end - range.begin;
+  return {range.begin + static_cast<int>(count * split / splits),
+          range.begin + static_cast<int>(count * (split + 1) / splits)};
+}
+
+// Which two of a group's four keys are kept, ascending.
+struct KeptOfFour {
+  int first = 0;
+  int second = 1;
+};
+
+// The two largest; ties keep the lower. Nothing is promised where there is a NaN, but that first < second.
+DSPATTN_HOST_DEVICE constexpr KeptOfFour two_of_four(float a, float b, float c, float d) {
+  const bool b_over_a = b > a;
+  const bool d_over_c = d > c;
+  const float high1 = b_over_a ? b : a, low1 = b_over_a ? a : b;
+  const float high2 = d_over_c ? d : c, low2 = d_over_c ? c : d;
+  if (low1 >= high2) return {0, 1};
+  if (low2 > high1) return {2, 3};
+  return {b_over_a ? 1 : 0, d_over_c ? 3 : 2};
+}
+
+// The larger of the first two and the larger of the last two.
+DSPATTN_HOST_DEVICE constexpr KeptOfFour one_of_each_two(float a, float b, float c, float d) {
+  return {b > a ? 1 : 0, d > c ? 3 : 2};
+}
+
+// What is remembered of a group: both kept elements as the sparse tensor core wants them (index0 | index1 << 2), and
+// whether they are hidden, so that their rows of V are not to be read.
+DSPATTN_HOST_DEVICE constexpr std::uint32_t kept_code(KeptOfFour kept, bool first_hidden, bool second_hidden) {
+  return static_cast<std::uint32_t>(kept.first | kept.second << 2 | (first_hidden ? 16 : 0) | (second_hidden ? 32 : 0));
+}
+DSPATTN_HOST_DEVICE constexpr int kept_element(std::uint32_t code, int which) {
+  return static_cast<int>(code >> (2 * which) & 3u);
+}
+DSPATTN_HOST_DEVICE constexpr bool kept_is_hidden(std::uint32_t code, int which) {
+  return (code >> (4 + which) & 1u) != 0;
+}
+
+// Sparsity metadata of four groups from their codes, a byte each.
+DSPATTN_HOST_DEVICE constexpr std::uint32_t metadata_of_codes(std::uint32_t codes) {
+  const std::uint32_t nibbles = codes & 0x0F0F0F0Fu;
+  const std::uint32_t bytes = nibbles | nibbles >> 4;  // of each pair of groups, in bytes 0 and 2
+  return (bytes & 0xFFu) | (bytes >> 8 & 0xFF00u);
+}
+
+}  // namespace dspattn::cuda::tile

@@ -1,0 +1,111 @@
+// Which work the CTAs of the fused backward do, and in which order their shares of a dQ are added up.
+//
+// An item is a key tile of one (sequence, key head): a CTA walks the query tiles that see it, of all heads that share
+// the key head. Items are numbered in the order in which CTAs take them; within a (sequence, key head) the last key
+// tile comes first.
+//
+// A query tile's dQ is the sum of shares of many CTAs, and sums of floats depend on their order. So shares are added
+// from the last key tile down to the first, each when a counter says that the one before is in. A CTA therefore waits
+// only for items with lower numbers. Those were taken before its own, by CTAs that run; of all items in work the lowest
+// waits for nobody, so that whatever else the GPU does, some CTA always goes on: no deadlock.
+//
+// And hardly a wait: where the diagonal bounds what a row sees, the last key tile that a query tile sees is the one
+// whose walk begins there, one key tile below it arrives a step later, and so on. Where every row sees all keys,
+// walks that began at the first query tile would all want the same one. There key tile j begins with the query tile at
+// its own place, and when it has come to the end goes on with the first ones (`wraps`); what it adds on that second
+// stretch goes to a second sum, or it would have to wait for CTAs with higher numbers.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/tile/walk.h"
+
+namespace dspattn::cuda::tile {
+
+// Query tiles [begin, end) of a sequence.
+struct TileRange {
+  int begin = 0;
+  int end = 0;
+
+  DSPATTN_HOST_DEVICE constexpr int count() const { return end > begin ? end - begin : 0; }
+};
+
+// The quotient rounded down, of negative numbers too.
+DSPATTN_HOST_DEVICE constexpr int floor_divide(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
+
+// Key blocks that rows [first, last] may see: all that lie between the first row's first key and the last row's last.
+DSPATTN_HOST_DEVICE constexpr KeyBlockRange key_blocks_of(const RowBand& band, int first, int last) {
+  const int lowest = floor_divide(first + band.diagonal - band.left, kBlockKeys);
+  const int highest = floor_divide(last + band.diagonal + band.right, kBlockKeys) + 1;
+  const int blocks = (band.key_length + kBlockKeys - 1) / kBlockKeys;
+  return {lowest > 0 ? lowest : 0, highest < blocks ? highest : blocks};
+}
+
+// Query tiles, of tile_q rows each, of a sequence of `rows` rows whose key_blocks_of contain `block`.
+DSPATTN_HOST_DEVICE constexpr TileRange query_tiles_of(const RowBand& band, int rows, int block, int tile_q) {
+  if (block * kBlockKeys >= band.key_length || rows <= 0) return {0, 0};
+  const int first_row = block * kBlockKeys - band.diagonal - band.right;          // that sees the block's begin
+  const int last_row = (block + 1) * kBlockKeys - 1 - band.diagonal + band.left;  // that sees its end
+  const int tiles = (rows + tile_q - 1) / tile_q;
+  if (first_row >= rows || last_row < 0) return {0, 0};
+  const int begin = first_row > 0 ? first_row / tile_q : 0;
+  const int end = last_row / tile_q + 1;
+  return {begin, end < tiles ? end : tiles};
+}
+
+// Where a walk over `tiles` begins.
+DSPATTN_HOST_DEVICE constexpr int first_of_walk(const TileRange& tiles, int block, int tile_q, bool wraps) {
+  const int beside = block * kBlockKeys / tile_q;
+  if (!wraps || beside < tiles.begin) return tiles.begin;
+  return beside < tiles.end ? beside : tiles.begin;
+}
+
+// Its query tile number `step`.
+DSPATTN_HOST_DEVICE constexpr int tile_of_step(const TileRange& tiles, int first, int step) {
+  const int tile = first + step;
+  return tile < tiles.end ? tile : tile - tiles.count();
+}
+
+// Which of a query tile's two sums a share goes to, and how many shares of that sum come before it.
+struct Turn {
+  int sum;
+  int before;
+};
+
+// Of key tile `part` of `parts` of block `block`.
+DSPATTN_HOST_DEVICE constexpr Turn turn_of(const KeyBlockRange& seen, int tile, int tile_q, int block, int part,
+                                           int parts, bool wraps) {
+  const int beside = tile * tile_q / kBlockKeys;  // the last block whose walk begins at this tile or before
+  const bool second = wraps && block > beside;
+  const int last = wraps && !second && beside < seen.end - 1 ? beside : seen.end - 1;
+  return {second ? 1 : 0, (last - block) * parts + parts - 1 - part};
+}
+
+// Query tiles of all sequences lie one behind the other in the workspace: the first of a sequence whose rows begin at
+// `begin` of a packed tensor. Ranges of sequences that follow each other do not overlap: for a sequence of `count` rows
+// begin / t + ceil(count / t) <= (begin + count) / t + 1.
+DSPATTN_HOST_DEVICE constexpr int first_packed_tile(int begin, int sequence, int tile_q) {
+  return begin / tile_q + sequence;
+}
+
+// Item `item`: of which (sequence, key head), and which key tile of `key_tiles`.
+struct GradientItem {
+  int sequence_head;
+  int key_tile;
+};
+DSPATTN_HOST_DEVICE constexpr GradientItem gradient_item(int item, const Divisor& key_tiles) {
+  const int sequence_head = key_tiles.quotient(item);
+  return {sequence_head, key_tiles.value - 1 - (item - sequence_head * key_tiles.value)};
+}
+
+// An fp32 sum of a query tile lies as its threads hold it: for each of two warpgroups, and there four registers of each
+// of 128 threads after the other. Row and column of register i (0..3) of group `four` of thread `thread`: of the
+// warpgroup's accumulator.
+DSPATTN_HOST_DEVICE constexpr int sum_row(int thread, int i) {
+  return (thread >> 5) * 16 + ((thread & 31) >> 2) + (i >> 1) * 8;
+}
+DSPATTN_HOST_DEVICE constexpr int sum_column(int four, int thread, int i) {
+  return 8 * four + 2 * (thread & 3) + (i & 1);
+}
+
+}  // namespace dspattn::cuda::tile

@@ -1,0 +1,148 @@
+// Every row of the fused backward on a GPU: random problems of the whole contract against the oracle, reruns bit for
+// bit, near-ties, masks, empty rows, packed batches. Skipped without a Hopper GPU.
+//
+// A problem's forward is the library's own: its selection must be repeated bit for bit, or gradients are far off where
+// scores nearly tie.
+//   DSPATTN_FUSED_CASES   problems per row (default 40; 300 for the full check; below 20 only short ones)
+//   DSPATTN_FUSED_SEED    what they are drawn from (default 7)
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "check/check.h"
+#include "cuda/fused_rows.h"
+#include "cuda/sm90/backward/rows.h"
+#include "cuda/sm90/common/forward.h"
+#include "dspattn/kernels.h"
+
+namespace dspattn {
+namespace {
+
+std::int64_t from_environment(const char* name, std::int64_t otherwise) {
+  const char* given = std::getenv(name);
+  return given != nullptr ? std::max(1LL, std::atoll(given)) : otherwise;
+}
+
+class BackwardRow : public Robust {
+ protected:
+  // The three-part comparison of a problem, in both groupings, with tensors aligned and off any alignment.
+  void expect_gradients(check::Case drawn, std::int64_t reruns = 1) const {
+    drawn.pass = Pass::backward;
+    drawn.want_lse = true;
+    const check::Runner runner = check::library_runner(gpu_memory(), {}, GetParam());
+    check::CheckOptions options;
+    options.device = kGpu;
+    options.reruns = static_cast<int>(reruns);
+    for (const Grouping grouping : {Grouping::interleaved, Grouping::consecutive}) {
+      for (const check::Layout layout : {check::Layout::bhnd, check::Layout::padded}) {
+        drawn.grouping = grouping;
+        drawn.q_layout = drawn.k_layout = drawn.v_layout = drawn.out_layout = layout;
+        const check::CaseReport report = check::check_drawn(drawn, runner, options);
+        for (const std::string& failure : report.failures) ADD_FAILURE() << report.description << "\n" << failure;
+      }
+    }
+  }
+};
+
+TEST_P(BackwardRow, AgreesWithTheOracleOnRandomProblems) {
+  const Row of = row();
+  const std::int64_t wanted = from_environment("DSPATTN_FUSED_CASES", 40);
+  const auto seed = static_cast<std::uint64_t>(from_environment("DSPATTN_FUSED_SEED", 7));
+  std::int64_t served = 0, failed = 0;
+  double worst = 0;
+  for (std::int64_t index = 0; served < wanted && index < 100 * wanted; ++index) {
+    check::CheckOptions options;
+    options.device = kGpu;
+    options.limits.pass = Pass::backward;
+    options.limits.dtype = of.dtype;
+    options.limits.pattern = of.pattern;
+    // Half of the problems at the row's own head dim, the others at whatever is drawn and the row serves.
+    if (index % 2 == 0) options.limits.head_dim = of.dim;
+    if (index % 4 >= 2 && wanted >= 20) {
+      options.limits.max_n = 2049;
+      options.limits.max_work = 60'000'000;
+    }
+    const check::CaseReport report = check::check_case(seed, index, of.name, options);
+    if (!report.served) continue;
+    ++served;
+    worst = std::max(worst, report.worst);
+    if (report.passed()) continue;
+    ++failed;
+    for (const std::string& failure : report.failures) {
+      ADD_FAILURE() << report.description << "\n" << failure << "\n" << report.command;
+    }
+  }
+  std::cout << of.name << ": " << served << " problems, " << failed << " failed; largest error " << worst
+            << " of what is allowed\n";
+  EXPECT_EQ(served, wanted);
+}
+
+// Small integers: sums are exact, and most groups have ties.
+TEST_P(BackwardRow, RepeatsTheSelectionWhereScoresTie) {
+  check::Case drawn = row().problem(2, 100, 261);
+  drawn.integers = true;
+  expect_gradients(drawn);
+  drawn.causal = true;
+  expect_gradients(drawn);
+  check::Case equal = row().problem(2, 40, 261);
+  equal.magnitude = 0;
+  expect_gradients(equal);
+}
+
+TEST_P(BackwardRow, RowsWithoutKeysAndKeysWithoutRows) {
+  expect_gradients(row().problem(2, 130, 1));
+  check::Case hidden = row().problem(2, 130, 200);
+  hidden.key_lengths = {0};
+  expect_gradients(hidden);
+  check::Case empty = row().problem(2, 300, 150);  // the first 150 rows see nothing
+  empty.causal = true;
+  expect_gradients(empty);
+}
+
+TEST_P(BackwardRow, MasksAndSharedKeys) {
+  check::Case drawn = row().problem(2, 150, 261);
+  drawn.kv_heads = 1;
+  drawn.d_v = row().dim - 8;
+  drawn.bias = check::Broadcast{};
+  drawn.allowed = check::Broadcast{};
+  drawn.causal = true;
+  drawn.window_left = 170;
+  expect_gradients(drawn);
+}
+
+TEST_P(BackwardRow, PackedBatches) {
+  check::Case packed = row().problem(1, 160, 140);
+  packed.packed = true;
+  packed.batch = 4;
+  packed.cu_q = {0, 160, 161, 231, 300};
+  packed.cu_k = {0, 140, 268, 268, 330};
+  packed.tail_q = packed.tail_k = 3;
+  expect_gradients(packed);
+  packed.causal = true;
+  expect_gradients(packed);
+}
+
+// More items than CTAs, and long enough for many shares of every dQ, again and again.
+TEST_P(BackwardRow, GivesTheSameBitsOverReruns) {
+  const std::int64_t reruns = from_environment("DSPATTN_FUSED_RERUNS", 100);
+  expect_gradients(row().problem(40, 700, 900), reruns);
+  check::Case causal = row().problem(40, 900, 900);
+  causal.causal = true;
+  expect_gradients(causal, reruns);
+}
+
+std::vector<std::string> row_names() {
+  std::vector<std::string> names;
+  for (const core::KernelRow& row : cuda::sm90::fused_backward_rows()) names.emplace_back(row.info.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, BackwardRow, ::testing::ValuesIn(row_names()),
+                         [](const ::testing::TestParamInfo<std::string>& row) { return row.param; });
+
+}  // namespace
+}  // namespace dspattn

@@ -1,0 +1,92 @@
+// Plans of the fused backward: tiles, items, sums and the workspace, which grows with the rows and not with their
+// square.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+#include "cuda/sm90/backward/plan.h"
+
+namespace dspattn::cuda::sm90::backward {
+namespace {
+
+const DeviceFacts kH200{.present = true, .major = 9, .multiprocessors = 132, .shared_bytes = 227 * 1024};
+
+// Stands for a tensor that is never read.
+void* stand_in(int index) {
+  return reinterpret_cast<void*>((std::uintptr_t{1} << 40) * (1u + static_cast<unsigned>(index)));
+}
+
+Problem problem_of(std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t n_q, std::int64_t n_k,
+                   std::int64_t d) {
+  Problem p;
+  p.q = {stand_in(0), DType::bf16, {batch, heads, n_q, d}};
+  p.k = {stand_in(1), DType::bf16, {batch, kv_heads, n_k, d}};
+  p.v = {stand_in(2), DType::bf16, {batch, kv_heads, n_k, d}};
+  return p;
+}
+
+BackwardPlan plan_of(const Problem& problem, int dim) {
+  return plan_backward({DType::bf16, blocks::Selection::two_of_four, dim}, problem, kH200);
+}
+
+TEST(BackwardPlan, AnItemIsAKeyTileOfAKeyHead) {
+  const BackwardPlan small = plan_of(problem_of(4, 8, 2, 1024, 1000, 64), 64);
+  EXPECT_EQ(small.keys, 128);
+  EXPECT_EQ(small.tile_q, 128);
+  EXPECT_EQ(small.key_tiles, 8);
+  EXPECT_EQ(small.items, 8 * 4 * 2);
+  EXPECT_EQ(small.ctas, 64);
+  EXPECT_EQ(small.query_tiles, 4 * 8);
+  // Beyond d = 128 a key tile is half a block; a block that is begun has both halves.
+  const BackwardPlan large = plan_of(problem_of(4, 8, 8, 1024, 1000, 256), 256);
+  EXPECT_EQ(large.keys, 64);
+  EXPECT_EQ(large.key_tiles, 16);
+  EXPECT_EQ(large.ctas, 132);
+}
+
+TEST(BackwardPlan, WalksGoAroundWhereNoDiagonalBoundsThem) {
+  Problem problem = problem_of(2, 4, 4, 1024, 1024, 128);
+  EXPECT_TRUE(plan_of(problem, 128).wraps);
+  problem.mask.window_left = 100;
+  EXPECT_TRUE(plan_of(problem, 128).wraps);
+  problem.mask.causal = true;
+  EXPECT_FALSE(plan_of(problem, 128).wraps);
+  EXPECT_FALSE(plan_of(problem_of(2, 4, 4, 64, 1024, 128), 128).wraps);  // one query tile
+}
+
+TEST(BackwardPlan, TheWorkspaceIsLinearInTheRows) {
+  Problem one = problem_of(1, 2, 2, 1024, 1024, 64), two = problem_of(1, 2, 2, 2048, 2048, 64);
+  const std::size_t bytes = plan_of(one, 64).scratch.bytes;
+  // Of every row Q and dO in 16 bits, two sums of dQ in 32, two numbers.
+  EXPECT_GE(bytes, std::size_t{2} * 1024 * (64 * (2 + 2 + 8) + 8));
+  EXPECT_LE(bytes, std::size_t{2} * 1024 * (64 * (2 + 2 + 8) + 8) + 4096);
+  EXPECT_LE(plan_of(two, 64).scratch.bytes, 2 * bytes);
+  one.mask.causal = two.mask.causal = true;
+  EXPECT_LT(plan_of(one, 64).scratch.bytes, bytes);
+  // Of a packed batch it is the rows that count, not sequences times the longest.
+  Problem packed = problem_of(1, 2, 2, 4096, 4096, 64);
+  packed.packed = Packed{{stand_in(3), DType::i32, {65}}, {stand_in(4), DType::i32, {65}}, 4096, 4096};
+  EXPECT_EQ(plan_of(packed, 64).query_tiles, 4096 / 128 + 64 + 1);
+}
+
+TEST(BackwardPlan, PartsOfTheWorkspaceDoNotOverlap) {
+  const BackwardPlan plan = plan_of(problem_of(3, 5, 5, 100, 300, 128), 128);
+  const std::size_t tiles = static_cast<std::size_t>(plan.query_tiles) * 5;
+  const ScratchOffsets& at = plan.scratch;
+  EXPECT_LE(at.taken + 4, at.q);
+  EXPECT_LE(at.q + tiles * 64 * 128 * 2, at.d_out);
+  EXPECT_LE(at.d_out + tiles * 64 * 128 * 2, at.rows);
+  EXPECT_LE(at.rows + tiles * 64 * 8, at.counts);
+  EXPECT_LE(at.counts + 2 * tiles * 2 * 4, at.sums);
+  EXPECT_LE(at.sums + 2 * tiles * 64 * 128 * 4, at.bytes);
+  for (const std::size_t offset : {at.taken, at.q, at.d_out, at.rows, at.counts, at.sums}) EXPECT_EQ(offset % 256, 0u);
+}
+
+TEST(BackwardPlan, SaysWhatItDoes) {
+  const std::string text = to_string(plan_of(problem_of(2, 4, 4, 1024, 1024, 128), 128));
+  EXPECT_NE(text.find("two sums"), std::string::npos) << text;
+  EXPECT_NE(text.find("64 CTAs of 384 threads"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace dspattn::cuda::sm90::backward

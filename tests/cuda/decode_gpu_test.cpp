@@ -1,0 +1,349 @@
+// The split-key rows on a GPU: random problems of few queries against the oracle and beside the CPU kernel, reruns,
+// splits of every number, graphs whose lengths grow, lengths of any content, mask tensors, rows without keys. Skipped
+// without a GPU of sm_80 or later.
+//   DSPATTN_DECODE_CASES   random problems per row (default 40; below 20 only short ones)
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "api/device_memory.h"
+#include "check/check.h"
+#include "check/random.h"
+#include "cuda/decode/rows.h"
+#include "cuda/device/device.h"
+
+namespace dspattn {
+namespace {
+
+constexpr Device kGpu{DeviceType::cuda, 0};
+
+core::DeviceMemory& gpu_memory() { return api::memory_of(kGpu); }
+
+std::int64_t count_of_problems() {
+  const char* given = std::getenv("DSPATTN_DECODE_CASES");
+  return given != nullptr ? std::max(1LL, std::atoll(given)) : 40;
+}
+
+// A row of the table by its name: decode_bf16_d64.
+struct Row {
+  std::string name;
+  DType dtype;
+  std::int64_t dim;
+
+  explicit Row(const std::string& of) : name(of) {
+    const auto has = [&](const char* part) { return of.find(part) != std::string::npos; };
+    dtype = has("_fp32_") ? DType::f32 : has("_bf16_") ? DType::bf16 : DType::f16;
+    dim = std::stoi(of.substr(of.rfind('d') + 1));
+  }
+};
+
+class DecodeRow : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    const cuda::DeviceFacts& device = cuda::device_facts(0);
+    if (!device.present || device.major < 8) {
+      GTEST_SKIP() << "needs a GPU of sm_80 or later: " << (device.present ? "an older one" : device.absence);
+    }
+  }
+  Row row() const { return Row(GetParam()); }
+
+  void expect_right(const check::Case& drawn) const {
+    check::CheckOptions options;
+    options.device = kGpu;
+    const check::CaseReport report =
+        check::check_drawn(drawn, check::library_runner(gpu_memory(), GetParam(), {}), options);
+    for (const std::string& failure : report.failures) ADD_FAILURE() << report.description << "\n" << failure;
+  }
+  // One query of each head against n_k keys.
+  check::Case problem(std::int64_t heads, std::int64_t kv_heads, std::int64_t n_q, std::int64_t n_k) const {
+    check::Case drawn;
+    drawn.seed = 5;
+    drawn.dtype = row().dtype;
+    drawn.pattern = {2, 4};
+    drawn.grouping = Grouping::interleaved;
+    drawn.heads = heads;
+    drawn.kv_heads = kv_heads;
+    drawn.n_q = n_q;
+    drawn.n_k = n_k;
+    drawn.d = drawn.d_v = row().dim;
+    return drawn;
+  }
+};
+
+TEST_P(DecodeRow, AgreesWithTheOracleOnRandomProblems) {
+  const std::int64_t wanted = count_of_problems();
+  std::int64_t served = 0, beside_cpu = 0;
+  double worst = 0;
+  for (std::int64_t index = 0; served < wanted && index < 20 * wanted; ++index) {
+    check::CheckOptions options;
+    options.device = kGpu;
+    options.beside_cpu = true;
+    options.limits.pass = Pass::forward;
+    options.limits.dtype = row().dtype;
+    options.limits.pattern = index % 2 == 0 ? Pattern{2, 4} : Pattern{1, 2};
+    if (index % 3 != 0) options.limits.head_dim = row().dim;
+    // One query, a few, and as many as there may be.
+    options.limits.max_queries = index % 4 == 0 ? 1 : index % 4 == 1 ? 64 : 16;
+    options.limits.max_n = wanted < 20 ? 300 : 3000;
+    options.limits.max_work = wanted < 20 ? 1'000'000 : 20'000'000;
+    if (check::draw_case(9, index, options.limits).packed) continue;
+    const check::CaseReport report = check::check_case(9, index, GetParam(), options);
+    if (!report.served) continue;
+    ++served;
+    beside_cpu += report.rows_beside_cpu;
+    worst = std::max(worst, report.worst);
+    for (const std::string& failure : report.failures) {
+      ADD_FAILURE() << report.description << "\n" << failure << "\n" << report.command;
+    }
+  }
+  std::cout << GetParam() << ": " << served << " problems, largest error " << worst << " of what is allowed\n";
+  EXPECT_EQ(served, wanted);
+  EXPECT_GT(beside_cpu, 0);
+}
+
+// As many rows of a key head as a warp, two and four have, and one more.
+TEST_P(DecodeRow, EveryNumberOfRows) {
+  for (const std::int64_t n_q : {1, 2, 3, 5, 8, 11, 16, 21}) {
+    check::Case drawn = problem(3, 1, n_q, 333);
+    drawn.causal = true;
+    drawn.window_left = n_q % 2 == 0 ? std::optional<std::int64_t>(200) : std::nullopt;
+    expect_right(drawn);
+  }
+}
+
+TEST_P(DecodeRow, EveryLengthOfKeys) {
+  for (const std::int64_t n_k : {0, 1, 4, 31, 32, 33, 127, 128, 129, 512, 1000}) {
+    expect_right(problem(1, 1, 1, n_k));
+    expect_right(problem(2, 1, 1, n_k));
+  }
+}
+
+// Inputs on the device, without an oracle: for comparisons of bits.
+struct Inputs {
+  std::int64_t batch, heads, kv_heads, n_q, n_k, dim;
+  DType dtype;
+  std::vector<core::DeviceBuffer> buffers;
+
+  Inputs(const Row& row, std::int64_t b, std::int64_t h, std::int64_t kv, std::int64_t q_rows, std::int64_t keys)
+      : batch(b), heads(h), kv_heads(kv), n_q(q_rows), n_k(keys), dim(row.dim), dtype(row.dtype) {
+    check::Random random(3, 1);
+    for (const std::int64_t rows : {heads * n_q, kv_heads * n_k, kv_heads * n_k}) {
+      const std::size_t element = size_bytes(dtype);
+      std::vector<std::uint8_t> bytes(static_cast<std::size_t>(batch * rows * dim) * element);
+      // Small numbers of either sign in every type: an exponent in the middle, anything else at random.
+      for (std::size_t i = 0; i < bytes.size(); ++i) {
+        bytes[i] = static_cast<std::uint8_t>(random.between(0, 255));
+        if (i % element == element - 1) bytes[i] = static_cast<std::uint8_t>((bytes[i] & 0x80) | 0x3C);
+      }
+      buffers.emplace_back(gpu_memory(), bytes.size());
+      buffers.back().upload(bytes.data());
+    }
+  }
+  ForwardArgs args(const std::string& kernel) const {
+    ForwardArgs a;
+    a.problem.device = kGpu;
+    a.problem.q = {buffers[0].data(), dtype, {batch, heads, n_q, dim}};
+    a.problem.k = {buffers[1].data(), dtype, {batch, kv_heads, n_k, dim}};
+    a.problem.v = {buffers[2].data(), dtype, {batch, kv_heads, n_k, dim}};
+    a.run.kernel = kernel;
+    return a;
+  }
+};
+
+// fp32 results with guards around them, and their log-sum-exps.
+struct Outputs {
+  static constexpr std::size_t kGuard = 1024;
+  static constexpr std::uint8_t kPattern = 0xA5;
+  std::size_t out_bytes, lse_bytes;
+  core::DeviceBuffer out, lse;
+
+  explicit Outputs(const Inputs& in)
+      : out_bytes(static_cast<std::size_t>(in.batch * in.heads * in.n_q * in.dim) * 4),
+        lse_bytes(static_cast<std::size_t>(in.batch * in.heads * in.n_q) * 4),
+        out(gpu_memory(), out_bytes + 2 * kGuard),
+        lse(gpu_memory(), lse_bytes + 2 * kGuard) {
+    clear();
+  }
+  void clear() {
+    const std::vector<std::uint8_t> pattern(std::max(out.bytes(), lse.bytes()), kPattern);
+    out.upload(pattern.data());
+    lse.upload(pattern.data());
+  }
+  void attach(ForwardArgs& args) const {
+    const Problem& p = args.problem;
+    const std::int64_t b = p.q.extent(0), h = p.q.extent(1), n = p.q.extent(2);
+    args.out = {static_cast<std::uint8_t*>(out.data()) + kGuard, DType::f32, {b, h, n, p.v.extent(3)}};
+    args.lse = {static_cast<std::uint8_t*>(lse.data()) + kGuard, DType::f32, {b, h, n}};
+  }
+  // Results and log-sum-exps; what lies around them is whole.
+  std::vector<float> download() const {
+    std::vector<float> values;
+    for (const core::DeviceBuffer* buffer : {&out, &lse}) {
+      std::vector<std::uint8_t> bytes(buffer->bytes());
+      buffer->download(bytes.data());
+      const auto is_guard = [](std::uint8_t byte) { return byte == kPattern; };
+      EXPECT_TRUE(std::all_of(bytes.begin(), bytes.begin() + kGuard, is_guard)) << "written before the result";
+      EXPECT_TRUE(std::all_of(bytes.end() - kGuard, bytes.end(), is_guard)) << "written past the result";
+      const std::size_t count = (bytes.size() - 2 * kGuard) / 4;
+      values.resize(values.size() + count);
+      std::memcpy(values.data() + values.size() - count, bytes.data() + kGuard, 4 * count);
+    }
+    return values;
+  }
+};
+
+std::vector<float> run(const ForwardArgs& given, const Inputs& in) {
+  ForwardArgs args = given;
+  const Outputs outputs(in);
+  outputs.attach(args);
+  Prepared call(args);
+  const core::DeviceBuffer workspace(gpu_memory(), std::max<std::size_t>(call.workspace_bytes(), 1));
+  call.run(workspace.data(), workspace.bytes());
+  return outputs.download();
+}
+
+// The same bits: of floats, so that NaN equals itself.
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), 4 * a.size()) == 0;
+}
+
+core::DeviceBuffer on_device(const std::vector<std::int32_t>& values) {
+  core::DeviceBuffer buffer(gpu_memory(), 4 * values.size());
+  buffer.upload(values.data());
+  return buffer;
+}
+
+TEST_P(DecodeRow, GivesTheSameBitsOverReruns) {
+  const Inputs in(row(), 2, 4, 2, 2, 1500);
+  const ForwardArgs args = in.args(GetParam());
+  const std::vector<float> first = run(args, in);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(first, run(args, in)));
+}
+
+// Garbage is what it is when brought into range; what lies past a length reaches no result.
+TEST_P(DecodeRow, LengthsOfAnyContent) {
+  const Inputs in(row(), 4, 2, 2, 1, 500);
+  ForwardArgs args = in.args(GetParam());
+  const core::DeviceBuffer wild = on_device({std::numeric_limits<std::int32_t>::min(), 1 << 30, 200, -7});
+  const core::DeviceBuffer tame = on_device({0, 500, 200, 0});
+  args.problem.mask.key_lengths = {wild.data(), DType::i32, {4}};
+  const std::vector<float> found = run(args, in);
+  args.problem.mask.key_lengths = {tame.data(), DType::i32, {4}};
+  EXPECT_TRUE(same_bits(found, run(args, in)));
+  for (std::size_t i = 0; i < static_cast<std::size_t>(2 * row().dim); ++i)
+    ASSERT_EQ(found[i], 0) << "a row without keys";
+  const std::size_t lse = static_cast<std::size_t>(4 * 2 * row().dim);
+  EXPECT_EQ(found[lse], -std::numeric_limits<float>::infinity());
+  EXPECT_TRUE(std::isfinite(found[lse + 2]));
+}
+
+// A static cache: what lies past the length is NaN, and the length grows between replays of one graph.
+TEST_P(DecodeRow, AGraphSeesLengthsGrow) {
+  Inputs in(row(), 1, 2, 2, 1, 700);
+  const std::size_t element = size_bytes(row().dtype);
+  const std::size_t row_bytes = static_cast<std::size_t>(row().dim) * element;
+  std::vector<std::uint8_t> caches[2];
+  for (int i = 0; i < 2; ++i) {
+    caches[i].resize(in.buffers[static_cast<std::size_t>(1 + i)].bytes());
+    in.buffers[static_cast<std::size_t>(1 + i)].download(caches[i].data());
+  }
+  core::DeviceBuffer lengths = on_device({1});
+  ForwardArgs args = in.args(GetParam());
+  args.problem.mask.key_lengths = {lengths.data(), DType::i32, {1}};
+  Outputs outputs(in);
+  outputs.attach(args);
+  Prepared call(args);
+  const core::DeviceBuffer workspace(gpu_memory(), std::max<std::size_t>(call.workspace_bytes(), 1));
+
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  args.run.stream = stream;
+  Prepared captured(args);
+  captured.run(workspace.data(), workspace.bytes());
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  for (const std::int32_t length : {1, 2, 63, 64, 65, 300, 700}) {
+    lengths.upload(&length);
+    for (std::size_t i = 0; i < 2; ++i) {
+      std::vector<std::uint8_t> bytes = caches[i];
+      for (std::size_t head = 0; head < 2; ++head) {
+        const std::size_t begin = (head * 700 + static_cast<std::size_t>(length)) * row_bytes;
+        std::fill(bytes.begin() + static_cast<std::ptrdiff_t>(begin),
+                  bytes.begin() + static_cast<std::ptrdiff_t>((head + 1) * 700 * row_bytes), std::uint8_t{0xFF});
+      }
+      in.buffers[1 + i].upload(bytes.data());
+    }
+    outputs.clear();
+    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    const std::vector<float> found = outputs.download();
+    for (const float x : found) ASSERT_TRUE(std::isfinite(x)) << "length " << length;
+    // The same keys without a length.
+    ForwardArgs plain = in.args(GetParam());
+    plain.problem.k.shape[2] = plain.problem.v.shape[2] = length;
+    const std::vector<float> wanted = run(plain, in);
+    ASSERT_EQ(found.size(), wanted.size());
+    for (std::size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], wanted[i], 1e-2 * (1 + std::abs(wanted[i])));
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_P(DecodeRow, NonFiniteValuesOfPrunedKeysReachNoRow) {
+  // Key 0 is the only one of its group of four that loses to nobody; keys 1 to 3 hold infinities.
+  Inputs in(row(), 1, 1, 1, 1, 64);
+  const std::size_t element = size_bytes(row().dtype);
+  const auto one = [&](std::uint8_t* to, bool infinite) {
+    // 1, or infinity: the high bytes of each type.
+    const std::uint8_t high = row().dtype == DType::f16 ? (infinite ? 0x7C : 0x3C) : (infinite ? 0x7F : 0x3F);
+    std::memset(to, 0, element);
+    to[element - 1] = high;
+    if (row().dtype != DType::f16) to[element - 2] = 0x80;
+  };
+  std::vector<std::uint8_t> q(in.buffers[0].bytes()), k(in.buffers[1].bytes(), 0), v(in.buffers[2].bytes());
+  const auto dim = static_cast<std::size_t>(row().dim);
+  for (std::size_t i = 0; i < dim; ++i) one(q.data() + i * element, false);
+  for (std::size_t key = 0; key < 64; ++key) {
+    const bool kept = key % 4 < 2;
+    for (std::size_t i = 0; i < dim; ++i) {
+      if (kept) one(k.data() + (key * dim + i) * element, false);
+      one(v.data() + (key * dim + i) * element, !kept);
+    }
+  }
+  in.buffers[0].upload(q.data());
+  in.buffers[1].upload(k.data());
+  in.buffers[2].upload(v.data());
+  for (const std::int64_t heads : {1, 2}) {  // gathered rows, and all
+    ForwardArgs args = in.args(GetParam());
+    args.problem.grouping = Grouping::consecutive;
+    args.problem.q.shape[1] = heads;
+    args.problem.q.stride[1] = 0;
+    Inputs shape(row(), 1, heads, 1, 1, 1);
+    for (const float x : run(args, shape)) ASSERT_TRUE(std::isfinite(x)) << heads << " heads";
+  }
+}
+
+std::vector<std::string> row_names() {
+  std::vector<std::string> names;
+  for (const core::KernelRow& row : cuda::decode::decode_rows()) names.emplace_back(row.info.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, DecodeRow, ::testing::ValuesIn(row_names()),
+                         [](const ::testing::TestParamInfo<std::string>& row) { return row.param; });
+
+}  // namespace
+}  // namespace dspattn

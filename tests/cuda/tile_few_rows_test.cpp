@@ -1,0 +1,100 @@
+// Few query rows: the order of packed rows, the cuts through a range of tiles, scalar selection and its codes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <vector>
+
+#include "cuda/tile/few_rows.h"
+
+namespace dspattn::cuda::tile {
+namespace {
+
+TEST(FewRows, RowsOfAHeadFollowEachOther) {
+  EXPECT_EQ(packed_row(0, 3).head, 0);
+  EXPECT_EQ(packed_row(2, 3).query, 2);
+  EXPECT_EQ(packed_row(3, 3).head, 1);
+  EXPECT_EQ(packed_row(3, 3).query, 0);
+}
+
+TEST(FewRows, PartsCoverARangeOnceAndEvenly) {
+  for (const int count : {0, 1, 5, 64, 1000}) {
+    for (const int splits : {1, 2, 7, 64}) {
+      int at = 3, least = count, most = 0;
+      for (int split = 0; split < splits; ++split) {
+        const TileRange part = part_of_range({3, 3 + count}, split, splits);
+        EXPECT_EQ(part.begin, at);
+        at = part.end;
+        least = std::min(least, part.end - part.begin);
+        most = std::max(most, part.end - part.begin);
+      }
+      EXPECT_EQ(at, 3 + count);
+      EXPECT_LE(most - least, 1);
+    }
+  }
+  const TileRange far = part_of_range({0, 1 << 24}, 1023, 1024);
+  EXPECT_EQ(far.end, 1 << 24) << "no overflow";
+}
+
+// Every order and every tie of four small numbers, -inf among them, beside a plain count of who beats whom.
+TEST(FewRows, SelectionIsThatOfTheContract) {
+  const float values[] = {-std::numeric_limits<float>::infinity(), 0, 1, 2};
+  for (int code = 0; code < 256; ++code) {
+    std::array<float, 4> x{};
+    for (int e = 0; e < 4; ++e) x[static_cast<std::size_t>(e)] = values[code >> (2 * e) & 3];
+    const auto kept_by_rank = [&](int first, int count, int keep) {
+      std::vector<int> kept;
+      for (int i = first; i < first + count; ++i) {
+        int better = 0;
+        for (int j = first; j < first + count; ++j) {
+          const float a = x[static_cast<std::size_t>(i)], b = x[static_cast<std::size_t>(j)];
+          if (b > a || (b == a && j < i)) ++better;
+        }
+        if (better < keep) kept.push_back(i);
+      }
+      return kept;
+    };
+    const KeptOfFour two = two_of_four(x[0], x[1], x[2], x[3]);
+    EXPECT_EQ((std::vector<int>{two.first, two.second}), kept_by_rank(0, 4, 2)) << code;
+    const KeptOfFour pairs = one_of_each_two(x[0], x[1], x[2], x[3]);
+    EXPECT_EQ((std::vector<int>{pairs.first}), kept_by_rank(0, 2, 1)) << code;
+    EXPECT_EQ((std::vector<int>{pairs.second}), kept_by_rank(2, 2, 1)) << code;
+  }
+}
+
+TEST(FewRows, ANanLeavesTwoDistinctKeys) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (int code = 0; code < 81; ++code) {
+    std::array<float, 4> x{};
+    for (int e = 0, rest = code; e < 4; ++e, rest /= 3)
+      x[static_cast<std::size_t>(e)] = rest % 3 == 0 ? nan : static_cast<float>(rest % 3);
+    const KeptOfFour two = two_of_four(x[0], x[1], x[2], x[3]);
+    EXPECT_LT(two.first, two.second);
+    const KeptOfFour pairs = one_of_each_two(x[0], x[1], x[2], x[3]);
+    EXPECT_LT(pairs.first, pairs.second);
+  }
+}
+
+TEST(FewRows, CodesHoldElementsAndWhatIsHidden) {
+  for (int first = 0; first < 3; ++first) {
+    for (int second = first + 1; second < 4; ++second) {
+      for (int hidden = 0; hidden < 4; ++hidden) {
+        const std::uint32_t code = kept_code({first, second}, (hidden & 1) != 0, (hidden & 2) != 0);
+        EXPECT_EQ(kept_element(code, 0), first);
+        EXPECT_EQ(kept_element(code, 1), second);
+        EXPECT_EQ(kept_is_hidden(code, 0), (hidden & 1) != 0);
+        EXPECT_EQ(kept_is_hidden(code, 1), (hidden & 2) != 0);
+        EXPECT_LT(code, 256u);
+      }
+    }
+  }
+}
+
+TEST(FewRows, MetadataIsANibbleAGroup) {
+  EXPECT_EQ(metadata_of_codes(0x3E2D1C04u), 0xEDC4u);
+  EXPECT_EQ(metadata_of_codes(0x04040404u), 0x4444u);
+}
+
+}  // namespace
+}  // namespace dspattn::cuda::tile

@@ -1,0 +1,33 @@
+// wgmma on 16-bit types with both operands in shared memory, emulated.
+#pragma once
+
+#include <cstdint>
+
+#include "dspattn/dtype.h"
+#include "emulator/tensor_core.h"
+
+namespace dspattn::cuda::ptx {
+
+template <DType kType, int kDepthRowsA, int kDepthRowsB, int kCount>
+void wgmma_stored_any(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bool accumulate) {
+  emulator::issue({.type = kType,
+                   .columns = 2 * kCount,
+                   .accumulate = accumulate,
+                   .a_in_shared = true,
+                   .a_rows_are_depth = kDepthRowsA != 0,
+                   .a_descriptor = a,
+                   .b_descriptor = b,
+                   .b_rows_are_depth = kDepthRowsB != 0},
+                  {.accumulators = d});
+}
+
+template <DType kType, int kDepthRowsA, int kDepthRowsB, int kCount>
+void wgmma_stored_first(float (&d)[kCount], std::uint64_t a, std::uint64_t b) {
+  wgmma_stored_any<kType, kDepthRowsA, kDepthRowsB>(d, a, b, false);
+}
+template <DType kType, int kDepthRowsA, int kDepthRowsB, int kCount>
+void wgmma_stored(float (&d)[kCount], std::uint64_t a, std::uint64_t b) {
+  wgmma_stored_any<kType, kDepthRowsA, kDepthRowsB>(d, a, b, true);
+}
+
+}  // namespace dspattn::cuda::ptx
