@@ -121,7 +121,9 @@ TEST(KeyTiles, RangesAgreeWithWhatEveryRowSees) {
               }
             }
             const int index = span << tiles.parts_log2;
-            if (any) EXPECT_TRUE(index >= seen.begin && index < seen.end);
+            if (any) {
+              EXPECT_TRUE(index >= seen.begin && index < seen.end);
+            }
             EXPECT_EQ(index >= inside.begin && index < inside.end, all);
           }
         }
