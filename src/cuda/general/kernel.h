@@ -64,7 +64,7 @@ struct Loader {
   const ForwardParams& params;
   const std::uint8_t* k;  // of the sequence's key 0
   const std::uint8_t* v;
-  int keys;               // of the sequence, as far as they are seen
+  int keys;              // of the sequence, as far as they are seen
   std::uint32_t shared;  // Q, then K and V of one stage after the other
 
   __device__ __forceinline__ std::uint32_t k_tile(int stage) const {
@@ -81,16 +81,18 @@ struct Loader {
     const tile::KeyTiles& tiles = params.tiles;
     const int span = tile / tiles.parts;
     const Source source{k, params.k.row_stride * C::kElementBytes, keys, params.d, params.vector_k};
-    copy_tile<C, PlaceK>(k_tile(stage), source, tiles, span * tiles.span, tile - span * tiles.parts,
-                         [&](int part, int row) { return tile::key_of_column<C::kLayout, C::kTileK>(tiles, part, row); });
+    copy_tile<C, PlaceK>(
+        k_tile(stage), source, tiles, span * tiles.span, tile - span * tiles.parts,
+        [&](int part, int row) { return tile::key_of_column<C::kLayout, C::kTileK>(tiles, part, row); });
   }
   __device__ __forceinline__ void load_v(int tile, int stage) const {
     const tile::KeyTiles& tiles = params.tiles;
     const int span = tile / tiles.parts;
     const Source source{v, params.v.row_stride * C::kElementBytes, keys, params.d_v, params.vector_v};
-    copy_tile<C, PlaceV>(v_tile(stage), source, tiles, span * tiles.span, tile - span * tiles.parts, [&](int part, int row) {
-      return tile::key_of_v_row<C::kLayout, C::kTileK, C::kSplitsColumns>(tiles, part, row);
-    });
+    copy_tile<C, PlaceV>(v_tile(stage), source, tiles, span * tiles.span, tile - span * tiles.parts,
+                         [&](int part, int row) {
+                           return tile::key_of_v_row<C::kLayout, C::kTileK, C::kSplitsColumns>(tiles, part, row);
+                         });
   }
 
   // What this thread has copied has arrived: Q times 2^-e, or everything rounded to tf32. The barrier that follows
@@ -131,8 +133,8 @@ __device__ __forceinline__ void store_block(const ForwardParams& params, const I
 // Masks, selects and exponentiates the scores of tile `tile`, whose 16 * kRowBlocks rows begin at row `row` for this
 // lane.
 template <typename C>
-__device__ __forceinline__ void weigh_warp(const ForwardParams& params, const RowsItem& item,
-                                           Products<C>& products, int tile, int row, bool inside, bool first) {
+__device__ __forceinline__ void weigh_warp(const ForwardParams& params, const RowsItem& item, Products<C>& products,
+                                           int tile, int row, bool inside, bool first) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int span = tile / params.tiles.parts;
   const bool tensors = params.bias.data != nullptr || params.allowed.data != nullptr;
@@ -144,10 +146,10 @@ __device__ __forceinline__ void weigh_warp(const ForwardParams& params, const Ro
       for (float& score : block.scores) score *= params.score_scale;
     }
     if (tensors || !inside) {
-      mask_scores<C>(params, item,
-                     {item.row_begin + row + 16 * i, span * params.tiles.span, tile - span * params.tiles.parts,
-                      lane & 3, inside},
-                     block.scores);
+      mask_scores<C>(
+          params, item,
+          {item.row_begin + row + 16 * i, span * params.tiles.span, tile - span * params.tiles.parts, lane & 3, inside},
+          block.scores);
     }
     weigh_rows<C>(params, block, lane, first);
   }

@@ -20,7 +20,7 @@ struct ScorePlace {
   int row;        // of the sequence: row g of the lane; the other is row + 8
   int first_key;  // of the tile's span
   int part;
-  int t;  // lane of the quad
+  int t;        // lane of the quad
   bool inside;  // every row sees all of the tile's keys
 };
 

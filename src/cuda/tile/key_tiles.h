@@ -22,11 +22,11 @@ namespace dspattn::cuda::tile {
 enum class TileLayout : std::uint8_t { fours, pairs, places };
 
 struct KeyTiles {
-  KeyMap keys;         // of an element of a group of a tile, counted from the span's first
-  int group = 1;       // keys of a group
+  KeyMap keys;          // of an element of a group of a tile, counted from the span's first
+  int group = 1;        // keys of a group
   int places_log2 = 0;  // places of a group
-  int span = 64;       // keys
-  int parts = 1;       // tiles of a span
+  int span = 64;        // keys
+  int parts = 1;        // tiles of a span
 
   // No place is empty: rows of a tile lie where the sums of their bits' keys say.
   DSPATTN_HOST_DEVICE constexpr bool is_filled() const { return group == 1 << places_log2; }
@@ -35,7 +35,8 @@ struct KeyTiles {
 constexpr KeyTiles key_tiles(TileLayout layout, Pattern pattern, Grouping grouping, int tile_keys) {
   const bool consecutive = grouping == Grouping::consecutive;
   if (layout != TileLayout::places) {
-    const KeyMap keys = layout == TileLayout::fours ? key_map(pattern, grouping, tile_keys) : pair_map(grouping, tile_keys);
+    const KeyMap keys =
+        layout == TileLayout::fours ? key_map(pattern, grouping, tile_keys) : pair_map(grouping, tile_keys);
     return {keys, 4, 2, consecutive ? tile_keys : kBlockKeys, consecutive ? 1 : kBlockKeys / tile_keys};
   }
   if (pattern.is_dense()) return {{1, 0, 0, 0}, 1, 0, tile_keys, 1};
@@ -44,8 +45,8 @@ constexpr KeyTiles key_tiles(TileLayout layout, Pattern pattern, Grouping groupi
     return {{pattern.group, 2, 1, 0}, pattern.group, places_log2, (tile_keys >> places_log2) * pattern.group, 1};
   }
   const int step = kBlockKeys / pattern.group;
-  return {{1, 2 * step, step, tile_keys / pattern.group}, pattern.group, places_log2, kBlockKeys,
-          kBlockKeys / tile_keys};
+  return {
+      {1, 2 * step, step, tile_keys / pattern.group}, pattern.group, places_log2, kBlockKeys, kBlockKeys / tile_keys};
 }
 
 // Key at a row of the K tile (a column of the scores), counted from the span's first; negative: an empty place.

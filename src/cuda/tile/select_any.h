@@ -36,8 +36,8 @@ struct SingleKeys {
 // Masks, per row, of the places that are kept. t: lane of the quad; exchange(word, x): that word of lane t ^ x.
 // `left` is overwritten.
 template <typename Keys, int kPlaces, typename Exchange>
-DSPATTN_HOST_DEVICE inline void keep_largest(typename Keys::Word (&left)[kPlaces], std::uint32_t (&kept)[kPlaces], int keep,
-                                             int places_log2, int t, Exchange exchange) {
+DSPATTN_HOST_DEVICE inline void keep_largest(typename Keys::Word (&left)[kPlaces], std::uint32_t (&kept)[kPlaces],
+                                             int keep, int places_log2, int t, Exchange exchange) {
   constexpr int kPlacesLog2 = kPlaces == 16 ? 4 : 3;
   static_assert(kPlaces == 1 << kPlacesLog2);
   const int lanes = places_log2 > kPlacesLog2 ? 1 << (places_log2 - kPlacesLog2) : 1;
