@@ -97,7 +97,9 @@ def _class_refuses(cls: Any) -> str:
         return ""
     if not cls._can_set_attn_implementation() or _TABLE_OF_CLASSES.search(source):
         return OWN_CODE
-    if not cls._supports_sdpa and not _SERVED_HERE.search(source):
+    # A model that takes no other attention by name either works on its masks, which it expects to be additive.
+    only_for_want_of_them = cls._supports_flash_attn and _SERVED_HERE.search(source)
+    if not cls._supports_sdpa and not only_for_want_of_them:
         foreign = sorted({name for name, value in _FOREIGN.findall(source) if value != "None"})
         more = f", and it adds {', '.join(foreign)} to its attention" if foreign else ""
         return f"transformers does not offer it masks for scaled_dot_product_attention, which dspattn needs{more}"

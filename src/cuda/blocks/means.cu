@@ -368,8 +368,7 @@ void launch_means(const MeansParams& params, cudaStream_t stream) {
   const tile::MeanTable& table = params.table;
   const std::int64_t tasks = table.all_blocks + (table.first_keys > 0 ? params.sequences : 0);
   if (tasks > 0) {
-    launch("the sums of V", &sum_blocks, {.ctas = grid_of(tasks * params.heads), .threads = kThreads}, stream,
-           params);
+    launch("the sums of V", &sum_blocks, {.ctas = grid_of(tasks * params.heads), .threads = kThreads}, stream, params);
   }
   const std::int64_t sequence_heads = std::int64_t{params.heads} * params.sequences;
   const LaunchShape shape{.threads = params.stride, .may_overlap = tasks > 0};

@@ -132,8 +132,7 @@ struct Weigher {
       weights[2 * group] = __float_as_uint(weight0);
       weights[2 * group + 1] = __float_as_uint(weight1);
     } else {
-      weights[group] =
-          C::kType == DType::bf16 ? ptx::pack_bf16x2(weight0, weight1) : ptx::pack_f16x2(weight0, weight1);
+      weights[group] = C::kType == DType::bf16 ? ptx::pack_bf16x2(weight0, weight1) : ptx::pack_f16x2(weight0, weight1);
     }
   }
 

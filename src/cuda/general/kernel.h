@@ -153,8 +153,8 @@ __device__ __forceinline__ void finish_scores(const ForwardParams& params, const
 #pragma unroll
     for (float& score : scores) score *= params.score_scale;
   }
-  const ScorePlace at{item.row_begin + own_row<C>() + 16 * block, params.tiles.first_key(tile),
-                      params.tiles.part(tile), own_thread() & 3};
+  const ScorePlace at{item.row_begin + own_row<C>() + 16 * block, params.tiles.first_key(tile), params.tiles.part(tile),
+                      own_thread() & 3};
   if (params.bias.data != nullptr || params.allowed.data != nullptr) mask_by_tensors<C>(params, item, at, scores);
   if (tile < item.interior.begin || tile >= item.interior.end) mask_band<C>(params.tiles, item.band, at, scores);
 }
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) general_forward(const _
   Products<C> products(loader.shared);
   const auto stage_of = [&](int tile) { return (tile - item.tiles.begin) & ahead; };
   if (item.tiles.begin < item.tiles.end) loader.load_q();
-  // Before the first tile there is only its K (and V) to ask for.
+    // Before the first tile there is only its K (and V) to ask for.
 #pragma unroll 1
   for (int tile = item.tiles.begin - 1; tile < item.tiles.end; ++tile) {
     ptx::cp_async_commit();

@@ -11,8 +11,8 @@ namespace {
 template <DType kType>
 core::KernelRow forward_row() {
   static const std::string name = "general_" + std::string(dspattn::name(kType));
-  static const std::string summary = "any card since Ampere, " + std::string(dspattn::name(kType)) +
-                                     ", every pattern, every mask, packed batches";
+  static const std::string summary =
+      "any card since Ampere, " + std::string(dspattn::name(kType)) + ", every pattern, every mask, packed batches";
   core::KernelRow row;
   row.info = {name, Pass::forward, DeviceType::cuda, summary};
   row.takes.dtype = kType;
