@@ -88,6 +88,7 @@ class TestTransformers:
     def test_continuous_batching(self, model: Any) -> None:
         """Through the packed path the tokens are those of each prompt alone; our other names are refused."""
         from transformers import GenerationConfig
+        from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
         options = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=1, eos_token_id=-1)
         model.set_attn_implementation("dspattn_1_2")
@@ -95,7 +96,10 @@ class TestTransformers:
             model.generate_batch(PROMPTS, generation_config=options)
         alone = [model.generate(torch.tensor([p]), generation_config=options)[0, len(p) :].tolist() for p in PROMPTS]
         model.set_attn_implementation(NAME)
-        batched = model.generate_batch(PROMPTS, generation_config=options, warmup=False)
+        small = ContinuousBatchingConfig(page_size=16, num_blocks=40, max_batch_tokens=256)  # else most of the memory
+        batched = model.generate_batch(
+            PROMPTS, generation_config=options, continuous_batching_config=small, warmup=False
+        )
         assert sorted(result.generated_tokens for result in batched.values()) == sorted(alone)
 
 
