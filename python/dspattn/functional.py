@@ -244,7 +244,7 @@ def attention(
                 shared_choice=shared_choice,
                 soft_cap=soft_cap,
                 sinks=None if sinks is None else sinks.float(),
-                dropout=float(dropout_p),
+                dropout=dropout_p,
                 dropout_state=dropout_state(query) if dropout_p > 0 else None,
             )
         )
@@ -449,7 +449,7 @@ def varlen_attention(
                 shared_choice=shared_choice,
                 soft_cap=soft_cap,
                 sinks=None if sinks is None else sinks.float(),
-                dropout=float(dropout_p),
+                dropout=dropout_p,
                 dropout_state=dropout_state(query) if dropout_p > 0 else None,
             )
         )
