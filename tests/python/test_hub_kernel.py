@@ -48,8 +48,9 @@ def test_functions(kernel: ModuleType) -> None:
             *(t.flatten(0, 1) for t in (q, k, v)), cu_q, cu_k, 9, 150, softmax_scale=0.3, causal=True, window_size=size
         )
         torch.testing.assert_close(packed, wanted.flatten(0, 1))
-    with pytest.raises(dspattn.DspattnError, match=r"dropout_p[\s\S]*softcap[\s\S]*s_aux"):
-        kernel.flash_attn_func(q, k, v, 0.1, softcap=2.0, s_aux=torch.zeros(4))
+    sinks = torch.randn(4)
+    wanted = dspattn.attention(*swapped, enable_gqa=True, soft_cap=2.0, sinks=sinks, pattern="1:2").transpose(1, 2)
+    assert torch.equal(kernel.flash_attn_func(q, k, v, softcap=2.0, s_aux=sinks), wanted)
     with pytest.raises(dspattn.DspattnError, match="pattern"):
         hub_kernel.write("nowhere", "5:4")
 
