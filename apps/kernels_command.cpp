@@ -88,14 +88,16 @@ std::vector<Verdict> nearest(const std::vector<Verdict>& verdicts, DeviceType de
 
 // The answer first, then what else there is; whether any kernel serves.
 bool print_answer(const Problem& problem, const std::vector<Verdict>& verdicts, bool all, const Command& command) {
-  const auto served = std::ranges::find_if(verdicts, serves);
+  auto served =
+      std::ranges::find_if(verdicts, [](const Verdict& verdict) { return serves(verdict) && !verdict.yields; });
+  if (served == verdicts.end()) served = std::ranges::find_if(verdicts, serves);
   const auto others = std::ranges::count_if(verdicts, [](const Verdict& verdict) { return !serves(verdict); });
   if (served != verdicts.end()) {
     std::cout << "would serve: " << served->kernel.name << "\n";
     std::istringstream lines(plan(problem, served->kernel.pass, served->kernel.name));
     for (std::string line; std::getline(lines, line);) std::cout << "    " << line << "\n";
-    for (auto verdict = served + 1; verdict != verdicts.end(); ++verdict) {
-      if (serves(*verdict)) std::cout << "could serve too: " << verdict->kernel.name << "\n";
+    for (auto verdict = verdicts.begin(); verdict != verdicts.end(); ++verdict) {
+      if (serves(*verdict) && verdict != served) std::cout << "could serve too: " << verdict->kernel.name << "\n";
     }
   } else {
     std::cout << "No kernel of this build serves the problem.\n";
@@ -127,8 +129,8 @@ void register_kernels(Parser& parser, Outcome& outcome) {
   asked.push_back(command.add_flag("--key-lengths", options->with_lengths, "with a length per sequence"));
   asked.push_back(command.add_flag("--mask", options->with_allowed, "with a boolean mask tensor"));
   asked.push_back(command.add_flag("--bias", options->with_bias, "with an additive bias tensor"));
-  for (const char* name : {"--pattern", "--grouping", "--rest", "--causal", "--top-left", "--offset", "--window-left",
-                           "--window-right", "--scale"}) {
+  for (const char* name : {"--pattern", "--grouping", "--rest", "--selection", "--causal", "--top-left", "--offset",
+                           "--window-left", "--window-right", "--scale"}) {
     asked.push_back(command.get_option(name));
   }
   command.add_flag("--all", options->all, "with a shape: every kernel that cannot serve, and every reason");

@@ -64,7 +64,7 @@ sanitized() {
   local program=$1 filter=$2 tool status=0
   local -A pids=()
   for tool in memcheck racecheck synccheck initcheck; do
-    DSPATTN_FUSED_CASES=16 DSPATTN_LENGTH_CASES=34 timeout 300 compute-sanitizer --tool $tool --error-exitcode 9 "$program" \
+    DSPATTN_FUSED_CASES=16 DSPATTN_DECODE_CASES=12 DSPATTN_LENGTH_CASES=34 timeout 300 compute-sanitizer --tool $tool --error-exitcode 9 "$program" \
       --gtest_filter="$filter" > "$out/$tool.txt" 2>&1 &
     pids[$tool]=$!
   done
@@ -80,13 +80,15 @@ sanitized() {
 command_line() {
   "$build/apps/dspattn" kernels --device cuda --dtype bf16 --n 4096 --d 128 &&
     "$build/apps/dspattn" verify --device cuda --pass forward --count 500 --seed 1 &&
+    "$build/apps/dspattn" verify --device cuda --pass backward --count 500 --seed 1 &&
+    "$build/apps/dspattn" verify --device cuda --pass forward --count 500 --seed 1 --max-queries 16 --max-n 3000 &&
     "$build/apps/dspattn" bench --device cuda --dtype bf16 --n 1024,4096 --d 128 --heads 16 --pattern 2:4,1:2
 }
 
 if wanted build; then run build configure_and_build; fi
 
 if wanted tests; then
-  export DSPATTN_FUSED_CASES=${DSPATTN_FUSED_CASES:-300}
+  export DSPATTN_FUSED_CASES=${DSPATTN_FUSED_CASES:-300} DSPATTN_DECODE_CASES=${DSPATTN_DECODE_CASES:-100}
   # Those that need no GPU run as well.
   for program in "$build"/tests/cuda/cuda_*_tests; do
     run "$(basename "$program")" in_parts "$program"
@@ -103,7 +105,7 @@ fi
 if wanted sanitizers; then
   # Reduced sets: random problems of two rows of the fused kernel, a graph, whole blocks by three warpgroups and by
   # pairs of CTAs, mask tensors, many packed sequences, pairs for unequal lengths, lengths of any content
-  # (34 problems for each of six rows), the tf32 rows, the pipeline.
+  # (34 problems for each of six rows), few queries, the tf32 rows, the backward, the pipeline.
   declare -A reduced=(
     [random]='cuda_fused_gpu_tests *RandomProblems/*2_4_bf16_d64:*FromAGraph*'
     [random_fp16]='cuda_fused_gpu_tests *RandomProblems/*1_2_fp16_d128'
@@ -112,7 +114,9 @@ if wanted sanitizers; then
     [many_items]='cuda_fused_gpu_tests *ManySequences*/*2_4_bf16_d128:*ManySequences*/*1_2_bf16_d64'
     [lengths_in_pairs]='cuda_fused_gpu_tests *InPairs/*1_2_bf16_d128'
     [lengths]='cuda_fused_gpu_tests *DeviceLengthsOf*'
+    [few_queries]='cuda_decode_gpu_tests *Random*/*bf16_d128:*Random*/*fp32_d64:*Graph*/*bf16_d64:*EveryNumber*/*fp16_d64'
     [tf32]='cuda_fused_tf32_gpu_tests *RandomProblems/*'
+    [backward]='cuda_backward_gpu_tests *RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128:*Packed*/*2_4_bf16_d256'
     [pipeline]='cuda_pipeline_tests *EveryKernelOnSmallProblems:*ANanScore*:*EmptyProblems*'
   )
   for set in "${!reduced[@]}"; do
@@ -125,6 +129,7 @@ fi
 if wanted bench; then
   export DSPATTN_BENCH_LIBRARY=$build/bench/libdspattn_bench_shim.so
   run forward "$python" -m bench.forward.measure --out "$out/forward.json" --check
+  run few_queries "$python" -m bench.decode.measure --out "$out/decode.json" --check
   run forward_fp32 "$python" -m bench.forward.fp32 --out "$out/forward_fp32.json" --check
 fi
 

@@ -19,12 +19,13 @@ struct KernelInfo {
   std::string_view summary;  // one line: instruction set, types, head dims, patterns
 };
 
-// In order of preference: the first that fits is chosen.
+// In order of preference: the first that fits, and does not yield, is chosen.
 std::vector<KernelInfo> kernels(Pass pass);
 
 struct Verdict {
   KernelInfo kernel;
   std::vector<std::string> reasons;  // why the kernel cannot serve; empty: it can
+  bool yields = false;               // it can, but is taken only where no other kernel can: one further down is faster
 };
 
 // The type of the outputs (of a backward pass, of anything among out, d_out, d_q, d_k, d_v).

@@ -25,9 +25,10 @@ from ._inputs import (
     to_four_dims,
     wants_fp32,
 )
+from ._probe import require_served
 from ._schema import ProblemArguments
 from .errors import DspattnError
-from .patterns import Grouping, parse_grouping, parse_pattern
+from .patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection
 
 # The blocks of dspattn.parallel.context that are open: the last one of this thread answers in the functions' place.
 stand_ins: list[Any] = []
@@ -50,12 +51,16 @@ def attention(
     *,
     pattern: str = ...,
     grouping: Grouping = ...,
+    rest: Rest = ...,
+    selection: Selection = ...,
     return_lse: Literal[False] = ...,
     attn_bias: Tensor | None = ...,
     window: Window = ...,
     alignment: Alignment = ...,
     offset: int = ...,
     key_lengths: Tensor | None = ...,
+    soft_cap: float | None = ...,
+    sinks: Tensor | None = ...,
     allow_tf32: bool = ...,
     out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
@@ -75,12 +80,16 @@ def attention(
     *,
     pattern: str = ...,
     grouping: Grouping = ...,
+    rest: Rest = ...,
+    selection: Selection = ...,
     return_lse: Literal[True],
     attn_bias: Tensor | None = ...,
     window: Window = ...,
     alignment: Alignment = ...,
     offset: int = ...,
     key_lengths: Tensor | None = ...,
+    soft_cap: float | None = ...,
+    sinks: Tensor | None = ...,
     allow_tf32: bool = ...,
     out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
@@ -99,12 +108,16 @@ def attention(
     *,
     pattern: str = "2:4",
     grouping: Grouping = "interleaved",
+    rest: Rest = "drop",
+    selection: Selection = "own",
     return_lse: bool = False,
     attn_bias: Tensor | None = None,
     window: Window = None,
     alignment: Alignment = "top_left",
     offset: int = 0,
     key_lengths: Tensor | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     allow_tf32: bool = True,
     out_dtype: torch.dtype | None = None,
     kernel: str = "",
@@ -114,7 +127,8 @@ def attention(
 
     Of every group of M keys a query keeps those with the N largest scores; softmax and the product with ``value`` run
     on what is kept. Masked keys never take a slot from visible ones; a query that sees no key gives 0. Differentiable
-    once with respect to query, key and value; the selection is held fixed in the backward pass.
+    once with respect to query, key, value, biases and sinks (``rest="drop"``); the selection is held fixed in the
+    backward pass.
 
     Args:
         query: ``[..., heads, n_q, d]``, float32, float16 or bfloat16, d up to 256.
@@ -123,13 +137,21 @@ def attention(
         attn_mask: broadcasts to ``[..., heads, n_q, n_k]``. Boolean: True takes part. Floating: added to the scaled
             scores; -inf masks. May be combined with the other masks; a key is visible when all of them allow it.
             One of ``torch.nn.attention.bias``' causal biases stands for ``is_causal`` with its alignment.
-        dropout_p: must be 0; there is no dropout.
+        dropout_p: probability that a kept weight is dropped, the others being divided by 1 - dropout_p; from PyTorch's
+            generator of the query's device. As with PyTorch's function, pass 0 outside of training.
         is_causal: a query sees keys up to its own position.
         scale: factor of the scores, default ``d ** -0.5``; finite and positive.
         enable_gqa: heads may be a multiple of kv_heads.
         pattern: ``"N:M"`` with 1 <= N <= M <= 32, or ``"dense"`` for no pruning.
         grouping: ``"interleaved"`` (groups spread over blocks of 128 keys) or ``"consecutive"`` (neighbouring keys).
-        return_lse: also return the logarithm of the sum of the kept scores' exponentials.
+        rest: what becomes of the weight of the pruned keys. ``"drop"``: it is left out of the softmax. ``"mean"``: the
+            softmax is over all visible keys, and the pruned ones together bring the mean of the values (over the
+            whole blocks of 128 keys that the query sees): closer to dense attention, above all with long texts. For
+            inference: there are no gradients. Mask tensors must have one query row, ``[..., 1, n_k]``.
+        selection: whose scores choose the keys: ``"own"``, each query head's; ``"shared"``, the query heads that share
+            a key head keep the same keys: those of the largest sums of their weights.
+        return_lse: also return the logarithm of the sum of the kept scores' exponentials (with ``rest="mean"``, of all
+            visible ones').
         attn_bias: an additive bias beside a boolean ``attn_mask``, so that neither has to be expanded into the other.
         window: ``(left, right)``: how many keys before and after its own position a query sees, None for no bound; an
             int stands for both sides.
@@ -139,6 +161,10 @@ def attention(
             With pieces of keys that start at multiples of 128 (``"consecutive"``: of M), :func:`dspattn.merge` joins
             the results.
         key_lengths: ``[batch]`` integers; keys at and past the length are masked.
+        soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)`` before biases are added. The choice of keys
+            is by the scores as they were.
+        sinks: ``[heads]`` floating: a logit in the softmax of each of a head's rows, beside its keys and without a
+            value; the LSE counts it.
         allow_tf32: whether GPU kernels may run the products of float32 inputs in tf32.
         out_dtype: type of the result: the query's (default) or ``torch.float32``, for results that are to be merged.
         kernel: name of a row of the kernel table to run; default: the first that fits.
@@ -157,24 +183,24 @@ def attention(
     if stand_ins and (other := stand_in()) is not None:
         return other.attention(
             query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
-            enable_gqa=enable_gqa, pattern=pattern, grouping=grouping, return_lse=return_lse, attn_bias=attn_bias,
-            window=window, alignment=alignment, offset=offset, key_lengths=key_lengths, allow_tf32=allow_tf32,
-            out_dtype=out_dtype, kernel=kernel,
+            enable_gqa=enable_gqa, pattern=pattern, grouping=grouping, rest=rest, selection=selection,
+            return_lse=return_lse, attn_bias=attn_bias, window=window, alignment=alignment, offset=offset,
+            key_lengths=key_lengths, soft_cap=soft_cap, sinks=sinks, allow_tf32=allow_tf32, out_dtype=out_dtype,
+            kernel=kernel,
         )  # fmt: skip
-    if dropout_p != 0.0:
-        raise DspattnError([f"dropout_p: expected 0 (attention dropout is not offered), got {dropout_p}"])
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
     interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
+    rest_mean, shared_choice = parse_rest(rest), parse_selection(selection)
     lead: tuple[int, ...] | None = None
     try:
         if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor:
             if isinstance(query, torch.fx.Proxy):  # recorded as one call, as PyTorch's functions are
                 return torch.overrides.handle_torch_function(
                     attention, (query,), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
-                    pattern=pattern, grouping=grouping, return_lse=return_lse, attn_bias=attn_bias, window=window,
-                    alignment=alignment, key_lengths=key_lengths, offset=offset, allow_tf32=allow_tf32,
-                    out_dtype=out_dtype, kernel=kernel,
+                    pattern=pattern, grouping=grouping, rest=rest, selection=selection, return_lse=return_lse,
+                    attn_bias=attn_bias, window=window, alignment=alignment, key_lengths=key_lengths, offset=offset,
+                    soft_cap=soft_cap, sinks=sinks, allow_tf32=allow_tf32, out_dtype=out_dtype, kernel=kernel,
                 )  # fmt: skip
             for name, tensor in (("query", query), ("key", key), ("value", value)):
                 require_known(name, tensor)
@@ -214,6 +240,12 @@ def attention(
                 kernel=kernel,
                 offset=offset,
                 fp32_results=out_dtype is not None and wants_fp32(query, out_dtype),
+                rest_mean=rest_mean,
+                shared_choice=shared_choice,
+                soft_cap=soft_cap,
+                sinks=None if sinks is None else sinks.float(),
+                dropout=dropout_p,
+                dropout_state=dropout_state(query) if dropout_p > 0 else None,
             )
         )
     except DspattnError:
@@ -232,6 +264,9 @@ def attention(
                 "scale": scale,
                 "kernel": kernel,
                 "offset": offset,
+                "dropout_p": dropout_p,
+                "soft_cap": soft_cap,
+                "sinks": sinks,
             },
         ) from None
     if lead is not None:
@@ -251,14 +286,19 @@ def varlen_attention(
     max_seqlen_k: int | None = ...,
     *,
     attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
     is_causal: bool = ...,
     scale: float | None = ...,
     pattern: str = ...,
     grouping: Grouping = ...,
+    rest: Rest = ...,
+    selection: Selection = ...,
     return_lse: Literal[False] = ...,
     window: Window = ...,
     alignment: Alignment = ...,
     offset: int = ...,
+    soft_cap: float | None = ...,
+    sinks: Tensor | None = ...,
     allow_tf32: bool = ...,
     out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
@@ -276,14 +316,19 @@ def varlen_attention(
     max_seqlen_k: int | None = ...,
     *,
     attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
     is_causal: bool = ...,
     scale: float | None = ...,
     pattern: str = ...,
     grouping: Grouping = ...,
+    rest: Rest = ...,
+    selection: Selection = ...,
     return_lse: Literal[True],
     window: Window = ...,
     alignment: Alignment = ...,
     offset: int = ...,
+    soft_cap: float | None = ...,
+    sinks: Tensor | None = ...,
     allow_tf32: bool = ...,
     out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
@@ -300,14 +345,19 @@ def varlen_attention(
     max_seqlen_k: int | None = None,
     *,
     attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     pattern: str = "2:4",
     grouping: Grouping = "interleaved",
+    rest: Rest = "drop",
+    selection: Selection = "own",
     return_lse: bool = False,
     window: Window = None,
     alignment: Alignment = "bottom_right",
     offset: int = 0,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     allow_tf32: bool = True,
     out_dtype: torch.dtype | None = None,
     kernel: str = "",
@@ -343,13 +393,15 @@ def varlen_attention(
     """
     if stand_ins and (other := stand_in()) is not None:
         return other.varlen_attention(
-            query, key, value, cu_seqlens_q, cu_seqlens_k, attn_mask=attn_mask, is_causal=is_causal, scale=scale,
-            pattern=pattern, grouping=grouping, return_lse=return_lse, window=window, offset=offset,
-            allow_tf32=allow_tf32, out_dtype=out_dtype, kernel=kernel,
+            query, key, value, cu_seqlens_q, cu_seqlens_k, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal,
+            scale=scale, soft_cap=soft_cap, sinks=sinks,
+            pattern=pattern, grouping=grouping, rest=rest, selection=selection, return_lse=return_lse, window=window,
+            offset=offset, allow_tf32=allow_tf32, out_dtype=out_dtype, kernel=kernel,
         )  # fmt: skip
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
     interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
+    rest_mean, shared_choice = parse_rest(rest), parse_selection(selection)
     try:
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             require_known(name, tensor)
@@ -393,6 +445,12 @@ def varlen_attention(
                 kernel=kernel,
                 offset=offset,
                 fp32_results=out_dtype is not None and wants_fp32(query, out_dtype),
+                rest_mean=rest_mean,
+                shared_choice=shared_choice,
+                soft_cap=soft_cap,
+                sinks=None if sinks is None else sinks.float(),
+                dropout=dropout_p,
+                dropout_state=dropout_state(query) if dropout_p > 0 else None,
             )
         )
     except DspattnError:
@@ -413,6 +471,9 @@ def varlen_attention(
                 "scale": scale,
                 "kernel": kernel,
                 "offset": offset,
+                "dropout_p": dropout_p,
+                "soft_cap": soft_cap,
+                "sinks": sinks,
             },
         ) from None
     out = out.squeeze(0).transpose(0, 1)
@@ -421,6 +482,9 @@ def varlen_attention(
 
 def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
     """The weights :func:`attention` gives each key: rows sum to 1 over the kept keys and are 0 where pruned or masked.
+
+    With ``rest="mean"`` a row is what the values are multiplied with: the keys that the mean is over share the weight
+    of the pruned ones.
 
     For looking at maps and for modules that must return weights. It runs the attention itself, on columns of the
     identity matrix as values, so it shows exactly what the kernel kept; it takes n_k / 256 passes and memory of
@@ -457,6 +521,12 @@ def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = Non
     return torch.cat(parts, -1)
 
 
+def dropout_state(query: Tensor) -> Tensor:
+    """What the random numbers of one call's dropout are made of, from PyTorch's generator of the device: manual_seed,
+    checkpointing, CUDA graphs and torch.compile treat it as they do any other use of that."""
+    return torch.randint(-(2**31), 2**31, (4,), dtype=torch.int32, device=query.device)
+
+
 def stand_in() -> Any:
     """The open block of dspattn.parallel.context that this thread is in, or None."""
     if not stand_ins:  # a compiler that traces this cannot ask for the thread
@@ -469,10 +539,6 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     """The operator on four-dimensional tensors, with what PyTorch's own attention does around it: autocast, and rows
     that are contiguous."""
     q, k, v, _, bias, *_ = problem
-    if bias is not None and bias.requires_grad and torch.is_grad_enabled():
-        raise DspattnError(
-            ["attn_mask: expected requires_grad=False (its gradient is not computed), got a bias that requires grad"]
-        )
     device = "cpu" if q.is_cpu else "cuda" if q.is_cuda else None  # q.device.type takes a microsecond
     if device is not None and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -485,6 +551,8 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     if not (v.is_contiguous() or v.stride(-1) == 1):
         problem = problem._replace(v=v.contiguous())
     if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
+            require_served(problem)
         return _ops.attention(*problem)
     return _autograd.run(problem)
 

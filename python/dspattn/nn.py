@@ -10,16 +10,19 @@ from torch import Tensor
 from ._inputs import require_known
 from .errors import DspattnError
 from .functional import attention, attention_weights
-from .patterns import Grouping, parse_grouping, parse_pattern
+from .patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection
 
 
 class MultiheadAttention(torch.nn.MultiheadAttention):
     """:class:`torch.nn.MultiheadAttention` whose attention is pruned; a state dict of either loads into the other.
 
     Args:
-        embed_dim, num_heads, ...: as :class:`torch.nn.MultiheadAttention`. ``dropout`` must be 0 while training.
+        embed_dim, num_heads, ...: as :class:`torch.nn.MultiheadAttention`.
         pattern: ``"2:4"``, ``"1:2"``, any ``"N:M"``, or ``"dense"``.
         grouping: ``"interleaved"`` or ``"consecutive"``.
+        rest: ``"drop"`` or ``"mean"``, as in :func:`dspattn.attention`. With ``"mean"``, an ``attn_mask`` must be the
+            causal one and ``is_causal`` say so.
+        selection: ``"own"`` or ``"shared"``, likewise.
 
     Example:
         >>> plain = torch.nn.MultiheadAttention(64, 4, batch_first=True)
@@ -39,13 +42,19 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         *args: Any,
         pattern: str = "2:4",
         grouping: Grouping = "interleaved",
+        rest: Rest = "drop",
+        selection: Selection = "own",
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, *args, **kwargs)
         parse_pattern(pattern)
         parse_grouping(grouping)
+        parse_rest(rest)
+        parse_selection(selection)
         self.pattern = pattern
         self.grouping: Grouping = grouping
+        self.rest: Rest = rest
+        self.selection: Selection = selection
 
     @property
     def _qkv_same_embed_dim(self) -> bool:
@@ -58,7 +67,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         vars(self)["_qkv_same_embed_dim"] = value
 
     def extra_repr(self) -> str:
-        return f"pattern={self.pattern!r}, grouping={self.grouping!r}"
+        return f"pattern={self.pattern!r}, grouping={self.grouping!r}, rest={self.rest!r}, selection={self.selection!r}"
 
     def forward(
         self,
@@ -88,10 +97,6 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             The output in the query's layout, and the weights ``[batch, n_q, n_k]`` (per head:
             ``[batch, num_heads, n_q, n_k]``) or None.
         """
-        if self.training and self.dropout > 0:
-            raise DspattnError(
-                [f"dropout: expected 0 while training (attention dropout is not offered), got {self.dropout}"]
-            )
         if is_causal and attn_mask is None:
             raise DspattnError(["attn_mask: expected the causal mask that is_causal=True hints at, got None"])
         batched = query.dim() == 3
@@ -113,14 +118,21 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         if self.add_zero_attn:
             k, v = (torch.nn.functional.pad(t, (0, 0, 0, 1)) for t in (k, v))
             extra_keys += 1
-        mask, bias = _merged_mask(attn_mask, key_padding_mask, batch, heads, extra_keys, q.dtype)
-
-        options: dict[str, Any] = {"attn_bias": bias, "pattern": self.pattern, "grouping": self.grouping}
-        out = attention(q, k, v, mask, **options).transpose(1, 2).reshape(batch, n_q, self.embed_dim)
+        # The mean takes no mask of many rows. The hint is believed, as PyTorch does; keys put behind see no diagonal.
+        by_hint = is_causal and self.rest == "mean" and extra_keys == 0
+        mask, bias = _merged_mask(None if by_hint else attn_mask, key_padding_mask, batch, heads, extra_keys, q.dtype)
+        options: dict[str, Any] = {
+            "attn_bias": bias, "is_causal": by_hint, "pattern": self.pattern, "grouping": self.grouping,
+            "rest": self.rest, "selection": self.selection, "dropout_p": self.dropout if self.training else 0.0,
+        }  # fmt: skip
+        weights = attention_weights(q, k, mask, **options) if need_weights else None
+        if weights is not None and options["dropout_p"] > 0:
+            out = weights @ v  # the output belongs to the weights that are returned
+        else:
+            out = attention(q, k, v, mask, **options)
+        out = out.transpose(1, 2).reshape(batch, n_q, self.embed_dim)
         out = torch.nn.functional.linear(out, self.out_proj.weight, self.out_proj.bias)
-        weights = None
-        if need_weights:
-            weights = attention_weights(q, k, mask, **options)
+        if weights is not None:
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights if batched else weights.squeeze(0)
         if not self.batch_first:

@@ -1,7 +1,8 @@
-"""Names of patterns and groupings as the operators take them."""
+"""Names of patterns, groupings, rests and selections as the operators take them."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from .errors import DspattnError
 
 Grouping = Literal["interleaved", "consecutive"]
+Rest = Literal["drop", "mean"]
+Selection = Literal["own", "shared"]
 MAX_GROUP = 32  # of the C++ library
 INTERLEAVE_BLOCK = 128  # keys over which the interleaved groups spread
 
@@ -58,17 +61,49 @@ def parse_grouping(grouping: str) -> bool:
     raise DspattnError([f'grouping: expected "interleaved" or "consecutive", got {grouping!r}'])
 
 
-def group_period(pattern: str, grouping: str) -> int:
-    """After how many keys the groups repeat: sequences cut at multiples of it keep their groups.
+def parse_rest(rest: str) -> bool:
+    """True for mean.
+
+    Example:
+        >>> parse_rest("drop")
+        False
+    """
+    if rest == "drop":
+        return False
+    if rest == "mean":
+        return True
+    raise DspattnError([f'rest: expected "drop" or "mean", got {rest!r}'])
+
+
+def parse_selection(selection: str) -> bool:
+    """True for shared.
+
+    Example:
+        >>> parse_selection("own")
+        False
+    """
+    if selection == "own":
+        return False
+    if selection == "shared":
+        return True
+    raise DspattnError([f'selection: expected "own" or "shared", got {selection!r}'])
+
+
+def group_period(pattern: str, grouping: str, rest: str = "drop") -> int:
+    """After how many keys the groups, and the blocks that the mean is over, repeat: sequences cut at multiples of it
+    keep them.
 
     Example:
         >>> group_period("2:4", "interleaved"), group_period("2:4", "consecutive"), group_period("dense", "interleaved")
         (128, 4, 1)
+        >>> group_period("2:4", "consecutive", "mean")
+        128
     """
     keep, group = parse_pattern(pattern)
     if keep == group:
         return 1
-    return INTERLEAVE_BLOCK if parse_grouping(grouping) else group
+    period = INTERLEAVE_BLOCK if parse_grouping(grouping) else group
+    return math.lcm(period, INTERLEAVE_BLOCK) if parse_rest(rest) else period
 
 
 def prunes(n_k: int, pattern: str, grouping: str) -> bool:

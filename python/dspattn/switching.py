@@ -23,7 +23,7 @@ from . import nn
 from .errors import DspattnError
 from .integrations import _refusal
 from .integrations.sdpa import use
-from .patterns import Grouping, parse_grouping, parse_pattern, prunes
+from .patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection, prunes
 from .plans import Plan
 
 Layers = Sequence[int | str] | Mapping[int | str, str] | None
@@ -49,11 +49,7 @@ class Layer:
         return self.plan is not None
 
     def __str__(self) -> str:
-        if self.plan is None:
-            what = f"left: {self.reason}"
-        else:
-            heads = "" if self.plan.heads is None else f", heads {', '.join(map(str, self.plan.heads))} only"
-            what = f"{self.plan.pattern} {self.plan.grouping}{heads}{'; ' if self.reason else ''}{self.reason}"
+        what = f"left: {self.reason}" if self.plan is None else "; ".join(filter(None, (str(self.plan), self.reason)))
         return f"{self.index:4d}  {self.name}: {what}"
 
 
@@ -99,7 +95,8 @@ def apply(
     *,
     example: Any = None,
     grouping: Grouping = "interleaved",
-    rest: str = "drop",
+    rest: Rest = "drop",
+    selection: Selection = "own",
     layers: Layers = None,
     skip: Sequence[int | str] = (),
     heads: Heads = None,
@@ -113,7 +110,9 @@ def apply(
             one tensor. May be left out for transformers models that read token ids. A text of the usual length also
             tells which layers see too few keys for anything to be pruned.
         grouping: ``"interleaved"`` or ``"consecutive"``.
-        rest: ``"drop"``: the weight of pruned keys is left out of the softmax.
+        rest: what becomes of the weight of the pruned keys: ``"drop"``, it is left out of the softmax, or ``"mean"``,
+            it brings the mean of the values (for inference; see :func:`dspattn.attention`).
+        selection: ``"own"``, or ``"shared"`` between the query heads that share a key head.
         layers: which layers, by number (in the order of the calls) or name (``*`` stands for anything); a dict gives
             each its own pattern, and leaves those alone that it does not name. Default: all.
         skip: layers to leave as they are.
@@ -134,8 +133,8 @@ def apply(
     """
     parse_pattern(pattern)
     parse_grouping(grouping)
-    if rest != "drop":
-        raise DspattnError([f'rest: expected "drop" (no other is offered), got {rest!r}'])
+    parse_rest(rest)
+    parse_selection(selection)
     if hasattr(model, MARK):
         raise DspattnError(
             ["model: expected one that dspattn.apply has not switched yet; dspattn.restore(model) undoes it"]
@@ -152,7 +151,7 @@ def apply(
             ]
         )
     planned = [
-        _planned(index, names[module], kind, n_k, pattern, grouping, layers, skip, heads)
+        _planned(index, names[module], kind, n_k, Plan(pattern, grouping, None, rest, selection), layers, skip, heads)
         for index, (module, (kind, n_k)) in enumerate(calls.items())
     ]
     _check_selection(planned, layers, skip, heads)
@@ -164,7 +163,7 @@ def apply(
             if layer.plan is not None:
                 undo.append(_switch(module, layer))
         if any(layer.kind == "by name" for layer in planned):
-            undo += _switch_names(model)
+            undo += _switch_names(model, rest)
         after = _run(model, call)
         missed = [
             f"{layer.name}: expected pruned attention calls, saw none"
@@ -232,15 +231,14 @@ def called(model: torch.nn.Module, example: Any) -> Any:
 
 
 def _planned(
-    index: int, name: str, kind: Kind, n_k: int, pattern: str, grouping: Grouping, layers: Layers,
-    skip: Sequence[int | str], heads: Heads,
+    index: int, name: str, kind: Kind, n_k: int, plan: Plan, layers: Layers, skip: Sequence[int | str], heads: Heads
 ) -> Layer:  # fmt: skip
     layer = Layer(index, name, kind, None, "", n_k)
     if kind == "own code":
         return replace(layer, reason="computes attention in its own code")
     if any(_names(key, layer) for key in skip):
         return replace(layer, reason="in skip")
-    chosen: str | None = pattern
+    chosen: str | None = plan.pattern
     if isinstance(layers, Mapping):
         chosen = next((each for key, each in layers.items() if _names(key, layer)), None)
     elif layers is not None and not any(_names(key, layer) for key in layers):
@@ -254,9 +252,11 @@ def _planned(
     else:
         some = heads
     remark = ""
-    if chosen != "dense" and not prunes(n_k, chosen, grouping):
+    if chosen != "dense" and not prunes(n_k, chosen, plan.grouping):
         remark = f"{n_k} keys in the traced call, too few for anything to be pruned"
-    return replace(layer, plan=Plan(chosen, grouping, None if some is None else tuple(some)), reason=remark)
+    return replace(
+        layer, plan=replace(plan, pattern=chosen, heads=None if some is None else tuple(some)), reason=remark
+    )
 
 
 def _names(key: int | str, layer: Layer) -> bool:
@@ -361,13 +361,15 @@ def _switch(module: torch.nn.Module, layer: Layer) -> Callable[[], None]:
         if before is not torch.nn.MultiheadAttention:
             raise DspattnError([f"{layer.name}: expected nn.MultiheadAttention itself, got {before.__name__}"])
         module.__class__ = nn.MultiheadAttention
-        module.pattern, module.grouping = plan.pattern, plan.grouping  # type: ignore[assignment]
+        for option, chosen in plan.options().items():
+            setattr(module, option, chosen)
         handle = module.register_forward_hook(_count)
 
         def back() -> None:
             handle.remove()
             module.__class__ = before
-            del module.pattern, module.grouping
+            for option in plan.options():
+                delattr(module, option)
 
         steps.append(back)
     elif layer.kind == "scaled_dot_product_attention":
@@ -376,7 +378,7 @@ def _switch(module: torch.nn.Module, layer: Layer) -> Callable[[], None]:
         inner = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            with _LayerBlock(plan.pattern, plan.grouping) as switched:
+            with _LayerBlock(**plan.options()) as switched:
                 out = inner(*args, **kwargs)
             if switched.served:
                 _count(module)
@@ -398,13 +400,13 @@ def _count(module: torch.nn.Module, *_: Any) -> None:
         trace.pruned[module] = trace.pruned.get(module, 0) + 1
 
 
-def _switch_names(model: torch.nn.Module) -> list[Callable[[], None]]:
+def _switch_names(model: torch.nn.Module, rest: Rest) -> list[Callable[[], None]]:
     """Give every transformers model inside the name under which each attention module's own plan runs."""
     from transformers import PreTrainedModel
 
     from .integrations import huggingface
 
-    name = huggingface.register_planned(PLAN, _count)
+    name = huggingface.register_planned(PLAN, _count, rest)
     undo: list[Callable[[], None]] = []
     inside: set[torch.nn.Module] = set()
     for module in model.modules():

@@ -1,6 +1,7 @@
 #include "api/kernel_table.h"
 
 #include <span>
+#include <utility>
 
 #include "core/validate.h"
 #include "cpu/rows.h"
@@ -140,7 +141,9 @@ std::vector<Verdict> consider(const Problem& problem, Pass pass, Results results
   const core::Features needed = api::needed_by(problem, results);
   std::vector<Verdict> verdicts;
   for (const core::KernelRow* row : api::table(pass)) {
-    verdicts.push_back({row->info, api::why_not(*row, problem, needed)});
+    core::Reasons reasons = api::why_not(*row, problem, needed);
+    const bool yields = reasons.empty() && row->yields != nullptr && row->yields(problem);
+    verdicts.push_back({row->info, std::move(reasons), yields});
   }
   return verdicts;
 }

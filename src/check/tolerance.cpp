@@ -319,14 +319,16 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
     if (dtype == DType::f32) {
       const double sums = sum_error(kept, unit) + sum_error(kept);
       for (std::int64_t c = 0; c < walk.d_v; ++c) {
-        double magnitude = 0, weighted = 0;
+        double magnitude = 0, weighted = 0, least = 0;
         for (std::size_t j = 0; j < context.kept.size(); ++j) {
+          // Where dropout leaves but the least of a row's weights, what they may come out as is all there is.
+          least += kLeastWeight * context.kept[j].factor * std::abs(context.kept[j].v[c]);
           const double part = context.kept[j].weight * context.kept[j].factor * std::abs(context.kept[j].v[c]);
           magnitude += part;
-          weighted += part * errors.each[j];
+          weighted += part * errors.each[j] + kLeastWeight * context.kept[j].factor * std::abs(context.kept[j].v[c]);
         }
         double& allowed = tolerance.out[row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c)];
-        allowed = weighted + (errors.mean + sums) * magnitude + kTiny;
+        allowed = weighted + (errors.mean + sums) * magnitude + least + kTiny;
         // The mean errs by its own sum's length, relative to the magnitudes in it.
         if (context.rest > 0) allowed += context.rest * sum_error(walk.longest) * context.mean_magnitude[c];
       }
@@ -402,7 +404,7 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
         const double weight = key.weight * key.factor;
         out += weight * key.v[c];
         out_magnitude += weight * std::abs(key.v[c]);
-        weighted += weight * std::abs(key.v[c]) * errors.each[j];
+        weighted += weight * std::abs(key.v[c]) * errors.each[j] + kLeastWeight * key.factor * std::abs(key.v[c]);
       }
       d_dot += context.d_out[c] * out;
       d_dot_error += std::abs(context.d_out[c]) * (weighted + out_magnitude * (sums_error + sum_error(walk.d_v)));
@@ -496,9 +498,32 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
         context.sink_weight * ((weight_error + sum) * d_dot + d_dot_error);
   };
 
+  // Rows whose weights a 16-bit kernel may find anew, among scores that it had to clamp: they are any.
+  const auto add_open = [&](const RowContext& context) {
+    if (!weights_are_open(context, walk, ScoreErrors(context, walk, unit))) return;
+    double most = 0;  // of dP
+    for (const auto& key : context.kept) {
+      double d_weight = 0;
+      for (std::int64_t c = 0; c < walk.d_v; ++c) d_weight += context.d_out[c] * key.v[c];
+      most = std::max(most, std::abs(d_weight));
+    }
+    constexpr double kAny = 2.01;  // the difference of two that are at most 1, and their rounding
+    for (const auto& key : context.kept) {
+      for (std::int64_t c = 0; c < walk.d_v; ++c) {
+        handed.d_v[static_cast<std::size_t>(key.v_offset + c)] += kAny * std::abs(context.d_out[c]);
+      }
+      for (std::int64_t c = 0; c < walk.d; ++c) {
+        const double d_score = kAny * walk.scale * most;
+        handed.d_q[static_cast<std::size_t>(context.q_offset + c)] += d_score * std::abs(key.k[c]);
+        handed.d_k[static_cast<std::size_t>(key.k_offset + c)] += d_score * std::abs(context.q[c]);
+      }
+    }
+  };
+
   walk.each_row([&](const RowContext& context) {
     precise ? add_bounds(context) : add_plain(context);
     if (context.sink_weight > 0) add_sink(context);
+    if (!precise && walk.clamps) add_open(context);
   });
   BackwardTolerance tolerance;
   const auto finish = [&](std::vector<double>& sum, const std::vector<double>& exact, const std::vector<double>& extra,

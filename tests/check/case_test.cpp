@@ -34,7 +34,7 @@ TEST(Case, IsTheSameEverywhere) {
   const Case drawn = draw_case(20240607, 8);
   EXPECT_EQ(describe(drawn),
             "backward bf16 17:20 consecutive batch=3 heads=1/1 n_q=138 n_k=138 d=42 d_v=42 allowed=[1,heads,1,n_k] "
-            "layout=padded,padded,bnhd,bnhd nan_in_k");
+            "layout=padded,padded,bnhd,bnhd nan_in_k soft_cap=10000 sinks d_lse d_sinks");
   const CaseData data(drawn, {}, core::host_memory());
   EXPECT_EQ(data.q().at(0, 0, 0, 0), 0x1.1p-1);
   EXPECT_EQ(data.v().at(0, 0, 1, 0), -0x1.0cp-4);
@@ -117,6 +117,13 @@ TEST(Case, TheWholeContractIsDrawn) {
       {"mean", [](const Case& c) { return c.rest == Rest::mean && !c.pattern.is_dense(); }},
       {"mean with masks", [](const Case& c) { return c.rest == Rest::mean && c.allowed && c.bias; }},
       {"mean beside NaN", [](const Case& c) { return c.rest == Rest::mean && c.nan_past_length; }},
+      {"dropout by numbers", [](const Case& c) { return c.dropout > 0 && !c.dropout_state; }},
+      {"dropout by state in backward", [](const Case& c) { return c.dropout_state && c.pass == Pass::backward; }},
+      {"soft cap with bias", [](const Case& c) { return c.soft_cap && c.bias; }},
+      {"sinks", [](const Case& c) { return c.sinks; }},
+      {"gradient of sinks", [](const Case& c) { return c.d_sinks; }},
+      {"gradient of a broadcast bias", [](const Case& c) { return c.d_bias && c.bias->one[0] && c.bias->one[2]; }},
+      {"gradient through the LSE", [](const Case& c) { return c.d_lse; }},
       {"no LSE", [](const Case& c) { return !c.want_lse; }},
   };
   std::map<std::string, int> counts;

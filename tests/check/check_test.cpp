@@ -140,7 +140,9 @@ Fault after_backward(const char* name, std::function<bool(const Case&)> shows,
 }
 
 // Values in which a fault shows.
-bool ordinary(const Case& c) { return !c.nan_in_k && !c.nan_in_q && c.ordinary(); }
+bool ordinary(const Case& c) {
+  return !c.nan_in_k && !c.nan_in_q && c.ordinary() && c.dropout == 0 && !c.soft_cap && !c.sinks;
+}
 bool sees_all(const Case& c) {
   return !c.packed && !c.causal && !c.window_left && !c.window_right && c.key_lengths.empty() && !c.allowed &&
          !c.bias && c.batch > 0 && c.n_q > 0 && c.n_k > 0;
@@ -210,6 +212,63 @@ void spoil_mean(const ForwardArgs& args) {
     core::store_element(args.out.data, args.out.dtype, c,
                         value + 0.01 * rest * oracle.means[static_cast<std::size_t>(c)]);
   }
+}
+
+// Values in which a fault of something beyond the plain contract shows.
+bool shows(const Case& c) {
+  return sees_all(c) && c.ordinary() && !c.nan_in_k && !c.nan_in_q && c.rest == Rest::drop && c.dtype == DType::f32 &&
+         c.n_q > 2 && c.n_k > 40;
+}
+
+std::vector<Fault> training_faults() {
+  return {
+      in_problem(
+          "drops other weights", [](const Case& c) { return shows(c) && c.dropout > 0 && c.dropout < 0.6; },
+          [](Problem& p) { p.dropout.state = {}, p.dropout.seed += 1; }),
+      in_backward_problem(
+          "drops other weights in backward",
+          [](const Case& c) { return shows(c) && c.pass == Pass::backward && c.dropout > 0 && c.dropout < 0.6; },
+          [](Problem& p) { p.dropout.state = {}, p.dropout.offset += 1; }),
+      in_problem(
+          "drops nothing", [](const Case& c) { return shows(c) && c.dropout > 0 && c.dropout < 0.6; },
+          [](Problem& p) { p.dropout = {}; }),
+      in_problem(
+          "knows no soft cap", [](const Case& c) { return shows(c) && c.soft_cap && *c.soft_cap < 6; },
+          [](Problem& p) { p.soft_cap.reset(); }),
+      in_backward_problem(
+          "knows no soft cap in backward",
+          [](const Case& c) { return shows(c) && c.pass == Pass::backward && c.soft_cap && *c.soft_cap < 1; },
+          [](Problem& p) { p.soft_cap.reset(); }),
+      in_problem(
+          "knows no sinks", [](const Case& c) { return shows(c) && c.sinks && c.heads > 1; },
+          [](Problem& p) { p.sinks = {}; }),
+      {"forgets the gradient through the LSE", [](const Case& c) { return shows(c) && c.d_lse && c.dropout == 0; },
+       [](const Runner& good) {
+         Runner bad = good;
+         bad.backward = [good](const BackwardArgs& given) {
+           BackwardArgs args = given;
+           args.d_lse = {};
+           good.backward(args);
+         };
+         return bad;
+       }},
+      after_backward(
+          "loses a part of the bias' gradient",
+          [](const Case& c) {
+            return c.d_bias && c.n_q > 2 && c.n_k > 20 && c.batch > 0 && !c.packed && !c.causal && !c.window_left &&
+                   !c.window_right && c.key_lengths.empty() && !c.allowed && ordinary(c) && c.dtype == DType::f32;
+          },
+          [](const BackwardArgs& a) {
+            core::store_element(a.d_bias.data, a.d_bias.dtype, 0,
+                                0.05 + core::load_element(a.d_bias.data, a.d_bias.dtype, 0));
+          }),
+      after_backward(
+          "errs in the sinks' gradient", [](const Case& c) { return shows(c) && c.d_sinks && c.dropout == 0; },
+          [](const BackwardArgs& a) {
+            core::store_element(a.d_sinks.data, DType::f32, 0,
+                                0.05 + core::load_element(a.d_sinks.data, DType::f32, 0));
+          }),
+  };
 }
 
 std::vector<Fault> faults() {
@@ -303,7 +362,10 @@ std::vector<Fault> faults() {
           spoil_mean),
       after_forward(
           "errs by 1e-3", [](const Case& c) { return plain(c) && c.dtype == DType::f32; },
-          [](const ForwardArgs& a) { multiply_last(a.out, 1.001); }),
+          [](const ForwardArgs& a) {
+            const std::int64_t at = last_offset(a.out);
+            core::store_element(a.out.data, a.out.dtype, at, 1e-3 + core::load_element(a.out.data, a.out.dtype, at));
+          }),
       after_forward(
           "errs in a 16-bit result", [](const Case& c) { return plain(c) && c.dtype == DType::bf16; },
           [](const ForwardArgs& a) {
@@ -448,7 +510,7 @@ TEST(Check, AllowsExponentialsOfFp16Scores) {
   for (std::int64_t index = 0; index < 400; index += kEvery) {
     options.limits.dtype = index % 2 == 0 ? DType::f16 : DType::bf16;
     options.limits.pattern = index % 4 < 2 ? Pattern{2, 4} : Pattern{1, 2};
-    const CaseReport report = check_drawn(draw_case(41, index, options.limits), runner, options);
+    const CaseReport report = check_drawn(draw_case(41, index, options.limits).restricted_to({}), runner, options);
     EXPECT_TRUE(report.passed()) << text_of(report);
   }
 }
@@ -482,12 +544,12 @@ TEST(Check, BesideTheCpuKernelAnErrorShows) {
   }
 }
 
-TEST(Check, EveryFaultIsFlagged) {
+void expect_flagged(const std::vector<Fault>& all) {
   constexpr int kCases = 2;
   const Runner good = library_runner(core::host_memory(), "cpu_reference", "cpu_reference");
   CheckOptions options;
   options.limits = small_problems();
-  for (const Fault& fault : faults()) {
+  for (const Fault& fault : all) {
     SCOPED_TRACE(fault.name);
     const Runner bad = fault.inject(good);
     int found = 0;
@@ -501,6 +563,9 @@ TEST(Check, EveryFaultIsFlagged) {
     EXPECT_EQ(found, kCases);
   }
 }
+
+TEST(Check, EveryFaultIsFlagged) { expect_flagged(faults()); }
+TEST(Check, EveryFaultOfTrainingIsFlagged) { expect_flagged(training_faults()); }
 
 TEST(Check, AThrowingKernelIsAFailureNotACrash) {
   Runner bad;

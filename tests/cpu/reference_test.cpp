@@ -330,6 +330,61 @@ TEST(Reference, GradientsAgreeWithFiniteDifferences) {
   }
 }
 
+// The same for what training adds: every gradient at once, of biases, sinks and inputs, with dropout, under a soft cap,
+// of a loss that has a part in the LSE.
+TEST(Reference, TrainingGradientsAreFiniteDifferences) {
+  constexpr double kStep = 0x1p-8;
+  Owned owned(DType::f32, 2, 4, 2, 3, 9, 3, 2);
+  owned.randomise(31);
+  owned.problem.grouping = Grouping::consecutive;
+  owned.problem.dropout = {0.3, 3, 4, {}};
+  owned.problem.soft_cap = 0.8;
+  Numbers numbers{78};
+  std::vector<std::uint8_t> bias, sinks, d_out, d_lse;
+  owned.problem.mask.bias = Owned::make(bias, DType::f32, {1, 4, 3, 9});
+  owned.problem.sinks = Owned::make(sinks, DType::f32, {4});
+  const ConstTensorView d_out_view = Owned::make(d_out, DType::f32, {2, 4, 3, 2});
+  const ConstTensorView d_lse_view = Owned::make(d_lse, DType::f32, {2, 4, 3});
+  for (auto* memory : {&bias, &sinks, &d_out, &d_lse}) {
+    Owned::fill(*memory, DType::f32, [&](std::int64_t) { return numbers.next(); });
+  }
+  const Gradients gradients = reference_backward(owned.problem, d_out_view, nullptr, d_lse_view);
+  const Reference base = reference_forward(owned.problem);
+  const auto loss = [&](const Reference& reference) {
+    double sum = 0;
+    for (std::size_t i = 0; i < reference.out.size(); ++i) {
+      sum += core::load_element(d_out.data(), DType::f32, static_cast<std::int64_t>(i)) * reference.out[i];
+    }
+    for (std::size_t i = 0; i < reference.lse.size(); ++i) {
+      sum += core::load_element(d_lse.data(), DType::f32, static_cast<std::int64_t>(i)) * reference.lse[i];
+    }
+    return sum;
+  };
+  for (auto [memory, gradient] :
+       {std::pair{&owned.q, &gradients.d_q}, std::pair{&owned.k, &gradients.d_k}, std::pair{&owned.v, &gradients.d_v},
+        std::pair{&bias, &gradients.d_bias}, std::pair{&sinks, &gradients.d_sinks}}) {
+    ASSERT_EQ(gradient->size(), memory->size() / sizeof(float));
+    std::size_t compared = 0, not_zero = 0;
+    for (std::size_t i = 0; i < gradient->size(); ++i) {
+      const auto index = static_cast<std::int64_t>(i);
+      const double original = core::load_element(memory->data(), DType::f32, index);
+      core::store_element(memory->data(), DType::f32, index, original + kStep);
+      const double up_input = core::load_element(memory->data(), DType::f32, index);
+      const Reference up = reference_forward(owned.problem);
+      core::store_element(memory->data(), DType::f32, index, original - kStep);
+      const double down_input = core::load_element(memory->data(), DType::f32, index);
+      const Reference down = reference_forward(owned.problem);
+      core::store_element(memory->data(), DType::f32, index, original);
+      if (up.selection.values != base.selection.values || down.selection.values != base.selection.values) continue;
+      EXPECT_NEAR((*gradient)[i], (loss(up) - loss(down)) / (up_input - down_input), 5e-5) << i;
+      ++compared;
+      not_zero += std::abs((*gradient)[i]) > 1e-3;
+    }
+    EXPECT_GT(2 * compared, gradient->size());
+    EXPECT_GT(3 * not_zero, gradient->size());
+  }
+}
+
 TEST(Reference, IsARowOfTheKernelTable) {
   Owned owned(DType::bf16, 2, 2, 1, 5, 9, 3, 4);
   owned.randomise(10);

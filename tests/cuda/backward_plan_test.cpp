@@ -1,4 +1,5 @@
-// Plans of the fused backward: tiles, items, sums and the workspace, which grows with the rows and not with their square.
+// Plans of the fused backward: tiles, items, sums and the workspace, which grows with the rows and not with their
+// square.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -11,7 +12,9 @@ namespace {
 const DeviceFacts kH200{.present = true, .major = 9, .multiprocessors = 132, .shared_bytes = 227 * 1024};
 
 // Stands for a tensor that is never read.
-void* stand_in(int index) { return reinterpret_cast<void*>((std::uintptr_t{1} << 40) * (1u + static_cast<unsigned>(index))); }
+void* stand_in(int index) {
+  return reinterpret_cast<void*>((std::uintptr_t{1} << 40) * (1u + static_cast<unsigned>(index)));
+}
 
 Problem problem_of(std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t n_q, std::int64_t n_k,
                    std::int64_t d) {

@@ -52,6 +52,16 @@ def visible(
     return mask
 
 
+def means(v: Tensor, interval: Tensor, seen: Tensor) -> Tensor:
+    """[..., n_q, d_v]: of each row, the mean of v over the whole blocks of 128 keys of its interval, or over the
+    interval, without the keys that are not seen."""
+    n_k = v.shape[-2]
+    blocks = torch.nn.functional.pad(interval, (0, -n_k % 128)).unflatten(-1, (-1, 128)).all(-1)
+    whole = blocks.repeat_interleave(128, -1)[..., :n_k] & seen
+    keys = torch.where(whole.any(-1, keepdim=True), whole, seen).double()
+    return keys @ v / keys.sum(-1, keepdim=True).clamp(min=1)
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -62,8 +72,13 @@ def attention(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     scale: float | None = None,
+    rest: str = "drop",
+    interval: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) of 4-dimensional inputs in float64, differentiable with the selection held fixed."""
+    """(out, lse) of 4-dimensional inputs in float64, differentiable with the selection held fixed.
+
+    With rest "mean", `interval` is [n_q, n_k], what diagonal and lengths leave, and `mask` what is visible of it.
+    """
     q, k, v = (t.double() for t in (q, k, v))
     repeat = q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(repeat, 1) for t in (k, v))
@@ -72,9 +87,16 @@ def attention(
         scores = scores + bias.double()
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
+    seen, pruned = scores, torch.zeros_like(scores, dtype=torch.bool)
     if pattern != "dense":
         keep, group = map(int, pattern.split(":"))
-        scores = scores.masked_fill(~kept(scores.detach(), keep, group, grouping), float("-inf"))
+        pruned = ~kept(scores.detach(), keep, group, grouping)
+        scores = scores.masked_fill(pruned, float("-inf"))
+    if rest == "mean":
+        full = torch.ones(scores.shape[-2:], dtype=torch.bool) if interval is None else interval
+        lost = torch.softmax(seen, -1).masked_fill(~pruned, 0)
+        given = torch.softmax(seen, -1).masked_fill(pruned, 0) @ v
+        return given + lost.sum(-1, keepdim=True) * means(v, full, seen > float("-inf")), torch.logsumexp(seen, -1)
     hidden = (scores == float("-inf")).all(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(hidden, 0), -1).masked_fill(hidden, 0)
     return weights @ v, torch.logsumexp(scores, -1)

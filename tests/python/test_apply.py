@@ -108,7 +108,7 @@ def test_what_cannot_be_done_raises_and_changes_nothing() -> None:
         (dict(layers=["frist"]), "layers: expected numbers below 3 or names among first, second, third, got 'frist'"),
         (dict(skip=[7]), "skip: expected numbers below 3"),
         (dict(layers=["third"]), "nothing would change"),
-        (dict(rest="mean"), 'rest: expected "drop"'),
+        (dict(rest="median"), 'rest: expected "drop" or "mean"'),
         (dict(pattern="5:4"), "pattern: expected"),
         (dict(grouping="odd"), "grouping: expected"),
         (dict(example=None), "example: expected what the model is called with"),

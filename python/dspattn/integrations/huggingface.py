@@ -2,14 +2,14 @@
 
     model.set_attn_implementation("dspattn_2_4")
 
-Names are ``dspattn_N_M`` for the interleaved grouping, ``dspattn_N_M_consecutive`` for the paper's, and
-``dspattn_dense``. They are registered with ``AttentionInterface`` and, with the mask function that goes with them, with
-``AttentionMaskInterface``, when both packages are imported, in either order.
+Names are ``dspattn_N_M`` for the interleaved grouping, ``dspattn_N_M_consecutive`` for the paper's, each with ``_mean``
+behind it for ``rest="mean"``, and ``dspattn_dense``. They are registered with ``AttentionInterface`` and, with the mask
+function that goes with them, with ``AttentionMaskInterface``, when both packages are imported, in either order.
 
-Padded batches, causal models with a cache and generation, grouped-query attention, sliding windows and relative
-position biases are served. A cache that drops keys outside a sliding window does not change the result: groups are
+Padded batches, causal models with a cache and generation, grouped-query attention, sliding windows, relative position
+biases, soft caps (``softcap``), attention sinks (``s_aux``) and dropout in training are served. A cache that drops keys outside a sliding window does not change the result: groups are
 counted from key 0 of the sequence, so the mask function says how far the kept keys are from a group's start.
-What a model passes that has no counterpart here (soft caps, attention sinks, dropout, ...) raises.
+What a model passes that has no counterpart here raises.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from torch import Tensor
 
 from ..errors import DspattnError
 from ..functional import attention_weights, stand_in, varlen_attention
-from ..patterns import INTERLEAVE_BLOCK, Grouping, group_period
+from ..patterns import INTERLEAVE_BLOCK, Grouping, Rest, Selection, group_period, parse_rest, parse_selection
 from ..plans import Plan, by_heads
-from . import _refusal
+from . import _bands, _refusal
 
 PATTERNS = ("2:4", "1:2", "1:4", "4:8")
 GROUPINGS: tuple[Grouping, ...] = ("interleaved", "consecutive")
+RESTS: tuple[Rest, ...] = ("drop", "mean")
 
 # What models hand down to every layer that changes nothing in attention itself, or that the mask already expresses.
 HARMLESS = frozenset(
@@ -49,15 +50,22 @@ HARMLESS = frozenset(
 )
 
 
-def implementation_name(pattern: str, grouping: Grouping = "interleaved") -> str:
+def implementation_name(
+    pattern: str, grouping: Grouping = "interleaved", rest: Rest = "drop", selection: Selection = "own"
+) -> str:
     """The name under which a pattern is registered.
 
     Example:
         >>> implementation_name("2:4"), implementation_name("1:2", "consecutive"), implementation_name("dense")
         ('dspattn_2_4', 'dspattn_1_2_consecutive', 'dspattn_dense')
+        >>> implementation_name("2:4", rest="mean")
+        'dspattn_2_4_mean'
     """
-    base = "dspattn_" + pattern.replace(":", "_")
-    return base if pattern == "dense" or grouping == "interleaved" else base + "_consecutive"
+    parts = ["dspattn", pattern.replace(":", "_")]
+    if pattern != "dense":
+        parts += ["consecutive"] * (grouping == "consecutive") + ["mean"] * (rest == "mean")
+        parts += ["shared"] * (selection == "shared")
+    return "_".join(parts)
 
 
 def register() -> None:
@@ -68,18 +76,28 @@ def register() -> None:
     register_pattern("dense")
     for pattern in PATTERNS:
         for grouping in GROUPINGS:
-            register_pattern(pattern, grouping)
+            for rest in RESTS:
+                register_pattern(pattern, grouping, rest=rest)
 
 
-def register_pattern(pattern: str, grouping: Grouping = "interleaved", *, left_padding: bool = False) -> str:
+def register_pattern(
+    pattern: str,
+    grouping: Grouping = "interleaved",
+    *,
+    rest: Rest = "drop",
+    selection: Selection = "own",
+    left_padding: bool = False,
+) -> str:
     """Register one pattern, also one that has no name yet, and return its name.
 
     Args:
         pattern: ``"N:M"`` or ``"dense"``.
         grouping: ``"interleaved"`` or ``"consecutive"``.
+        rest: ``"drop"`` or ``"mean"``, as in :func:`dspattn.attention`; under the name with ``_mean`` behind it.
+        selection: ``"own"`` or ``"shared"``, likewise; the latter with ``_shared`` behind the name.
         left_padding: count groups from each text's first key instead of the padded batch's, so that a left-padded text
             keeps the same keys as alone; under the name with ``_left_padding`` behind it. It costs a copy of the keys
-            and values of batches that are padded on the left, and cannot be compiled.
+            and values of batches that are padded on the left, and cannot be compiled. Not with ``rest="mean"``.
 
     Returns:
         What to give to ``set_attn_implementation``.
@@ -91,19 +109,27 @@ def register_pattern(pattern: str, grouping: Grouping = "interleaved", *, left_p
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
-    name = implementation_name(pattern, grouping) + ("_left_padding" if left_padding else "")
-    AttentionInterface.register(name, make_attention(pattern, grouping))
-    AttentionMaskInterface.register(name, make_mask(group_period(pattern, grouping), left_padding=left_padding))
+    parse_selection(selection)
+    mean = parse_rest(rest) and pattern != "dense"
+    if mean and left_padding:
+        raise DspattnError(
+            ['left_padding: expected False with rest="mean" (each text has a diagonal of its own), got True']
+        )
+    name = implementation_name(pattern, grouping, rest, selection) + ("_left_padding" if left_padding else "")
+    AttentionInterface.register(name, make_attention(pattern, grouping, rest, selection))
+    period = group_period(pattern, grouping, rest)
+    AttentionMaskInterface.register(name, make_mask(period, left_padding=left_padding, one_row=mean))
     return name
 
 
-def register_planned(attribute: str, called: Callable[[torch.nn.Module], None]) -> str:
+def register_planned(attribute: str, called: Callable[[torch.nn.Module], None], rest: Rest = "drop") -> str:
     """Register the function that computes what each module's own plan says (see :mod:`dspattn.switching`), dense where
     it has none, and return its name.
 
     Args:
         attribute: where a module keeps its plan.
         called: told about every call under a plan.
+        rest: of all plans.
     """
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
@@ -117,18 +143,19 @@ def register_planned(attribute: str, called: Callable[[torch.nn.Module], None]) 
         called(module)
         return plan
 
-    name = _refusal.PREFIX + "applied"
+    name = _refusal.PREFIX + ("applied_mean" if rest == "mean" else "applied")
     AttentionInterface.register(name, _attention_function(plan_of))
-    AttentionMaskInterface.register(name, make_mask(INTERLEAVE_BLOCK))
+    AttentionMaskInterface.register(name, make_mask(INTERLEAVE_BLOCK, one_row=rest == "mean"))
     return name
 
 
-def make_mask(period: int, *, left_padding: bool = False) -> Callable[..., Tensor | None]:
+def make_mask(period: int, *, left_padding: bool = False, one_row: bool = False) -> Callable[..., Tensor | None]:
     """The mask function: transformers' boolean mask of scaled_dot_product_attention, with the keys that a cache has
     dropped since the last multiple of `period` put back as masked columns.
 
     With ``left_padding`` each text's columns move on until its first key lies at such a multiple too. How far is kept
     beside the mask, as a tensor, for the attention function; the mask is then one period wider than the keys.
+    With ``one_row`` a mask that is a window and padding is one row, and carries the window (see ``_bands``).
     """
 
     def dspattn_mask(*, kv_offset: int = 0, **kwargs: Any) -> Tensor | None:
@@ -139,6 +166,10 @@ def make_mask(period: int, *, left_padding: bool = False) -> Callable[..., Tenso
             return None
         starts = _first_keys(kwargs.get("attention_mask")) if left_padding and period > 1 else None
         dropped = kv_offset % period
+        if one_row:
+            row = _bands.band_mask(dropped, kv_offset=kv_offset, **kwargs)
+            if row is not None:
+                return row
         if dropped or starts is not None:
             kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
         mask = sdpa_mask(kv_offset=kv_offset, **kwargs)
@@ -229,9 +260,11 @@ def _moved_rows(tensor: Tensor, offsets: Tensor, period: int) -> Tensor:
     return _moved(padded.transpose(-1, -2), offsets).transpose(-1, -2)
 
 
-def make_attention(pattern: str, grouping: Grouping) -> Callable[..., tuple[Tensor, Tensor | None]]:
+def make_attention(
+    pattern: str, grouping: Grouping, rest: Rest = "drop", selection: Selection = "own"
+) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """The attention function of a pattern, in the signature transformers asks for."""
-    plan = Plan(pattern, grouping)
+    plan = Plan(pattern, grouping, None, rest, selection)
     return _attention_function(lambda module: plan)
 
 
@@ -249,6 +282,8 @@ def _attention_function(
         is_causal: bool | None = None,
         position_bias: Tensor | None = None,
         sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         cu_seq_lens_k: Tensor | None = None,
         max_length_q: int | None = None,
@@ -276,11 +311,13 @@ def _attention_function(
                 cu_seq_lens_k,
                 max_length_q,
                 max_length_k,
+                dropout_p=dropout,
                 is_causal=is_causal,
                 scale=scaling,
-                pattern=plan.pattern,
-                grouping=plan.grouping,
+                soft_cap=softcap,
+                sinks=s_aux,
                 window=_window(sliding_window, is_causal),
+                **plan.options(),
             )
             return packed.unflatten(0, (query.shape[0], n_q)), None
 
@@ -307,18 +344,37 @@ def _attention_function(
             "scale": scaling,
             "enable_gqa": True,
             "window": window,
+            "soft_cap": softcap,
+            "sinks": s_aux,
         }
-        out = by_heads(plan, query, key, value, attention_mask, **options)
+        band: _bands.Band | None = getattr(attention_mask, _bands.ATTRIBUTE, None)
+        if band is not None:
+            options |= band.options()
+            attention_mask = attention_mask if band.padded else None
+        elif plan.rest == "mean" and attention_mask is not None and attention_mask.shape[-2] > 1:
+            raise DspattnError([_MANY_ROWS])
         weights = None
-        if wants_weights:
+        if not wants_weights:
+            out = by_heads(plan, query, key, value, attention_mask, **options)
+        else:
             if plan.heads is not None:
                 raise DspattnError(["output_attentions: expected False where only some heads are pruned, got True"])
-            options |= {"pattern": plan.pattern, "grouping": plan.grouping}
-            weights = attention_weights(query, key, attention_mask, **options)
+            weights = attention_weights(query, key, attention_mask, **plan.options(), **options)
+            if dropout > 0:  # the output belongs to the weights that are returned
+                out = weights @ value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+            else:
+                out = by_heads(plan, query, key, value, attention_mask, **options)
             weights = weights[..., extra:] if offsets is None else _moved(weights, -offsets)[..., :n_k]
         return out.transpose(1, 2).contiguous(), weights
 
     return dspattn_attention
+
+
+_MANY_ROWS = (
+    'attention_mask: expected one that is causal, full or a sliding window, with or without padding, for rest="mean" '
+    "(a key that is hidden from some queries only would reach them through the mean), got one that is not; give packed "
+    'batches as cu_seq_lens_q and cu_seq_lens_k, and other masks to a name without "_mean"'
+)
 
 
 def _weights_are_recorded() -> bool:

@@ -12,7 +12,8 @@ import torch
 
 from ..errors import DspattnError
 from ..functional import attention
-from ..patterns import Grouping, parse_grouping, parse_pattern
+from ..patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection
+from ..plans import Plan
 from . import _account, _beyond_modes, _redirect
 from ._wrapping import wrapped
 
@@ -35,6 +36,8 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
     Args:
         pattern: ``"2:4"``, ``"1:2"``, any ``"N:M"``, or ``"dense"``.
         grouping: ``"interleaved"`` or ``"consecutive"``.
+        rest: ``"drop"`` or ``"mean"``, as in :func:`dspattn.attention`.
+        selection: ``"own"`` or ``"shared"``, likewise.
         strict: raise for a call that cannot be served (dropout, a type or size the kernels do not take). With False,
             such calls are left to PyTorch; ``left`` then says how many and why, and a warning tells at the end. So it
             does when no call arrived at all.
@@ -58,11 +61,20 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         torch.Size([1, 2, 100, 8])
     """
 
-    def __init__(self, pattern: str = "2:4", grouping: Grouping = "interleaved", *, strict: bool = True) -> None:
+    def __init__(
+        self,
+        pattern: str = "2:4",
+        grouping: Grouping = "interleaved",
+        *,
+        rest: Rest = "drop",
+        selection: Selection = "own",
+        strict: bool = True,
+    ) -> None:
         parse_pattern(pattern)
         parse_grouping(grouping)
-        self.pattern = pattern
-        self.grouping: Grouping = grouping
+        parse_rest(rest)
+        parse_selection(selection)
+        self.plan = Plan(pattern, grouping, None, rest, selection)
         self.strict = strict
         self.served = 0
         self.short = 0
@@ -88,19 +100,19 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
 
     def report(self) -> str:
         """How many calls were served and, for each reason, how many were left to PyTorch."""
-        return _account.summary(f"{self.pattern} {self.grouping}", self.served, self.short, self.left)
+        return _account.summary(str(self.plan), self.served, self.short, self.left)
 
     def answer(self, *args: Any, **kwargs: Any) -> Any:
         """One call of scaled_dot_product_attention made inside the block."""
         reasons = _foreign(*args, **kwargs)
         if not reasons:
             try:
-                out = attention(*args, pattern=self.pattern, grouping=self.grouping, **kwargs)
+                out = attention(*args, **(self.plan.options() | kwargs))
             except DspattnError as error:
                 reasons = list(error.reasons)
             else:
                 key = args[1] if len(args) > 1 else kwargs["key"]
-                self._count(None, _account.is_short(key.shape[-2], self.pattern, self.grouping))
+                self._count(None, _account.is_short(key.shape[-2], self.plan.pattern, self.plan.grouping))
                 return out
         return self.leave_to_pytorch(reasons, _redirect.SDPA, *args, **kwargs)
 

@@ -27,7 +27,10 @@ DSPATTN_HOST_DEVICE constexpr int element_bytes(DType type) { return type == DTy
 DSPATTN_HOST_DEVICE constexpr int tile_keys(DType type, int dim) { return element_bytes(type) * dim <= 128 ? 64 : 32; }
 
 // CTAs of a multiprocessor, where shared memory has room for them: the output takes dim / 2 registers a thread.
-constexpr int ctas_by_registers(int dim) { return dim <= 128 ? 3 : 2; }
+constexpr int ctas_by_registers(DType type, int dim) { return type != DType::f32 && dim <= 128 ? 3 : 2; }
+
+// Where heads may choose their keys together: what is compiled (together.h).
+constexpr bool chooses_together(DType type, int dim) { return type != DType::f32 && dim <= 128; }
 
 template <DType kTypeOfInputs, int kDim>
 struct Config {
@@ -45,8 +48,12 @@ struct Config {
 struct Teams {
   int warps = 1;   // of a team: 1, 2 or 4
   int rows = 16;   // of a warp, rounded up to a power of two: 1, 2, 4, 8 or 16
-  int gather = 0;  // 1: only the kept rows of V are read: one row a key head
+  int gather = 0;  // 1: only the kept rows of V are read: all rows of a key head keep the same
+  int batch = 0;   // heads that choose together: tiles whose V is asked for at once, from scores that are there already
 };
+
+// A team that only waits for V has this many tiles of it on their way.
+inline constexpr int kChoiceTiles = 4;
 
 // Byte offsets in a CTA's shared memory. While keys are walked:
 //
@@ -56,6 +63,7 @@ struct Teams {
 //   weights  of every warp: [rows][kept keys + 16 bytes], in the inputs' type; 8 rows in different banks
 //   codes    of every warp: [rows][groups] bytes (tile/few_rows.h)
 //
+// (where scores are there already: a ring of `batch` V tiles and as many tiles of scores, and weights and codes of each)
 // and at the end, over all of it, every warp's 16 rows of output in fp32; behind both
 //
 //   stats    of every warp's rows: reference and sum
@@ -63,8 +71,9 @@ struct SharedLayout {
   int tile_bytes = 0, v_bytes = 0;
   int ring = 0, ring_bytes = 0;  // of a team
   int scores = 0, scores_stride = 0, scores_bytes = 0;
-  int weights = 0, weights_stride = 0, weights_bytes = 0;
+  int weights = 0, weights_stride = 0, weights_bytes = 0;  // of a tile
   int codes = 0, codes_bytes = 0;
+  int batch = 1;
   int out_bytes = 0;  // of a warp, from 0 on
   int stats = 0;
   int bytes = 0;
@@ -78,16 +87,18 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
   s.tile_bytes = keys * row_bytes;
   s.v_bytes = teams.gather != 0 ? s.tile_bytes / 2 : s.tile_bytes;
   s.ring = teams.warps * kWarpRows * row_bytes;
-  s.ring_bytes = 2 * s.tile_bytes + s.v_bytes;
+  const int batch = teams.batch > 0 ? teams.batch : 1;
+  s.ring_bytes = teams.batch > 0 ? batch * (s.v_bytes + teams.rows * keys * 4) : 2 * s.tile_bytes + s.v_bytes;
+  s.batch = batch;
   s.scores = s.ring + kWarps / teams.warps * s.ring_bytes;
   s.scores_stride = 4 * (keys + 8);
   s.scores_bytes = teams.rows * s.scores_stride;
   s.weights = s.scores + kWarps * s.scores_bytes;
   s.weights_stride = keys / 2 * element + 16;
   s.weights_bytes = teams.rows * s.weights_stride;
-  s.codes = s.weights + kWarps * s.weights_bytes;
+  s.codes = s.weights + kWarps * batch * s.weights_bytes;
   s.codes_bytes = teams.rows * keys / 4;
-  const int walked = s.codes + kWarps * s.codes_bytes;
+  const int walked = s.codes + kWarps * batch * s.codes_bytes;
   s.out_bytes = kWarpRows * dim * 4;
   const int ended = kWarps * s.out_bytes;
   s.stats = ((walked > ended ? walked : ended) + 15) / 16 * 16;

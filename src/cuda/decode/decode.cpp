@@ -42,6 +42,13 @@ Scales scales_of(DType type, double scale, bool has_bias) {
           .rounds = type == DType::f32 ? 0 : 1};
 }
 
+Pages pages_of(const Problem& problem) {
+  const ConstTensorView& table = problem.block_table;
+  if (!table.present()) return {};
+  return {static_cast<const std::int32_t*>(table.data), table.step(0), table.step(1),
+          tile::Divisor(static_cast<int>(problem.k.extent(2))), static_cast<int>(problem.k.extent(0))};
+}
+
 Params params_of(const ForwardArgs& args, const Plan& plan) {
   const Problem& problem = args.problem;
   const core::Geometry geometry = core::geometry_of(problem);
@@ -59,6 +66,14 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
     auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
     p.partials = {reinterpret_cast<float*>(workspace), reinterpret_cast<RowStats*>(workspace + plan.stats_offset)};
   }
+  if (plan.together) {
+    auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
+    const int tiles_of_block = tile::kBlockKeys / tile_keys(problem.q.dtype, plan.dim);
+    p.together = {reinterpret_cast<float*>(workspace + plan.scores_offset),
+                  reinterpret_cast<RowStats*>(workspace + plan.whole_offset),
+                  tile::divide_up(geometry.n_k, tile::kBlockKeys) * tiles_of_block};
+  }
+  p.pages = pages_of(problem);
   p.allowed = mask_of(problem.mask.allowed);
   p.bias = mask_of(problem.mask.bias);
   p.bias_bytes = problem.mask.bias.present() ? static_cast<int>(size_bytes(problem.mask.bias.dtype)) : 0;
@@ -80,6 +95,7 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.keys = tile::key_map(problem.pattern, problem.grouping, tile_keys(problem.q.dtype, plan.dim));
   p.pairs = problem.pattern.group == 2 ? 1 : 0;
   p.scales = scales_of(problem.q.dtype, geometry.scale, problem.mask.bias.present());
+  if (plan.together) p.scales.rounds = 0;  // shares of weights are compared, not scores
   p.teams = plan.teams;
   p.vector_q = is_vector(problem.q);
   p.vector_k = is_vector(problem.k);
@@ -131,6 +147,18 @@ void why_not(const DecodeRow& row, const Problem& problem, core::Refusals& refus
                std::to_string(device.shared_bytes);
       });
     }
+  }
+  if (problem.choice == Choice::shared && rows_of_key_head(geometry) > kWarpRows) {
+    refusals.add([&] {
+      return "n_q * heads / kv_heads: takes up to " + std::to_string(kWarpRows) +
+             " query rows a key head where heads choose together, got " + std::to_string(rows_of_key_head(geometry));
+    });
+  }
+  if (problem.block_table.present() && problem.k.extent(0) > tile::kMaxRows) {
+    refusals.add([&] {
+      return "k.shape[0]: takes up to " + std::to_string(tile::kMaxRows) + " pages, got " +
+             std::to_string(problem.k.extent(0));
+    });
   }
   if (geometry.n_k > tile::kMaxRows) {
     refusals.add(

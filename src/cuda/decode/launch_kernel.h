@@ -3,30 +3,50 @@
 
 #include "cuda/decode/kernel.h"
 #include "cuda/decode/launch.h"
+#include "cuda/decode/together.h"
 #include "cuda/device/device.h"
 
 namespace dspattn::cuda::decode {
 
-// Of every way the warps can be teamed: the most shared memory.
+// The most shared memory of any way the warps can be teamed.
 template <typename C>
-constexpr int most_shared_bytes() {
+constexpr int most_shared_bytes(int batch) {
   int most = 0;
   for (const int warps : {1, 2, 4}) {
-    const int bytes = shared_layout(C::kType, C::kHeadDim, {.warps = warps}).bytes;
+    const int bytes = shared_layout(C::kType, C::kHeadDim, {.warps = warps, .batch = batch}).bytes;
     most = bytes > most ? bytes : most;
   }
   return most;
 }
 
+template <typename C, typename Kernel>
+void launch_one(const char* name, Kernel kernel, const Params& params, std::int64_t ctas, bool follows,
+                cudaStream_t stream) {
+  const DeviceFacts& device = current_device_facts();
+  const int most = most_shared_bytes<C>(params.teams.batch > 0 ? kChoiceTiles : 0);
+  allow_shared_memory(kernel, most < device.shared_bytes ? most : device.shared_bytes);
+  launch(name, kernel,
+         {.ctas = grid_of(ctas),
+          .threads = kThreads,
+          .shared_bytes = shared_layout(C::kType, C::kHeadDim, params.teams).bytes,
+          .may_overlap = follows && device.major >= 9},
+         stream, params);
+}
+
 template <DType kType, int kDim>
 void launch_kernel(const Params& params, std::int64_t ctas, cudaStream_t stream) {
   using C = Config<kType, kDim>;
-  static_assert(most_shared_bytes<C>() <= kSharedLimit);
-  const int allowed = current_device_facts().shared_bytes;
-  allow_shared_memory(decode_kernel<C>, allowed < most_shared_bytes<C>() ? allowed : most_shared_bytes<C>());
-  launch("decode", decode_kernel<C>,
-         {.ctas = grid_of(ctas), .threads = kThreads, .shared_bytes = shared_layout(kType, kDim, params.teams).bytes},
-         stream, params);
+  static_assert(most_shared_bytes<C>(0) <= kSharedLimit);
+  if constexpr (chooses_together(kType, kDim)) {
+    if (params.together.scores != nullptr) {
+      launch_one<C>("decode scores", score_kernel<C>, params, ctas, false, stream);
+      Params choice = params;
+      choice.teams.batch = kChoiceTiles;
+      launch_one<C>("decode choice", choice_kernel<C>, choice, ctas, true, stream);
+      return;
+    }
+  }
+  launch_one<C>("decode", decode_kernel<C>, params, ctas, false, stream);
 }
 
 }  // namespace dspattn::cuda::decode

@@ -19,23 +19,9 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   const int columns = p.results.out.columns;
   const int splits = p.splits.value;
   const std::int64_t first = static_cast<std::int64_t>(unit) * splits * p.rows + row;
-  const RowStats* stats = p.partials.stats + first;
 
   ptx::wait_for_kernels_before();  // the parts are written
-  // Every warp joins all stats: lane l those of parts l, l + 32, ...
-  RowStats joined{-INFINITY, 0};
-  for (int i = lane; i < splits; i += 32) {
-    joined.reference = fmaxf(joined.reference, stats[static_cast<std::int64_t>(i) * p.rows].reference);
-  }
-  for (int offset = 16; offset > 0; offset /= 2) {
-    joined.reference = fmaxf(joined.reference, __shfl_xor_sync(~0u, joined.reference, offset));
-  }
-  for (int i = lane; i < splits; i += 32) {
-    const RowStats own = stats[static_cast<std::int64_t>(i) * p.rows];
-    if (own.sum != 0) joined.sum += own.sum * part_factor(own, joined.reference, p.scales.exponent);
-  }
-  for (int offset = 16; offset > 0; offset /= 2) joined.sum += __shfl_xor_sync(~0u, joined.sum, offset);
-
+  const RowStats joined = join_parts(p.partials.stats + first, splits, p.rows, lane, p.scales.exponent);
   float values[kColumns] = {};
 #pragma unroll 2
   for (int i = warp; i < splits; i += kWarps) {

@@ -41,8 +41,31 @@ struct Results {
   int fp32 = 0;  // out's type, if not the inputs'
 };
 
+// Keys and values in pages: key j of sequence b is row j % size of page table[b, j / size].
+struct Pages {
+  const std::int32_t* table = nullptr;  // null: K and V are in one piece
+  std::int64_t sequence_stride = 0, block_stride = 0;
+  tile::Divisor size;
+  int count = 0;  // pages there are; other numbers are no page
+
+  // Negative: the key is in no page, and is hidden.
+  DSPATTN_HOST_DEVICE int page_of(int sequence, int key) const {
+    const int page = table[sequence * sequence_stride + size.quotient(key) * block_stride];
+    return page >= 0 && page < count ? page : -1;
+  }
+};
+
+// Heads that share keys and choose together: every key's scores are written before any is chosen.
+struct Together {
+  float* scores = nullptr;    // [units, tiles, rows, tile keys]: compared scores, -inf where hidden
+  RowStats* stats = nullptr;  // [units, splits, rows]: of all visible keys
+  int tiles = 0;              // of a unit
+};
+
 struct Params {
-  blocks::RowsView q, k, v;
+  blocks::RowsView q, k, v;  // k and v of pages: a batch is a page
+  Pages pages;
+  Together together;
   Results results;
   Partials partials;
   blocks::MaskTensor allowed, bias;

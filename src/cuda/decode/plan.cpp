@@ -64,7 +64,8 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   plan.rows = static_cast<int>(rows_of_key_head(geometry));
   plan.teams.warps = rounded_up(tile::divide_up(plan.rows, kWarpRows));
   plan.teams.rows = rounded_up(std::min(plan.rows, kWarpRows));
-  plan.teams.gather = plan.rows == 1 ? 1 : 0;
+  plan.together = problem.choice == Choice::shared;
+  plan.teams.gather = plan.rows == 1 || (plan.together && geometry.n_q == 1) ? 1 : 0;
   // Where shared memory is short, larger teams have fewer rings, though some of their warps have no rows.
   const auto fits = [&] { return shared_layout(type, dim, plan.teams).bytes <= device.shared_bytes; };
   while (!fits() && plan.teams.warps < kWarps) plan.teams.warps *= 2;
@@ -73,13 +74,21 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   plan.tiles = most_tiles(problem, geometry, tile_keys(type, dim));
   constexpr int kReserved = 1024;  // of a multiprocessor's shared memory, by every CTA
   plan.ctas_per_multiprocessor =
-      std::clamp((device.shared_bytes + kReserved) / (plan.layout.bytes + kReserved), 1, ctas_by_registers(dim));
+      std::clamp((device.shared_bytes + kReserved) / (plan.layout.bytes + kReserved), 1, ctas_by_registers(type, dim));
   plan.splits = choose_splits(plan.units, plan.tiles, kWarps / plan.teams.warps,
                               std::int64_t{device.multiprocessors} * plan.ctas_per_multiprocessor);
   if (plan.splits > 1) {
     const auto rows = static_cast<std::size_t>(plan.ctas()) * static_cast<std::size_t>(plan.rows);
     plan.stats_offset = aligned(rows * static_cast<std::size_t>(geometry.d_v) * sizeof(float));
     plan.workspace_bytes = plan.stats_offset + aligned(rows * 2 * sizeof(float));
+  }
+  if (plan.together) {
+    const auto rows = static_cast<std::size_t>(plan.units) * static_cast<std::size_t>(plan.rows);
+    const auto blocks = static_cast<std::size_t>(tile::divide_up(geometry.n_k, tile::kBlockKeys));
+    plan.scores_offset = plan.workspace_bytes;
+    plan.whole_offset = plan.scores_offset + aligned(rows * blocks * tile::kBlockKeys * sizeof(float));
+    plan.workspace_bytes =
+        plan.whole_offset + aligned(rows * static_cast<std::size_t>(plan.splits) * 2 * sizeof(float));
   }
   return plan;
 }
@@ -88,7 +97,8 @@ std::string to_string(const Plan& plan) {
   std::ostringstream text;
   text << "rows        " << plan.rows << " of a key head, by " << plan.teams.warps
        << (plan.teams.warps == 1 ? " warp of " : " warps of ") << plan.teams.rows << ", compiled for d = " << plan.dim
-       << "\nV           " << (plan.teams.gather != 0 ? "kept rows alone" : "all rows") << "\nkeys        up to "
+       << "\nV           " << (plan.teams.gather != 0 ? "kept rows alone" : "all rows")
+       << (plan.together ? ", chosen by all heads together, after all scores" : "") << "\nkeys        up to "
        << plan.tiles << " tiles, split over " << plan.splits << (plan.splits == 1 ? " CTA of " : " CTAs of ")
        << kWarps / plan.teams.warps << (plan.teams.warps == kWarps ? " team" : " teams") << "\nlaunch      "
        << plan.ctas() << " CTAs of " << kThreads << " threads, " << plan.layout.bytes << " bytes of shared memory, "

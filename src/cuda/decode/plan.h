@@ -22,7 +22,9 @@ struct Plan {
   int splits = 1;          // CTAs of a unit
   int ctas_per_multiprocessor = 1;
   SharedLayout layout;
-  std::size_t stats_offset = 0;  // of the workspace: behind the partial results
+  // Where things lie in the workspace: partial results, their stats; where heads choose together, scores and stats.
+  std::size_t stats_offset = 0, scores_offset = 0, whole_offset = 0;
+  bool together = false;
   std::size_t workspace_bytes = 0;
 
   std::int64_t ctas() const { return units * splits; }

@@ -26,7 +26,8 @@ core::KernelRow row() {
   result.plan = [](const Problem& problem) { return describe_plan(kRow, problem); };
   result.forward_workspace = [](const ForwardArgs& args) { return workspace(kRow, args); };
   result.forward = [](const ForwardArgs& args) { forward_launch(kRow, args); };
-  result.features = {core::Feature::fp32_results};
+  result.features = {core::Feature::fp32_results, core::Feature::paged};
+  if (chooses_together(kType, kDim)) result.features.add(core::Feature::shared_choice);
   return result;
 }
 

@@ -33,10 +33,11 @@ struct WarpTiles {
   std::uint8_t* weights;
   std::uint8_t* codes;
 
-  __device__ __forceinline__ WarpTiles(const SharedLayout& layout, std::uint8_t* shared, int warp)
+  // `number`: of the batch's tiles.
+  __device__ __forceinline__ WarpTiles(const SharedLayout& layout, std::uint8_t* shared, int warp, int number = 0)
       : scores(shared + layout.scores + warp * layout.scores_bytes),
-        weights(shared + layout.weights + warp * layout.weights_bytes),
-        codes(shared + layout.codes + warp * layout.codes_bytes) {}
+        weights(shared + layout.weights + (warp * layout.batch + number) * layout.weights_bytes),
+        codes(shared + layout.codes + (warp * layout.batch + number) * layout.codes_bytes) {}
 };
 
 // Two fp32 scores as the fp16 numbers that are compared.
@@ -50,6 +51,7 @@ struct Weigher {
   float4* scores;  // of this lane's row, a group each
   std::uint32_t* weights;
   std::uint8_t* codes;
+  int batch;
   int lanes;        // of a row
   int first_group;  // of this lane
   bool has_row;
@@ -66,17 +68,40 @@ struct Weigher {
     has_row = first_row + lane / lanes < p.rows;
   }
 
+  // Calls visit(group) for every group of the row that is this lane's.
+  template <typename Visit>
+  __device__ __forceinline__ void each_group(Visit visit) const {
+    if (!has_row) return;
+#pragma unroll 1
+    for (int group = first_group; group < C::kGroups; group += lanes) visit(group);
+  }
+
   // Weighs a tile whose block of 128 keys begins at key `block`. Returns by how much the row's results so far shrink.
   __device__ __forceinline__ float weigh(int block, int part) {
+    const float shrink = raise(mask(block, part));
+    each_group([&](int group) {
+      const float4 x = scores[group];
+      const tile::KeptOfFour kept = select(x);
+      const float first = element(x, kept.first), second = element(x, kept.second);
+      codes[group] = static_cast<std::uint8_t>(tile::kept_code(kept, first == -INFINITY, second == -INFINITY));
+      store_weights(group, first, second);
+    });
+    return shrink;
+  }
+
+  // Makes compared scores of a tile's products. Returns the largest of this lane's.
+  __device__ __forceinline__ float mask(int block, int part) {
     float largest = -INFINITY;
-    if (has_row) {
-#pragma unroll 1
-      for (int group = first_group; group < C::kGroups; group += lanes) {
-        const float4 x = mask_group(scores[group], block, part, group);
-        scores[group] = x;
-        largest = fmaxf(largest, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
-      }
-    }
+    each_group([&](int group) {
+      const float4 x = mask_group(scores[group], block, part, group);
+      scores[group] = x;
+      largest = fmaxf(largest, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
+    });
+    return largest;
+  }
+
+  // Raises the reference to the largest of the row's lanes' if that is larger. Returns by how much sums shrink.
+  __device__ __forceinline__ float raise(float largest) {
     for (int offset = lanes / 2; offset > 0; offset /= 2) {
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, offset));
     }
@@ -84,11 +109,32 @@ struct Weigher {
     const float shrink = raised == reference ? 1.0f : ptx::exp2_fast((reference - raised) * p.scales.exponent);
     reference = raised;
     sum *= shrink;
-    if (has_row) {
-#pragma unroll 1
-      for (int group = first_group; group < C::kGroups; group += lanes) keep(group);
-    }
     return shrink;
+  }
+
+  // Relative to the reference. Of a row that has seen no key all scores are -inf, and so are their differences from 0.
+  __device__ __forceinline__ float weight(float score) const {
+    return ptx::exp2_fast((score - (reference == -INFINITY ? 0.0f : reference)) * p.scales.exponent);
+  }
+
+  __device__ __forceinline__ tile::KeptOfFour select(const float4& x) const {
+    return p.pairs != 0 ? tile::one_of_each_two(x.x, x.y, x.z, x.w) : tile::two_of_four(x.x, x.y, x.z, x.w);
+  }
+  __device__ __forceinline__ static float element(const float4& x, int e) {
+    return e == 0 ? x.x : e == 1 ? x.y : e == 2 ? x.z : x.w;
+  }
+
+  // Of a group's two kept scores.
+  __device__ __forceinline__ void store_weights(int group, float first, float second) {
+    const float weight0 = weight(first), weight1 = weight(second);
+    sum += weight0 + weight1;
+    if constexpr (C::kType == DType::f32) {
+      weights[2 * group] = __float_as_uint(weight0);
+      weights[2 * group + 1] = __float_as_uint(weight1);
+    } else {
+      weights[group] =
+          C::kType == DType::bf16 ? ptx::pack_bf16x2(weight0, weight1) : ptx::pack_f16x2(weight0, weight1);
+    }
   }
 
   // The row's sum over its lanes.
@@ -100,19 +146,20 @@ struct Weigher {
 
  private:
   __device__ __forceinline__ Weigher(const Params& params, const SharedLayout& layout, const WarpTiles& tiles,
-                                     const tile::RowBand& band, int batch, int kv_head, int lane, int row,
+                                     const tile::RowBand& band, int sequence, int kv_head, int lane, int row,
                                      tile::PackedRow which)
       : p(params),
         scores(reinterpret_cast<float4*>(tiles.scores + row * layout.scores_stride)),
         weights(reinterpret_cast<std::uint32_t*>(tiles.weights + row * layout.weights_stride)),
         codes(tiles.codes + row * C::kGroups),
+        batch(sequence),
         lanes(32 / params.teams.rows),
         first_group(lane % (32 / params.teams.rows)),
         has_row(false),
         begin(band.begin(which.query)),
         end(band.end(which.query)),
-        allowed(params.allowed, 1, batch, kv_head * params.heads_per_kv_head + which.head, which.query),
-        bias(params.bias, params.bias_bytes, batch, kv_head * params.heads_per_kv_head + which.head, which.query) {}
+        allowed(params.allowed, 1, sequence, kv_head * params.heads_per_kv_head + which.head, which.query),
+        bias(params.bias, params.bias_bytes, sequence, kv_head * params.heads_per_kv_head + which.head, which.query) {}
 
   __device__ __forceinline__ float4 mask_group(const float4& raw, int block, int part, int group) {
     float x[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -121,6 +168,7 @@ struct Weigher {
     for (int e = 0; e < 4; ++e) {
       const int key = block + p.keys.key(part, group, e);
       seen[e] = key >= begin && key < end;
+      if (seen[e] && p.pages.table != nullptr) seen[e] = p.pages.page_of(batch, key) >= 0;
       if (seen[e] && allowed.data != nullptr) seen[e] = *allowed.at(key) != 0;
       x[e] *= p.scales.unit;
       if (seen[e] && bias.data != nullptr) seen[e] = add_bias(key, x[e]);
@@ -155,27 +203,6 @@ struct Weigher {
     // A finite bias does not mask, however low: sums stay finite.
     score = std::isinf(total) && !std::isinf(value) ? copysignf(3.402823466e38f, total) : total;
     return value != -INFINITY;
-  }
-
-  // Selects two keys of a group and exponentiates them.
-  __device__ __forceinline__ void keep(int group) {
-    const float4 x = scores[group];
-    const tile::KeptOfFour kept =
-        p.pairs != 0 ? tile::one_of_each_two(x.x, x.y, x.z, x.w) : tile::two_of_four(x.x, x.y, x.z, x.w);
-    const float first = kept.first == 0 ? x.x : kept.first == 1 ? x.y : x.z;
-    const float second = kept.second == 1 ? x.y : kept.second == 2 ? x.z : x.w;
-    // Of a row that has seen no key all scores are -inf, and so are their differences from 0.
-    const float base = reference == -INFINITY ? 0.0f : reference;
-    const float weight0 = ptx::exp2_fast((first - base) * p.scales.exponent);
-    const float weight1 = ptx::exp2_fast((second - base) * p.scales.exponent);
-    sum += weight0 + weight1;
-    if constexpr (C::kType == DType::f32) {
-      weights[2 * group] = __float_as_uint(weight0);
-      weights[2 * group + 1] = __float_as_uint(weight1);
-    } else {
-      weights[group] = C::kType == DType::bf16 ? ptx::pack_bf16x2(weight0, weight1) : ptx::pack_f16x2(weight0, weight1);
-    }
-    codes[group] = static_cast<std::uint8_t>(tile::kept_code(kept, first == -INFINITY, second == -INFINITY));
   }
 };
 

@@ -20,7 +20,7 @@ core::KernelRow forward_row() {
   row.plan = &describe_plan;
   row.forward_workspace = [](const ForwardArgs&) { return std::size_t{0}; };
   row.forward = &forward_launch;
-  row.fp32_results = true;
+  row.features.add(core::Feature::fp32_results);
   return row;
 }
 

@@ -7,6 +7,7 @@
 #include "cuda/blocks/thread_copy.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/ordered_sums.h"
+#include "cuda/ptx/packed_half.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/sm90/backward/describe.h"
 #include "cuda/sm90/backward/shared.h"
@@ -45,8 +46,30 @@ __device__ __forceinline__ void take_item(const BackwardParams& params, Item& it
   item.walk = tile::first_of_walk(item.tiles, item.block, C::kTileQ, params.wraps != 0);
 }
 
+// Zeros for the NaN of a tile, by the threads that copied them: in products they would meet weights of 0. Rows that see
+// such a key are NaN by their log-sum-exp or D.
+template <typename C>
+__device__ __forceinline__ void clear_nan(std::uint32_t tile) {
+  for_each_chunk<2>(
+      C::kKeys, C::kPanels, [](int row) { return row; },
+      [&](std::uint32_t at, int, int) {
+        const float4 given = ptx::load_shared_16(tile + at);
+        const float values[4] = {given.x, given.y, given.z, given.w};
+        std::uint32_t words[4], numbers = ~0u;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          words[i] = __float_as_uint(values[i]);
+          const std::uint32_t number =
+              C::kType == DType::bf16 ? ptx::equal_bf16x2(words[i], words[i]) : ptx::equal_f16x2(words[i], words[i]);
+          words[i] &= number;
+          numbers &= number;
+        }
+        if (numbers != ~0u) ptx::store_shared_16(tile + at, words[0], words[1], words[2], words[3]);
+      });
+}
+
 // K's and V's rows, those of one warpgroup's scores behind the other's, each in the order of its columns. Keys that are
-// not visible to anyone are zeros: what lies there must not meet a weight of 0 as a NaN.
+// not visible to anyone are zeros.
 template <typename C>
 __device__ __forceinline__ void copy_keys(const BackwardParams& params, Shared<C>& shared) {
   const Item& item = shared.item;
@@ -65,6 +88,8 @@ __device__ __forceinline__ void copy_keys(const BackwardParams& params, Shared<C
   copy(shared.k, params.k, params.d, params.vector_k);
   copy(shared.v, params.v, params.value_d, params.vector_v);
   ptx::copy_async_wait();
+  clear_nan<C>(ptx::shared_address(shared.k));
+  clear_nan<C>(ptx::shared_address(shared.v));
   ptx::fence_async_proxy();
 }
 

@@ -72,10 +72,12 @@ __device__ __forceinline__ void store_chunk(std::uint8_t* tile, int rows, int ro
   *reinterpret_cast<uint4*>(tile + offset) = make_uint4(x.words[0], x.words[1], x.words[2], x.words[3]);
 }
 
-// The row's log-sum-exp in base 2. A row without a key has one that makes all its weights 0.
-__device__ __forceinline__ float base2_lse(float lse) {
+// A row without a key has a log-sum-exp that makes all its weights 0. One that is NaN, or whose Q or dO is not finite,
+// gives NaN to all keys that it sees.
+__device__ __forceinline__ RowNumbers numbers_of(float lse, float d) {
   constexpr float kLog2E = 1.4426950408889634f;
-  return lse == -INFINITY ? INFINITY : lse * kLog2E;
+  if (lse == -INFINITY) return {INFINITY, 0};
+  return {std::isfinite(d) ? lse * kLog2E : NAN, d};
 }
 
 // A tile's rows; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32).
@@ -103,19 +105,24 @@ __device__ __forceinline__ void write_rows(const BackwardParams& params, const Q
       unpack(params.type, d_out.words[i], a0, a1);
       unpack(params.type, out.words[i], b0, b1);
       sum = fmaf(a0, b0, fmaf(a1, b1, sum));
+      float q0, q1;
+      unpack(params.type, q.words[i], q0, q1);
+      sum = fmaf(q0, 0.0f, fmaf(q1, 0.0f, sum));  // NaN where q is not finite
       q.words[i] = params.type == DType::bf16 ? ptx::multiply_bf16x2(q.words[i], params.scales.q_scale)
                                               : ptx::multiply_f16x2(q.words[i], params.scales.q_scale);
     }
     for (int with = 1; with < lanes; with *= 2) sum += __shfl_xor_sync(~0u, sum, with);
-    store_chunk(q_tile, params.tile_q, row, chunk, q);
-    store_chunk(d_out_tile, params.tile_q, row, chunk, d_out);
+    RowNumbers numbers{INFINITY, 0};
+    if (present) {
+      const float lse = params.lse.data[params.lse.offset(tile.rows.batch, tile.head, at)];
+      if (params.d_lse.data != nullptr) sum -= params.d_lse.data[params.d_lse.offset(tile.rows.batch, tile.head, at)];
+      numbers = numbers_of(lse, sum);
+    }
+    // Rows whose gradients do not depend on what they hold must not meet a weight of 0 as a NaN.
+    const bool used = std::isfinite(numbers.lse);
+    store_chunk(q_tile, params.tile_q, row, chunk, used ? q : Chunk{});
+    store_chunk(d_out_tile, params.tile_q, row, chunk, used ? d_out : Chunk{});
     if (chunk == 0) {
-      RowNumbers numbers{INFINITY, 0};
-      if (present) {
-        const float lse = params.lse.data[params.lse.offset(tile.rows.batch, tile.head, at)];
-        if (params.d_lse.data != nullptr) sum -= params.d_lse.data[params.d_lse.offset(tile.rows.batch, tile.head, at)];
-        numbers = {base2_lse(lse), lse == -INFINITY ? 0.0f : sum};
-      }
       params.scratch.rows[static_cast<std::int64_t>(tile.number) * params.tile_q + row] = numbers;
     }
   }

@@ -85,20 +85,9 @@ struct ScoreRows {
     return item.block >= interior.begin && item.block < interior.end;
   }
 
-  // Scores as they are compared, those that are not kept -inf. `first`: of the query tile.
-  __device__ __forceinline__ void prune(PackedWords<C>& packed, const Scores<C>& scores, int first) const {
-    if (params.bias.data != nullptr) {
-      pack_biased(packed, scores);
-    } else {
-      pack_scores<C>(packed, scores);
-    }
-    if (params.allowed.data != nullptr) mask_hidden(packed);
-    if (!is_interior(first)) {
-      const int key = item.block * tile::kBlockKeys;
-      mask_band<C>(packed,
-                   PackedScores<C, Hidden::anything>{scores, params.keys, item.band.left, item.band.right, part, t,
-                                                     row + item.band.diagonal - key, item.band.key_length - key});
-    }
+  // Prunes: what is not kept becomes -inf, but masked keys (kMasked: there may be some) stay the lowest score.
+  template <bool kMasked>
+  __device__ __forceinline__ static void select(PackedWords<C>& packed) {
 #pragma unroll
     for (int m = 0; m < C::kTileK / 16; ++m) {
       std::uint32_t* p = packed.words + 4 * m;
@@ -106,7 +95,32 @@ struct ScoreRows {
           tile::kept_elements(C::kSelection == Selection::two_of_four ? tile::keep_two_of_four(p[0], p[1], p[2], p[3])
                                                                       : tile::keep_one_of_two(p[0], p[1], p[2], p[3]));
 #pragma unroll
-      for (int e = 0; e < 4; ++e) p[e] = ptx::bit_select(kept.mask[e], p[e], kPrunedPair);
+      for (int e = 0; e < 4; ++e) {
+        const std::uint32_t stays = kMasked ? kept.mask[e] | ptx::equal_f16x2(p[e], kLowestPair) : kept.mask[e];
+        p[e] = ptx::bit_select(stays, p[e], kPrunedPair);
+      }
+    }
+  }
+
+  // Scores as they are compared, masked and pruned. `first`: of the query tile.
+  __device__ __forceinline__ void prune(PackedWords<C>& packed, const Scores<C>& scores, int first) const {
+    if (params.bias.data != nullptr) {
+      pack_biased(packed, scores);
+    } else {
+      pack_scores<C>(packed, scores);
+    }
+    if (params.allowed.data != nullptr) mask_hidden(packed);
+    const bool interior = is_interior(first);
+    if (!interior) {
+      const int key = item.block * tile::kBlockKeys;
+      mask_band<C>(packed,
+                   PackedScores<C, Hidden::anything>{scores, params.keys, item.band.left, item.band.right, part, t,
+                                                     row + item.band.diagonal - key, item.band.key_length - key});
+    }
+    if (interior && params.allowed.data == nullptr && params.bias.data == nullptr) {
+      select<false>(packed);
+    } else {
+      select<true>(packed);
     }
   }
 };

@@ -21,7 +21,8 @@ enum class NamedBarrier : int {
   shares_added = 4,    // + warpgroup: its share of dQ is added; its threads and the warp that counts it
 };
 DSPATTN_HOST_DEVICE constexpr int barrier_number(NamedBarrier barrier, int index = 0) {
-  return static_cast<int>(barrier) + index; }
+  return static_cast<int>(barrier) + index;
+}
 
 // A key tile of one (sequence, key head), and the query tiles that see it.
 struct Item {

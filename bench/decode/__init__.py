@@ -1,0 +1,1 @@
+"""Few queries: the split-key kernels beside PyTorch's attention."""

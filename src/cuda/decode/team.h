@@ -1,0 +1,178 @@
+// What a CTA works on, and a team of its warps: where everything lies, and loads.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/decode/load.h"
+#include "cuda/decode/products16.h"
+#include "cuda/decode/products32.h"
+#include "cuda/decode/weigh.h"
+
+namespace dspattn::cuda::decode {
+
+template <typename C>
+using Products = std::conditional_t<C::kType == DType::f32, Products32<C>, Products16<C>>;
+
+// What a CTA works on: a part of the keys of a unit, which is a (sequence, key head).
+struct Part {
+  int unit, split;
+  int batch, kv_head;
+  tile::RowBand band;
+  tile::TileRange tiles;
+  int begin, end;  // keys that some row sees lie in here
+
+  template <typename C>
+  __device__ __forceinline__ static Part of_cta(const Params& p) {
+    Part part;
+    part.unit = p.splits.quotient(static_cast<int>(blockIdx.x));
+    part.split = static_cast<int>(blockIdx.x) - part.unit * p.splits.value;
+    part.batch = p.kv_heads.quotient(part.unit);
+    part.kv_head = part.unit - part.batch * p.kv_heads.value;
+    part.band = {p.left, p.right, p.diagonal, tile::visible_keys(p.key_lengths, part.batch, p.n_k)};
+    part.begin = part.band.begin(0);
+    part.end = part.band.end(p.n_q - 1);
+    const tile::KeyBlockRange blocks = tile::visible_key_blocks(part.band, 0, p.n_q - 1);
+    part.tiles = tile::part_of_range({blocks.begin * C::kTilesPerBlock, blocks.end * C::kTilesPerBlock}, part.split,
+                                     p.splits.value);
+    return part;
+  }
+};
+
+template <typename C>
+struct Team {
+  const Params& p;
+  const Part& part;
+  std::uint8_t* const shared;
+  const SharedLayout layout;
+  const int lane, warp, team;
+  const int thread, threads;  // of the team
+  const int first_row, rows;  // of this warp
+  const WarpTiles tiles;
+  const std::uint32_t q, ring;  // shared memory
+  const Bits<C>* k;             // global memory: key 0, or page 0
+  const Bits<C>* v;
+  Weigher<C> weigher;
+  Products<C> products;
+
+  __device__ __forceinline__ Team(const Params& params, const Part& of, std::uint8_t* shared_memory)
+      : p(params),
+        part(of),
+        shared(shared_memory),
+        layout(shared_layout(C::kType, C::kHeadDim, params.teams)),
+        lane(static_cast<int>(threadIdx.x) & 31),
+        warp(static_cast<int>(threadIdx.x) >> 5),
+        team(warp / params.teams.warps),
+        thread(static_cast<int>(threadIdx.x) - team * params.teams.warps * 32),
+        threads(params.teams.warps * 32),
+        first_row((warp - team * params.teams.warps) * kWarpRows),
+        rows(min(params.teams.rows, params.rows - first_row)),
+        tiles(layout, shared, warp),
+        q(ptx::shared_address(shared)),
+        ring(q + static_cast<std::uint32_t>(layout.ring + team * layout.ring_bytes)),
+        k(static_cast<const Bits<C>*>(params.k.data) +
+          params.k.offset(params.pages.table != nullptr ? 0 : of.batch, of.kv_head, 0)),
+        v(static_cast<const Bits<C>*>(params.v.data) +
+          params.v.offset(params.pages.table != nullptr ? 0 : of.batch, of.kv_head, 0)),
+        weigher(params, layout, tiles, of.band, first_row, of.batch, of.kv_head, lane) {}
+
+  // Of the team's first warp, which has its first row.
+  __device__ __forceinline__ WarpTiles tiles_of_first(int number = 0) const {
+    return {layout, shared, team * p.teams.warps, number};
+  }
+
+  // Makes what the team's threads wrote visible to all of them.
+  __device__ __forceinline__ void sync() const {
+    if (threads == 32) {
+      __syncwarp();
+    } else if (team == 0) {  // numbers that the compiler knows: it reserves no others
+      ptx::named_barrier_sync(1, threads);
+    } else {
+      ptx::named_barrier_sync(2, threads);
+    }
+  }
+
+  __device__ __forceinline__ int block_of(int index) const { return index / C::kTilesPerBlock * tile::kBlockKeys; }
+  __device__ __forceinline__ int part_of(int index) const { return index % C::kTilesPerBlock; }
+
+  // The key head's rows, for all teams, by all of the CTA's threads.
+  __device__ __forceinline__ void load_q() const {
+    const auto* data = static_cast<const Bits<C>*>(p.q.data);
+    copy_rows<C>(q, p.teams.warps * kWarpRows, p.d, p.vector_q, static_cast<int>(threadIdx.x), kThreads, data,
+                 [&](int row) -> const Bits<C>* {
+                   if (row >= p.rows) return nullptr;
+                   const tile::PackedRow which = tile::packed_row(row, p.n_q);
+                   return data + p.q.offset(part.batch, part.kv_head * p.heads_per_kv_head + which.head, which.query);
+                 });
+    ptx::cp_async_commit();
+  }
+
+  // What products read of rows that there are not: no weight, and codes that are valid.
+  __device__ __forceinline__ void clear_weights() const {
+    constexpr std::uint32_t kFirstTwo = 0x04040404u;  // elements 0 and 1 of four groups
+    for (int at = layout.weights + 4 * static_cast<int>(threadIdx.x); at < layout.stats; at += 4 * kThreads) {
+      if (at < layout.codes + kWarps * layout.batch * layout.codes_bytes) {
+        *reinterpret_cast<std::uint32_t*>(shared + at) = at < layout.codes ? 0 : kFirstTwo;
+      }
+    }
+  }
+
+  // Row 4 u + e of a tile is element e of group u. `index` at or past the team's end: nothing.
+  __device__ __forceinline__ void load_k(int index, int buffer) const {
+    if (index < part.tiles.end) {
+      copy_rows<C>(k_tile(buffer), C::kTileK, p.d, p.vector_k, thread, threads, k,
+                   [&](int row) { return row_of(k, p.k, index, row >> 2, row & 3); });
+    }
+    ptx::cp_async_commit();
+  }
+  // `kept`: codes of the team's first row.
+  __device__ __forceinline__ void load_v(int index, std::uint32_t to, const std::uint8_t* kept) const {
+    const int columns = p.results.out.columns;
+    if (p.teams.gather != 0) {
+      copy_rows<C>(to, C::kTileK / 2, columns, p.vector_v, thread, threads, v, [&](int row) -> const Bits<C>* {
+        const std::uint32_t code = kept[row >> 1];
+        if (tile::kept_is_hidden(code, row & 1)) return nullptr;
+        return row_of(v, p.v, index, row >> 1, tile::kept_element(code, row & 1));
+      });
+    } else {
+      copy_rows<C>(to, C::kTileK, columns, p.vector_v, thread, threads, v,
+                   [&](int row) { return row_of(v, p.v, index, row >> 2, row & 3); });
+    }
+  }
+
+  // Scores of a K tile; then it may be overwritten.
+  __device__ __forceinline__ void score(int buffer) const {
+    products.score(q, p.teams.warps * kWarpRows, first_row, k_tile(buffer), tiles, layout.scores_stride, rows, lane);
+    sync();  // K is read, by all warps, and this one's scores are written
+  }
+
+  __device__ __forceinline__ void accumulate(const WarpTiles& of, std::uint32_t from) {
+    products.accumulate(of, from, p.teams.gather, layout.weights_stride, p.teams.rows, lane);
+  }
+
+  // The team's tiles are every so many from its first on.
+  __device__ __forceinline__ int step() const { return kWarps / p.teams.warps; }
+  __device__ __forceinline__ int first_tile() const { return part.tiles.begin + team; }
+
+  // Asks for the first two K tiles.
+  __device__ __forceinline__ void begin() const {
+    load_k(first_tile(), 0);
+    load_k(first_tile() + step(), 1);
+  }
+
+  __device__ __forceinline__ std::uint32_t k_tile(int buffer) const {
+    return ring + static_cast<std::uint32_t>(buffer * layout.tile_bytes);
+  }
+
+  // Null: no row sees the key.
+  __device__ __forceinline__ const Bits<C>* row_of(const Bits<C>* base, const blocks::RowsView& view, int index,
+                                                   int group, int element) const {
+    const int key = block_of(index) + p.keys.key(part_of(index), group, element);
+    if (key < part.begin || key >= part.end) return nullptr;
+    if (p.pages.table == nullptr) return base + key * view.row_stride;
+    const int page = p.pages.page_of(part.batch, key);
+    return page < 0 ? nullptr : base + page * view.batch_stride + p.pages.size.remainder(key) * view.row_stride;
+  }
+};
+
+}  // namespace dspattn::cuda::decode
