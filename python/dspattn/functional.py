@@ -524,6 +524,10 @@ def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = Non
 def dropout_state(query: Tensor) -> Tensor:
     """What the random numbers of one call's dropout are made of, from PyTorch's generator of the device: manual_seed,
     checkpointing, CUDA graphs and torch.compile treat it as they do any other use of that."""
+    if hasattr(query, "device_mesh"):
+        raise DspattnError(
+            ["dropout_p: expected 0 for distributed tensors (each process has its own generator), got more"]
+        )
     return torch.randint(-(2**31), 2**31, (4,), dtype=torch.int32, device=query.device)
 
 

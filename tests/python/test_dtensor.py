@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import dspattn
+from dspattn.integrations import dtensor
 
 simulated = pytest.importorskip("torch.distributed._local_tensor")
 dist = pytest.importorskip("torch.distributed")
@@ -69,6 +70,41 @@ def tensors(batch: int, heads: int, kv_heads: int) -> list[Tensor]:
 def test_batch_and_heads_stay_sharded(placements: list[Any]) -> None:
     out, gradients = check(tensors(4, 8, 4), placements)
     assert out == placements and gradients == [placements] * 3
+
+
+@pytest.mark.parametrize("placements", [[B, H], [H, H], [B, B]], ids=str)
+def test_gradients_of_a_bias_and_of_sinks_are_sums_over_devices(placements: list[Any]) -> None:
+    torch.manual_seed(2)
+    leaves = tensors(4, 8, 4)
+    extras = {"attn_bias": torch.randn(1, 8, 6, 10), "sinks": torch.randn(8)}
+    alone = {name: t.clone().requires_grad_() for name, t in extras.items()}
+    loss(*dspattn.attention(*leaves, return_lse=True, **alone, **OPTIONS)).backward()
+    with simulated.LocalTensorMode(DEVICES):
+        mesh = init_device_mesh("cpu", (2, 2))
+        parts = [distribute_tensor(t, mesh, placements) for t in leaves]
+        whole = {name: distribute_tensor(t, mesh, [R, R]).requires_grad_() for name, t in extras.items()}
+        loss(*dspattn.attention(*parts, return_lse=True, **whole, **OPTIONS)).backward()
+        for name, given in whole.items():
+            equal_on_every_device(given.grad, alone[name].grad)
+
+
+def test_dropout_is_that_of_the_whole_batch() -> None:
+    leaves = tensors(4, 8, 4)
+    torch.manual_seed(3)
+    state = torch.randint(-9, 9, (4,), dtype=torch.int32)
+    problem = dspattn._schema.ProblemArguments(*leaves, dropout_state=state, keep=1, group=2, dropout=0.3)
+    wanted, _ = dspattn._ops.attention(*problem)
+    with simulated.LocalTensorMode(DEVICES):
+        mesh = init_device_mesh("cpu", (2, 2))
+        parts = [distribute_tensor(t, mesh, [B, H]) for t in leaves]
+        dtensor.register_if_distributed(DTensor)
+        whole = distribute_tensor(state, mesh, [R, R])
+        with pytest.raises(dspattn.DspattnError, match="dropout_p"):
+            dspattn.attention(*parts, dropout_p=0.3, **OPTIONS)
+        equal_on_every_device(
+            dspattn._ops.attention(*problem._replace(q=parts[0], k=parts[1], v=parts[2], dropout_state=whole))[0],
+            wanted,
+        )
 
 
 def test_masks_are_sharded_with_the_query_or_whole() -> None:
