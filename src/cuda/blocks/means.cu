@@ -216,10 +216,10 @@ __device__ __forceinline__ void average_first_keys(const MeansParams& params, in
   float* to = params.means + (head * params.table.entries + params.table.edge_of(sequence.place)) * params.stride;
   const auto write = [&](int key) {
     auto* entry = reinterpret_cast<float4*>(to + static_cast<std::int64_t>(key) * params.stride + share.column);
-    entry[0] = make_float4(mean_of(sums[0], count), mean_of(sums[1], count), mean_of(sums[2], count),
-                           mean_of(sums[3], count));
-    entry[1] = make_float4(mean_of(sums[4], count), mean_of(sums[5], count), mean_of(sums[6], count),
-                           mean_of(sums[7], count));
+    entry[0] =
+        make_float4(mean_of(sums[0], count), mean_of(sums[1], count), mean_of(sums[2], count), mean_of(sums[3], count));
+    entry[1] =
+        make_float4(mean_of(sums[4], count), mean_of(sums[5], count), mean_of(sums[6], count), mean_of(sums[7], count));
   };
   int done = 0;
   if (values.simple()) {
