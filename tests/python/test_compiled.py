@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import dspattn
@@ -100,7 +101,7 @@ def test_sizes_that_are_not_fixed() -> None:
     def call(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         return dspattn.attention(q, k, k, mask, key_lengths=lengths, pattern="1:2", enable_gqa=True)
 
-    count = torch._dynamo.testing.CompileCounter()
+    count = CompileCounter()
     torch._dynamo.reset()
     function = torch.compile(call, backend=count, fullgraph=True)
     for batch, n_q, n_k in ((2, 6, 10), (3, 7, 12), (5, 8, 9)):
