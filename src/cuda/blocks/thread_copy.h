@@ -6,8 +6,8 @@
 
 #include "cuda/blocks/views.h"
 #include "cuda/ptx/barrier.h"
-#include "cuda/ptx/single.h"
 #include "cuda/ptx/pin.h"
+#include "cuda/ptx/single.h"
 #include "cuda/tile/key_map.h"
 
 namespace dspattn::cuda::blocks {

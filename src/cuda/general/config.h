@@ -64,7 +64,9 @@ struct Config {
   static_assert(shared_bytes(1) <= 99 * 1024, "must fit where a CTA has 99 KiB");
 
   // Words of a lane's weights for 16 rows, and of metadata.
-  static constexpr int kWeights = kKind == Kind::fours ? kTileK / 8 : kIsFp32 && kKind != Kind::pairs ? kTileK / 2 : kTileK / 4;
+  static constexpr int kWeights = kKind == Kind::fours              ? kTileK / 8
+                                  : kIsFp32 && kKind != Kind::pairs ? kTileK / 2
+                                                                    : kTileK / 4;
   static constexpr int kMetadata = kKind == Kind::fours ? kTileK / 64 : kKind == Kind::pairs ? kTileK / 32 : 1;
 
   // What the building blocks ask (blocks/weigh16.h, sink.h, work.h).

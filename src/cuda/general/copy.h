@@ -12,8 +12,8 @@
 #include "cuda/general/config.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/pin.h"
-#include "cuda/ptx/sm80.h"
 #include "cuda/ptx/single.h"
+#include "cuda/ptx/sm80.h"
 #include "cuda/tile/key_map.h"
 
 namespace dspattn::cuda::general {
@@ -50,8 +50,8 @@ __device__ __forceinline__ void copy_elements(std::uint32_t to, const std::uint8
     if constexpr (C::kElementBytes == 4) {
       words[i] = row != nullptr && column + i < columns ? reinterpret_cast<const std::uint32_t*>(row)[column + i] : 0u;
     } else {
-      words[i] = blocks::load_pair(reinterpret_cast<const std::uint16_t*>(row), column + 2 * i,
-                                   row != nullptr ? columns : 0);
+      words[i] =
+          blocks::load_pair(reinterpret_cast<const std::uint16_t*>(row), column + 2 * i, row != nullptr ? columns : 0);
     }
   }
   ptx::store_shared_16(to, words[0], words[1], words[2], words[3]);
@@ -71,7 +71,8 @@ __device__ __forceinline__ void each_own_chunk(Visit visit) {
 #pragma unroll 1
   for (int row = first; row < kRows; row += kRowsOfAPass<C>) {
 #pragma unroll
-    for (int panel = 0; panel < C::kPanels; ++panel) visit(static_cast<std::uint32_t>(Place::offset(row, panel, chunk)));
+    for (int panel = 0; panel < C::kPanels; ++panel)
+      visit(static_cast<std::uint32_t>(Place::offset(row, panel, chunk)));
   }
 }
 

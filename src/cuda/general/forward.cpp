@@ -35,8 +35,12 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.lse = lse_of(args.lse);
   p.allowed = mask_of(problem.mask.allowed);
   p.bias = mask_of(problem.mask.bias);
-  p.bias_type = problem.mask.bias.present() && problem.mask.bias.dtype != DType::f32 ? BiasType::as_inputs
-                                                                                      : BiasType::f32;
+  p.bias_type =
+      problem.mask.bias.present() && problem.mask.bias.dtype != DType::f32 ? BiasType::as_inputs : BiasType::f32;
+  if (problem.sinks.present()) {
+    p.sinks = static_cast<const float*>(problem.sinks.data);
+    p.sink_stride = problem.sinks.step(0);
+  }
   p.work = work_of(problem);
   p.tiles = tile::key_tiles(layout_of(plan.kind), problem.pattern, problem.grouping, plan.shape.tile_k);
   p.scales = scales_of(type, geometry.scale, problem.mask.bias.present());
@@ -96,9 +100,8 @@ void why_not(DType type, const Problem& problem, core::Refusals& refusals) {
   // Positions and sums of them stay within 32 bits.
   const core::Geometry geometry = core::geometry_of(problem);
   if (const std::int64_t rows = std::max(geometry.n_q, geometry.n_k); rows > tile::kMaxRows) {
-    refusals.add([&] {
-      return "n_q, n_k: takes up to " + std::to_string(tile::kMaxRows) + ", got " + std::to_string(rows);
-    });
+    refusals.add(
+        [&] { return "n_q, n_k: takes up to " + std::to_string(tile::kMaxRows) + ", got " + std::to_string(rows); });
   }
   constexpr std::int64_t kMaxPacked = std::int64_t{1} << 30;
   if (const std::int64_t rows = std::max(problem.q.extent(2), problem.k.extent(2));

@@ -24,8 +24,8 @@ Shape shape_of(DType type, Kind kind, int dim);
 struct ForwardPlan {
   Kind kind = Kind::any;
   Shape shape;
-  int stages = 1;    // of K and V
-  int resident = 1;  // CTAs of a multiprocessor, as far as shared memory goes, at most 2
+  int stages = 1;     // of K and V
+  int resident = 1;   // CTAs of a multiprocessor, as far as shared memory goes, at most 2
   int row_tiles = 0;  // of a head
   std::int64_t ctas = 0;
   bool vector_q = false, vector_k = false, vector_v = false, vector_out = false;  // rows that are 16-byte aligned

@@ -265,7 +265,8 @@ struct Products {
           const std::uint32_t own = rows[i / 2].weights[4 * (column / 2) + column % 2 + 2 * (i % 2)];
           weight[i / 2][i % 2] = __uint_as_float(__shfl_sync(~0u, own, quad + source));
         }
-        const std::uint32_t row = v + columns_2t + static_cast<std::uint32_t>((column / 2 * 8 + 2 * source + column % 2) * C::kVRowBytes);
+        const std::uint32_t row =
+            v + columns_2t + static_cast<std::uint32_t>((column / 2 * 8 + 2 * source + column % 2) * C::kVRowBytes);
 #pragma unroll
         for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
           std::uint32_t bits[2];

@@ -11,8 +11,8 @@ namespace {
 template <DType kType>
 core::KernelRow forward_row() {
   static const std::string name = "general_" + std::string(dspattn::name(kType));
-  static const std::string summary = "any card since Ampere, " + std::string(dspattn::name(kType)) +
-                                     ", every pattern, every mask, packed batches";
+  static const std::string summary =
+      "any card since Ampere, " + std::string(dspattn::name(kType)) + ", every pattern, every mask, packed batches";
   core::KernelRow row;
   row.info = {name, Pass::forward, DeviceType::cuda, summary};
   row.takes.dtype = kType;
@@ -20,7 +20,7 @@ core::KernelRow forward_row() {
   row.plan = &describe_plan;
   row.forward_workspace = [](const ForwardArgs&) { return std::size_t{0}; };
   row.forward = &forward_launch;
-  row.features.add(core::Feature::fp32_results);
+  row.features = {core::Feature::fp32_results, core::Feature::sinks};
   return row;
 }
 

@@ -22,11 +22,11 @@ namespace dspattn::cuda::tile {
 enum class TileLayout : std::uint8_t { fours, pairs, places };
 
 struct KeyTiles {
-  KeyMap keys;         // of an element of a group of a tile, counted from the span's first
-  int group = 1;       // keys of a group
+  KeyMap keys;          // of an element of a group of a tile, counted from the span's first
+  int group = 1;        // keys of a group
   int places_log2 = 0;  // places of a group
-  int span = 64;       // keys
-  int parts_log2 = 0;  // tiles of a span
+  int span = 64;        // keys
+  int parts_log2 = 0;   // tiles of a span
 
   // Of a tile, counted from the row's first: its part of the span, and the span's first key.
   DSPATTN_HOST_DEVICE constexpr int part(int tile) const { return tile & ((1 << parts_log2) - 1); }
@@ -41,7 +41,8 @@ constexpr int log2_of(int x) { return static_cast<int>(std::bit_width(static_cas
 constexpr KeyTiles key_tiles(TileLayout layout, Pattern pattern, Grouping grouping, int tile_keys) {
   const bool consecutive = grouping == Grouping::consecutive;
   if (layout != TileLayout::places) {
-    const KeyMap keys = layout == TileLayout::fours ? key_map(pattern, grouping, tile_keys) : pair_map(grouping, tile_keys);
+    const KeyMap keys =
+        layout == TileLayout::fours ? key_map(pattern, grouping, tile_keys) : pair_map(grouping, tile_keys);
     return {keys, 4, 2, consecutive ? tile_keys : kBlockKeys, consecutive ? 0 : log2_of(kBlockKeys / tile_keys)};
   }
   if (pattern.is_dense()) return {{1, 0, 0, 0}, 1, 0, tile_keys, 0};
@@ -50,7 +51,10 @@ constexpr KeyTiles key_tiles(TileLayout layout, Pattern pattern, Grouping groupi
     return {{pattern.group, 2, 1, 0}, pattern.group, places_log2, (tile_keys >> places_log2) * pattern.group, 0};
   }
   const int step = kBlockKeys / pattern.group;
-  return {{1, 2 * step, step, tile_keys / pattern.group}, pattern.group, places_log2, kBlockKeys,
+  return {{1, 2 * step, step, tile_keys / pattern.group},
+          pattern.group,
+          places_log2,
+          kBlockKeys,
           log2_of(kBlockKeys / tile_keys)};
 }
 
