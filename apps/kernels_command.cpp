@@ -129,8 +129,8 @@ void register_kernels(Parser& parser, Outcome& outcome) {
   asked.push_back(command.add_flag("--key-lengths", options->with_lengths, "with a length per sequence"));
   asked.push_back(command.add_flag("--mask", options->with_allowed, "with a boolean mask tensor"));
   asked.push_back(command.add_flag("--bias", options->with_bias, "with an additive bias tensor"));
-  for (const char* name : {"--pattern", "--grouping", "--rest", "--causal", "--top-left", "--offset", "--window-left",
-                           "--window-right", "--scale"}) {
+  for (const char* name : {"--pattern", "--grouping", "--rest", "--selection", "--causal", "--top-left", "--offset",
+                           "--window-left", "--window-right", "--scale"}) {
     asked.push_back(command.get_option(name));
   }
   command.add_flag("--all", options->all, "with a shape: every kernel that cannot serve, and every reason");

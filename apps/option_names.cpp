@@ -10,6 +10,7 @@ namespace {
 
 // Arguments whose option has another name. Of several, the first that was given, or else the first there is.
 constexpr std::pair<std::string_view, std::string_view> kOptions[] = {
+    {"choice", "--selection"},
     {"mask.allowed", "--mask"},
     {"mask.bias", "--bias"},
     {"mask.key_lengths", "--key-lengths"},

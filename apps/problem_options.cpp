@@ -17,6 +17,12 @@ Rest parse_rest(const std::string& text) {
   throw Error("rest: expected drop or mean, got \"" + text + "\"");
 }
 
+Choice parse_selection(const std::string& text) {
+  if (text == "own") return Choice::each_head;
+  if (text == "shared") return Choice::shared;
+  throw Error("selection: expected own or shared, got \"" + text + "\"");
+}
+
 Device parse_device(const std::string& text) {
   if (text == "cpu") return {};
   Device device{DeviceType::cuda, 0};
@@ -50,6 +56,12 @@ void RuleOptions::add_to(Command& command) {
           "the values)")
       .type_name("NAME")
       .capture_default_str();
+  command
+      .add_option(
+          "--selection", selection,
+          "whose scores choose the keys: own (each query head's) or shared (by the heads of a key head together)")
+      .type_name("NAME")
+      .capture_default_str();
   command.add_flag("--causal", causal, "a query sees only keys up to its own position");
   command.add_flag("--top-left", top_left,
                    "with n_q != n_k, put the diagonal of --causal and windows at the first key instead of the last");
@@ -66,6 +78,7 @@ void RuleOptions::apply(Problem& problem) const {
   problem.pattern = parse_pattern(pattern);
   problem.grouping = parse_grouping(grouping);
   problem.rest = parse_rest(rest);
+  problem.choice = parse_selection(selection);
   problem.scale = scale;
   problem.mask.causal = causal;
   problem.mask.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;

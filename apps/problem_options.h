@@ -15,15 +15,18 @@ namespace dspattn::apps {
 DType parse_dtype(const std::string& text);
 // "drop", "mean". Throws Error for anything else.
 Rest parse_rest(const std::string& text);
+// "own", "shared". Throws Error for anything else.
+Choice parse_selection(const std::string& text);
 // "cpu", "cuda", "cuda:1". Throws Error for anything else.
 Device parse_device(const std::string& text);
 std::string to_string(Device device);
 
-// What the score matrix goes through: pattern, grouping, rest, diagonal masks, scale.
+// What the score matrix goes through: pattern, grouping, rest, selection, diagonal masks, scale.
 struct RuleOptions {
   std::string pattern = "2:4";
   std::string grouping = "interleaved";
   std::string rest = "drop";
+  std::string selection = "own";
   bool causal = false;
   bool top_left = false;
   std::int64_t offset = 0;
@@ -32,7 +35,7 @@ struct RuleOptions {
   std::optional<double> scale;
 
   void add_to(Command& command);
-  // Sets pattern, grouping, rest, scale and the diagonal part of the mask. Throws Error.
+  // Sets pattern, grouping, rest, choice, scale and the diagonal part of the mask. Throws Error.
   void apply(Problem& problem) const;
 };
 

@@ -22,7 +22,7 @@ struct Options {
   std::optional<std::int64_t> only;
   std::string kernel;
   std::string device = "cpu";
-  std::string pass, dtype, pattern, grouping, rest;
+  std::string pass, dtype, pattern, grouping, rest, selection;
   std::optional<std::int64_t> head_dim;
   std::int64_t max_n = check::DrawLimits{}.max_n;
   std::optional<std::int64_t> max_queries;
@@ -44,6 +44,10 @@ check::CheckOptions check_options(const Options& options) {
   if (!options.pattern.empty()) chosen.limits.pattern = parse_pattern(options.pattern);
   if (!options.grouping.empty()) chosen.limits.grouping = parse_grouping(options.grouping);
   if (!options.rest.empty()) chosen.limits.rest = parse_rest(options.rest);
+  if (!options.selection.empty()) chosen.limits.choice = parse_selection(options.selection);
+  if (chosen.limits.choice == Choice::shared && chosen.limits.pass == Pass::backward) {
+    throw Error("selection: expected own with --pass backward (no kernel has gradients of another), got \"shared\"");
+  }
   if (chosen.limits.rest == Rest::mean && chosen.limits.pass == Pass::backward) {
     throw Error("rest: expected drop with --pass backward (mean has no gradients), got \"mean\"");
   }
@@ -99,6 +103,7 @@ void register_verify(Parser& parser, Outcome& outcome) {
   command.add_option("--pattern", options->pattern, "only this pattern").type_name("N:M");
   command.add_option("--grouping", options->grouping, "only interleaved or consecutive").type_name("NAME");
   command.add_option("--rest", options->rest, "only drop or only mean").type_name("NAME");
+  command.add_option("--selection", options->selection, "only own or only shared").type_name("NAME");
   command.add_option("--head-dim", options->head_dim, "only this head dimension").type_name("COUNT");
   command.add_option("--max-n", options->max_n, "longest sequence").type_name("COUNT").capture_default_str();
   command.add_option("--max-queries", options->max_queries, "few queries: 1 to so many").type_name("COUNT");

@@ -80,6 +80,7 @@ sanitized() {
 command_line() {
   "$build/apps/dspattn" kernels --device cuda --dtype bf16 --n 4096 --d 128 &&
     "$build/apps/dspattn" verify --device cuda --pass forward --count 500 --seed 1 &&
+    "$build/apps/dspattn" verify --device cuda --pass backward --count 500 --seed 1 &&
     "$build/apps/dspattn" verify --device cuda --pass forward --count 500 --seed 1 --max-queries 16 --max-n 3000 &&
     "$build/apps/dspattn" bench --device cuda --dtype bf16 --n 1024,4096 --d 128 --heads 16 --pattern 2:4,1:2
 }
@@ -104,7 +105,7 @@ fi
 if wanted sanitizers; then
   # Reduced sets: random problems of two rows of the fused kernel, a graph, whole blocks by three warpgroups and by
   # pairs of CTAs, mask tensors, many packed sequences, pairs for unequal lengths, lengths of any content
-  # (34 problems for each of six rows), few queries, the tf32 rows, the pipeline.
+  # (34 problems for each of six rows), few queries, the tf32 rows, the backward, the pipeline.
   declare -A reduced=(
     [random]='cuda_fused_gpu_tests *RandomProblems/*2_4_bf16_d64:*FromAGraph*'
     [random_fp16]='cuda_fused_gpu_tests *RandomProblems/*1_2_fp16_d128'
@@ -115,6 +116,7 @@ if wanted sanitizers; then
     [lengths]='cuda_fused_gpu_tests *DeviceLengthsOf*'
     [few_queries]='cuda_decode_gpu_tests *Random*/*bf16_d128:*Random*/*fp32_d64:*Graph*/*bf16_d64:*EveryNumber*/*fp16_d64'
     [tf32]='cuda_fused_tf32_gpu_tests *RandomProblems/*'
+    [backward]='cuda_backward_gpu_tests *RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128:*Packed*/*2_4_bf16_d256'
     [pipeline]='cuda_pipeline_tests *EveryKernelOnSmallProblems:*ANanScore*:*EmptyProblems*'
   )
   for set in "${!reduced[@]}"; do

@@ -222,14 +222,16 @@ def short_name(name):
 
     Of a function in an unnamed namespace only its own name: what comes before holds a hash of the file's path.
     """
-    config = r"Config\w*?ILNS_5DTypeE(\d)ELNS\w*?9SelectionE(\d)ELi(\d+)ELNS\w*?7VariantE(\d)E"
+    # A variant alone, or with whether the rest goes to the mean; of such a pair zeros at the end are not written.
+    build = r"(?:XtlNS\w*?5BuildE)?(?:LNS\w*?7VariantE(\d)E)?(?:Lb(\d)E)?"
+    config = rf"Config\w*?ILNS_5DTypeE(\d)ELNS\w*?9SelectionE(\d)ELi(\d+)E{build}"
     if match := re.search(rf"fused_forward\w*?{config}", name):
-        words = (("f32", "fp16", "bf16"), ("2:4", "1:2"), None, ("wide", "narrow", "full", "general"))
+        words = (("f32", "fp16", "bf16"), ("2:4", "1:2"), None, ("wide", "narrow", "full", "general"), ("", "mean"))
         parts = [
-            of[int(value)] if of and int(value) < len(of) else value
+            of[int(value or 0)] if of and int(value or 0) < len(of) else value
             for value, of in zip(match.groups(), words, strict=True)
         ]
-        return "fused " + " ".join(parts)
+        return " ".join(["fused", *filter(None, parts)])
     if match := re.search(r"_GLOBAL__N__[0-9a-f]{8}_\d+_\w+?_[0-9a-f]{8}(\d+)([a-zA-Z_]\w*)", name):
         own, rest = match[2][: int(match[1])], match[2][int(match[1]) :]
         return own + rest if rest.startswith("I") else own  # template arguments tell it from its like

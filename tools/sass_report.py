@@ -5,6 +5,7 @@
     tools/sass_report.py .,bf16,2:4,64 --kernel narrow    one instance, TREE,TYPE,PATTERN,DIM[,flag...]
     tools/sass_report.py --diff out/variants/base.so out/variants/new.so
     tools/sass_report.py --arrivals build/release/src/cuda/sm90/CMakeFiles/*/*.cu.o
+    tools/sass_report.py --spills build/release/src/cuda/sm90/CMakeFiles/*/*.cu.o
 
 The main loop is, of the innermost loops with tensor core products, the one with the most of them. Loops are those of
 the control flow graph: what the compiler moved behind the kernel's end counts where it belongs. `shortest`: the way
@@ -21,6 +22,9 @@ Reported are loads for which each lane has an address of its own: so tiles are r
 Not reported are loads of one address for the whole warp, made of uniform registers and constants alone: so the
 description of a work item is read, which threads write with plain stores and which stays as it is beyond the item's
 arrivals. A load by lanes of memory that the arrival does not hand over is reported too: use its result before.
+
+--spills finds spills in loops with tensor core products, the innermost of them: elsewhere they cost next to nothing. Exits
+with 1 when there are any.
 
 Needs cuobjdump and nvdisasm, of the CUDA toolkit or of the PyPI packages nvidia-cuda-cuobjdump and
 nvidia-cuda-nvdisasm; an instance also needs nvcc.
@@ -96,15 +100,40 @@ def loops_of(nodes, edges):
     return result
 
 
-def main_loop(instructions):
-    """The innermost loop with the most tensor core products, or None."""
-    if not instructions:
-        return None
+def product_loops(instructions):
+    """(loops with tensor core products, the innermost of them; blocks; edges; products of a block)."""
     blocks, edges = sass.blocks_of(instructions)
     products = {first: sum(one.pipe == "tensor" for one in block) for first, block in blocks.items()}
     live = sass.reachable(instructions[0].address, edges)
     found = [loop for loop in loops_of(live, edges) if any(products[node] for node in loop[0])]
-    innermost = [loop for loop in found if not any(other[0] < loop[0] for other in found)]
+    return [loop for loop in found if not any(other[0] < loop[0] for other in found)], blocks, edges, products
+
+
+def spills_in_loops(instructions):
+    """Loads and stores of local memory in the innermost loops with tensor core products."""
+    if not instructions:
+        return 0
+    loops, blocks, _, _ = product_loops(instructions)
+    nodes = set().union(*(loop[0] for loop in loops)) if loops else set()
+    return sum(one.base in sass.SPILLS for node in nodes for one in blocks[node])
+
+
+def report_spills(files, part):
+    """Prints every kernel with such spills; whether there is none."""
+    found = 0
+    for file in files:
+        for name, kernel in load(file).items():
+            if part in name and (count := spills_in_loops(kernel.instructions)):
+                print(f"{name}: {count} loads and stores of spilled registers in loops with products ({file})")
+                found += 1
+    return found == 0
+
+
+def main_loop(instructions):
+    """The innermost loop with the most tensor core products, or None."""
+    if not instructions:
+        return None
+    innermost, blocks, edges, products = product_loops(instructions)
     if not innermost:
         return None
     nodes, header = max(innermost, key=lambda loop: sum(products[node] for node in loop[0]))
@@ -235,15 +264,18 @@ def main(argv):
     parser.add_argument("files", nargs="+", metavar="FILE", help="cubin, object, shared library, or an instance")
     parser.add_argument("--diff", action="store_true", help="compare two")
     parser.add_argument("--arrivals", action="store_true", help="find arrivals that may overtake loads")
+    parser.add_argument("--spills", action="store_true", help="find spills in loops with products")
     parser.add_argument("--kernel", default="", help="only kernels whose name contains this")
     arguments = parser.parse_args(argv)
     if arguments.diff and len(arguments.files) != 2:
         parser.error(f"--diff: expected two files, got {len(arguments.files)}")
-    if arguments.diff and arguments.arrivals:
-        parser.error("--diff and --arrivals: expected one of them")
+    if arguments.diff + arguments.arrivals + arguments.spills > 1:
+        parser.error("--diff, --arrivals and --spills: expected one of them")
     try:
         if arguments.arrivals:
             return 0 if sass_arrivals.report_arrivals(arguments.files, arguments.kernel) else 1
+        if arguments.spills:
+            return 0 if report_spills(arguments.files, arguments.kernel) else 1
         loaded = [
             {name: kernel for name, kernel in load(file).items() if arguments.kernel in name}
             for file in arguments.files

@@ -28,6 +28,8 @@ SHARED_SOURCES = (
     "src/core/geometry.cpp",
     "src/core/pattern.cpp",
 )
+# And where the version has them: older ones do not.
+NEWER_SOURCES = ("src/cuda/blocks/means.cu", "src/cuda/blocks/problem_params.cpp")
 SHIMS = ("bench/common/shim.cpp", "bench/variants/variant.cpp")
 
 TYPES = {"bf16": "bf16", "fp16": "f16"}  # as the benchmarks call them: as DType does
@@ -173,6 +175,7 @@ def sources_of(version, instances, folder, general, facts):
     own = sorted(path for path in (version.tree / FORWARD).glob("*.c*") if path.suffix in (".cpp", ".cu"))
     own = [path for path in own if path.name != "rows.cpp"]  # all rows of the kernel table, compiled or not
     shared = [version.tree / name for name in SHARED_SOURCES]
+    shared += [version.tree / name for name in NEWER_SOURCES if (version.tree / name).is_file()]
     return [*written, *own, *shared, *(ROOT / name for name in SHIMS)]
 
 

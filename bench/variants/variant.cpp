@@ -54,6 +54,14 @@ std::vector<Compiled> compiled_rows() {
   return rows;
 }
 
+// Its kernels are not built. Of versions that have no such setting it is none.
+template <typename AnyProblem>
+void refuse_mean(const AnyProblem& problem) {
+  if constexpr (requires { problem.rest; }) {
+    if (problem.rest != decltype(problem.rest){}) throw Error("rest: takes drop, got mean");
+  }
+}
+
 const Compiled& row_for(const Problem& problem) {
   static const std::vector<Compiled> rows = compiled_rows();
   std::vector<std::string> reasons;  // of the row that has the fewest
@@ -69,6 +77,7 @@ const Compiled& row_for(const Problem& problem) {
 }  // namespace
 
 void forward(const ForwardArgs& args) {
+  refuse_mean(args.problem);
   const Compiled& row = row_for(args.problem);
   cuda::sm90::fused_forward_launch(row.kernel, row.launcher, row.general_launcher, args);
 }

@@ -157,10 +157,21 @@ void run_forward(Stack& stack) {
   stack.give(out, lse);
 }
 
+// The gradient of something optional: in its shape, or an empty tensor where it is not asked for.
+Tensor empty_optional(const MaybeTensor& of, bool wanted, std::int32_t type, const Tensor& like) {
+  if (!wanted || !of) return empty_like_strided(like, aoti_torch_dtype_float32(), {0}, {0});
+  const Tensor& tensor = *of;
+  if (tensor.dim() != 4) return empty_like_strided(like, type, {tensor.size(0)}, {0});
+  return empty_like_strided(like, type, {tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)}, {0, 1, 2, 3});
+}
+
 void run_backward(Stack& stack) {
   const Tensor d_out = stack.tensor();
   const Tensor out = stack.tensor();
   const Tensor lse = stack.tensor();
+  const MaybeTensor d_lse = stack.maybe_tensor();
+  const bool wants_d_bias = stack.boolean();
+  const bool wants_d_sinks = stack.boolean();
   const ProblemArguments given(stack);
   require_rank_4(given.q, "q");
   require_rank_4(given.k, "k");
@@ -170,22 +181,32 @@ void run_backward(Stack& stack) {
   require_device(d_out, "d_out", args.problem.device);
   require_device(out, "out", args.problem.device);
   require_device(lse, "lse", args.problem.device);
+  if (d_lse) require_device(*d_lse, "d_lse", args.problem.device);
+  if (wants_d_bias && !given.bias) throw Error("wants_d_bias: expected False without a bias, got True");
+  if (wants_d_sinks && !given.sinks) throw Error("wants_d_sinks: expected False without sinks, got True");
   const DeviceScope scope(args.problem.device);
   const Tensor d_q = empty_gradient(given.q, given.fp32_results);
   const Tensor d_k = empty_gradient(given.k, given.fp32_results);
   const Tensor d_v = empty_gradient(given.v, given.fp32_results);
+  const std::int32_t fp32 = aoti_torch_dtype_float32();
+  const std::int32_t bias_type = given.bias && !given.fp32_results ? scalar_type_of(*given.bias) : fp32;
+  const Tensor d_bias = empty_optional(given.bias, wants_d_bias, bias_type, given.q);
+  const Tensor d_sinks = empty_optional(given.sinks, wants_d_sinks, fp32, given.q);
   args.out = const_view(out, "out");
   args.lse = const_view(lse, "lse");
   args.d_out = const_view(d_out, "d_out");
   args.d_q = mutable_view(d_q, "d_q");
   args.d_k = mutable_view(d_k, "d_k");
   args.d_v = mutable_view(d_v, "d_v");
+  args.d_lse = const_view(d_lse, "d_lse");
+  if (wants_d_bias) args.d_bias = mutable_view(d_bias, "d_bias");
+  if (wants_d_sinks) args.d_sinks = mutable_view(d_sinks, "d_sinks");
   args.run = execution_on(args.problem.device);
   args.run.kernel = given.kernel;
   Prepared call(args);
   const Workspace workspace(given.q, call.workspace_bytes());
   call.run(workspace.address(), workspace.bytes());
-  stack.give(d_q, d_k, d_v);
+  stack.give(d_q, d_k, d_v, d_bias, d_sinks);
 }
 
 }  // namespace
@@ -193,8 +214,9 @@ void run_backward(Stack& stack) {
 STABLE_TORCH_LIBRARY(dspattn, library) {
   const std::string problem = ProblemArguments::schema();
   library.def(("attention(" + problem + ") -> (Tensor out, Tensor lse)").c_str());
-  library.def(("attention_backward(Tensor d_out, Tensor out, Tensor lse, " + problem +
-               ") -> (Tensor d_q, Tensor d_k, Tensor d_v)")
+  library.def(("attention_backward(Tensor d_out, Tensor out, Tensor lse, Tensor? d_lse, bool wants_d_bias, "
+               "bool wants_d_sinks, " +
+               problem + ") -> (Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_bias, Tensor d_sinks)")
                   .c_str());
 }
 

@@ -48,7 +48,7 @@ def cost(row: Row) -> tuple[float, float, float]:
 def read_rows(results: Path) -> list[Row]:
     rows: list[Row] = []
     for path in sorted(results.glob("*.json")):
-        rows += json.loads(path.read_text())["rows"]
+        rows += [row for row in json.loads(path.read_text())["rows"] if row.get("rest") != "mean"]
     return rows
 
 

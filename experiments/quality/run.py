@@ -2,7 +2,8 @@
 
     python experiments/quality/run.py --data FOLDER
 
-runs every task with dense attention and with each pattern in both groupings, and writes one JSON file a task. What a
+runs every task with dense attention and with each pattern in both groupings, and with `--rests drop mean` also with the
+weight of pruned keys given to the mean of the values, and writes one JSON file a task. What a
 model computed for one cell is kept in the work folder, so a run that was stopped goes on where it was; the figures and
 their intervals are worked out from there. `--check` compares with the expectations and exits 1 when one is missed.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -21,7 +23,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,24 +38,33 @@ from tqdm import tqdm  # noqa: E402
 
 from dspattn.pretrained import PretrainedError, load_minilm, load_smollm2  # noqa: E402
 
-Cell = tuple[str, str]  # pattern, grouping
-DENSE: Cell = ("dense", "none")
+
+class Cell(NamedTuple):
+    pattern: str
+    grouping: str
+    rest: str = "drop"
+
+    def __str__(self) -> str:
+        return " ".join([self.pattern] + [self.grouping] * (self.grouping != "none") + ["mean"] * (self.rest == "mean"))
+
+
+DENSE = Cell("dense", "none")
 PATTERNS = ("2:4", "1:2", "1:4", "4:8")
 GROUPINGS = ("interleaved", "consecutive")
-ALL_CELLS: list[Cell] = [DENSE, *((pattern, grouping) for pattern in PATTERNS for grouping in GROUPINGS)]
+RESTS = ("drop", "mean")
+ALL_CELLS = [DENSE, *(Cell(*names) for names in itertools.product(PATTERNS, GROUPINGS, RESTS))]
 
 
 def attention_name(cell: Cell, implementation: str) -> str:
     """The name transformers knows the cell's attention by. Dense is PyTorch's own attention: the stock model."""
-    pattern, grouping = cell
     if cell == DENSE:
         return "sdpa"
     if implementation == "emulation":
         import emulation
 
-        return str(emulation.transformers_name(pattern, grouping))
-    name = f"dspattn_{pattern.replace(':', '_')}"
-    return name if grouping == "interleaved" else f"{name}_{grouping}"
+        return str(emulation.transformers_name(cell.pattern, cell.grouping))
+    parts = ["dspattn", cell.pattern.replace(":", "_")]
+    return "_".join(parts + ["consecutive"] * (cell.grouping == "consecutive") + ["mean"] * (cell.rest == "mean"))
 
 
 def commit() -> str:
@@ -101,15 +112,14 @@ class Models:
 
 
 def work_file(work: Path, task: Task, cell: Cell, implementation: str) -> Path:
-    pattern, grouping = cell
     owner = "sdpa" if cell == DENSE else implementation
-    return work / owner / task.name / f"{pattern.replace(':', '_')}_{grouping}.npz"
+    return work / owner / task.name / f"{str(cell).replace(':', '_').replace(' ', '_')}.npz"
 
 
 def compute(task: Task, cell: Cell, models: Models, path: Path, implementation: str) -> None:
     """Runs the model for one cell and keeps what it gave."""
     model, tokenizer = models.get(task.model, attention_name(cell, implementation))
-    label = f"{task.name} {cell[0]}" + ("" if cell == DENSE else f" {cell[1]}")
+    label = f"{task.name} {cell}"
     started = time.perf_counter()
     with tqdm(total=task.size(), desc=f"{label:34}", unit=" items", mininterval=1.0) as bar:
         items = task.items(model, tokenizer, bar.update, path.with_suffix(""))
@@ -148,7 +158,7 @@ def rows_of(task: Task, cells: list[Cell], work: Path, implementation: str) -> l
         if "lengths" in own:
             shared["mean_tokens"] = round(float(own["lengths"].mean()), 1)
         for figure in task.figures(own, dense):
-            row = {**shared, "pattern": cell[0], "grouping": cell[1], **asdict(figure)}
+            row = {**shared, **cell._asdict(), **asdict(figure)}
             row |= {
                 "implementation": "torch sdpa" if cell == DENSE else implementation,
                 "seconds": round(float(own["seconds"][0]), 1),
@@ -189,6 +199,8 @@ def check(results: Path, names: list[str]) -> int:
         path = results / f"{name}.json"
         if path.is_file():
             for row in json.loads(path.read_text())["rows"]:
+                if row.get("rest") == "mean":
+                    continue  # of which nothing was expected
                 rows[row["task"], row["metric"], row["pattern"], row["grouping"]] = row["value"]
     wrong = 0
     for cell in (cell for cell in EXPECTATIONS if cell.task in names):
@@ -208,6 +220,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="TASK")
     parser.add_argument("--patterns", nargs="+", default=list(PATTERNS), choices=PATTERNS, help="besides dense")
     parser.add_argument("--groupings", nargs="+", default=list(GROUPINGS), choices=GROUPINGS)
+    parser.add_argument("--rests", nargs="+", default=["drop"], choices=RESTS)
     parser.add_argument("--implementation", default="dspattn", choices=("dspattn", "emulation"))
     parser.add_argument("--results", type=Path, default=HERE / "results", help="folder of the JSON files")
     parser.add_argument("--work", type=Path, default=ROOT / "out" / "quality", help="folder of what is kept on the way")
@@ -219,6 +232,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.data is None and not options.check:
         parser.error("--data: expected a folder with the data sets (or --check to compare the committed results)")
+    if options.implementation == "emulation" and "mean" in options.rests:
+        parser.error("--rests: expected drop with --implementation emulation, got mean")
     if options.data is not None and not options.data.is_dir():
         parser.error(f"--data: expected a folder, got {options.data}")
     return options
@@ -230,7 +245,8 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
         cells = [DENSE]
         if not options.only_dense:
-            cells += [(pattern, grouping) for pattern in options.patterns for grouping in options.groupings]
+            chosen = itertools.product(options.patterns, options.groupings, options.rests)
+            cells += [Cell(*names) for names in chosen]
         models = Models(options.cache)
         try:
             loaded = [TASKS[name](options.data) for name in options.tasks]

@@ -46,6 +46,8 @@ def read_results(folder: Path) -> Results:
     results: Results = {}
     for path in sorted(folder.glob("*.json")):
         for row in json.loads(path.read_text())["rows"]:
+            if row.get("rest") == "mean":
+                continue
             results[row["task"], row["metric"], row["pattern"], row["grouping"]] = row
     return results
 

@@ -17,7 +17,7 @@ from ._schema import DIFFERENTIABLE, TENSORS, BackwardArguments, ProblemArgument
 from ._vmap import batching_rule
 from .errors import DspattnError
 
-BIAS = ProblemArguments._fields.index("bias")
+BIAS, SINKS = (ProblemArguments._fields.index(name) for name in ("bias", "sinks"))
 
 
 def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
@@ -55,7 +55,9 @@ def _forward_mode(*_: Any) -> NoReturn:
 def _wants_gradients(problem: ProblemArguments) -> bool:
     """Spelt out, which is faster than any(); the tensors that are not named here have no floating type."""
     q, k, v, _, bias, *_ = problem
-    return q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
+    if q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad):
+        return True
+    return problem.sinks is not None and problem.sinks.requires_grad
 
 
 class _Attention(torch.autograd.Function):
@@ -107,20 +109,11 @@ class _Gradient(torch.autograd.Function):
 
 class _AttentionBackward(_Gradient):
     @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
         with torch._C._AutoDispatchBelowAutograd():
             return attention_backward(*arguments)
 
     vmap = staticmethod(batching_rule(lambda *a: _AttentionBackward.apply(*a), len(BackwardArguments._fields)))
-
-
-class _LseBackward(_Gradient):
-    @staticmethod
-    def forward(d_lse: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
-            return _lse_gradients(d_lse, lse, *arguments)
-
-    vmap = staticmethod(batching_rule(lambda *a: _LseBackward.apply(*a), 2))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -130,51 +123,33 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradients of every argument of attention(): None for all but q, k and v."""
-    needed = ctx.needs_input_grad
-    if needed[BIAS]:
-        raise DspattnError(["attn_mask: expected requires_grad=False (its gradient is not computed), got True"])
+    """The gradients of every argument of attention(): None for all but q, k, v, the bias and the sinks."""
+    needed = ctx.needs_input_grad  # arguments at their defaults may have been left out
+    given: list[Tensor | None] = [None] * len(needed)
+    if d_out is None and d_lse is None:
+        return tuple(given)
     *tensors, out, lse = ctx.saved_tensors
     problem = ProblemArguments(*tensors, *ctx.options)
     traced = torch.compiler.is_compiling()  # before it is known whether the gradients are asked for
     if problem.rest_mean and not traced:
         raise DspattnError(['rest: expected "drop" for gradients ("mean" is for inference and has none), got "mean"'])
-    d_q: Tensor | None = None
-    d_k: Tensor | None = None
-    d_v: Tensor | None = None
-    if d_out is not None:
-        backward = attention_backward if traced else _AttentionBackward.apply
-        d_q, d_k, d_v = backward(*BackwardArguments(_rows(d_out), out, lse), *problem)
-    if d_lse is not None:
-        more_q, more_k = (_lse_gradients if traced else _LseBackward.apply)(d_lse, lse, *problem)
-        d_q = more_q if d_q is None else d_q + more_q
-        d_k = more_k if d_k is None else d_k + more_k
-    dtype = problem.q.dtype  # fp32 results have fp32 gradients, to be added up before they are rounded
-    wanted = (
-        grad.to(dtype) if need and grad is not None else None
-        for grad, need in zip((d_q, d_k, d_v), needed, strict=False)
-    )
-    return (*wanted, *(None,) * (len(needed) - DIFFERENTIABLE))  # arguments at their defaults may have been left out
+    if d_lse is not None:  # whatever is handed to a row without keys goes nowhere
+        d_lse = d_lse.float().masked_fill(lse == float("-inf"), 0)
+    results = BackwardArguments(
+        _rows(torch.zeros_like(out) if d_out is None else d_out), out, lse, d_lse,
+        wants_d_bias=BIAS < len(needed) and needed[BIAS], wants_d_sinks=SINKS < len(needed) and needed[SINKS],
+    )  # fmt: skip
+    grads = (attention_backward if traced else _AttentionBackward.apply)(*results, *problem)
+    for name, grad in zip(DIFFERENTIABLE, grads, strict=True):
+        index = ProblemArguments._fields.index(name)
+        if index < len(needed) and needed[index]:
+            # fp32 results have fp32 gradients, to be added up before they are rounded.
+            given[index] = grad.to(getattr(problem, name).dtype)
+    return tuple(given)
 
 
 def _rows(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _lse_gradients(d_lse: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    """The gradients of q and k through the LSE, whose derivative by a score is its weight.
-
-    d_q = scale * d_lse * (weights k) is the attention of the keys themselves; d_k = weights^T (scale * d_lse * q) is
-    the gradient of its values. Both come from the ordinary operators with k in the place of v.
-    """
-    problem = ProblemArguments(*arguments)
-    q = problem.q
-    of_keys = problem._replace(v=problem.k)
-    factor = (d_lse * problem.factor()).masked_fill(lse == float("-inf"), 0).unsqueeze(-1)
-    keys_seen, lse = attention(*of_keys)
-    d_seen = (factor * q).to(q.dtype)
-    _, _, d_k = attention_backward(*BackwardArguments(_rows(d_seen), keys_seen, lse), *of_keys)
-    return (factor * keys_seen).to(q.dtype), d_k
 
 
 def _second_order(*_: Any) -> NoReturn:

@@ -187,28 +187,42 @@ def to_four_dims(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Ten
     if enable_gqa and min(q.dim(), k.dim(), v.dim()) < 3:
         raise DspattnError(["enable_gqa: expected at least 3 dimensions [..., heads, n, d] of query, key and value"])
     heads_of = [t.shape[-3] if t.dim() > 2 else 1 for t in (q, k, v)]
-    try:
-        batch = torch.broadcast_shapes(*(t.shape[:-3] for t in (q, k, v)))
-        if enable_gqa:
-            heads, kv_heads = heads_of[0], max(heads_of[1:])
-        else:
-            heads = torch.broadcast_shapes(*((h,) for h in heads_of))[0]
-            # One key head under many query heads needs no copy: that is grouped-query attention.
-            kv_heads = max(heads_of[1:]) if max(heads_of[1:]) == 1 else heads
-        lead = (*batch, heads) if max(q.dim(), k.dim(), v.dim()) > 2 else ()
-        wanted = (heads, kv_heads, kv_heads)
-        q, k, v = (
-            t.expand(*batch, h, *t.shape[-2:]).reshape(batch.numel(), h, *t.shape[-2:])
-            for t, h in zip((q, k, v), wanted, strict=True)
-        )
-    except RuntimeError:
-        shapes = ", ".join(str(list(t.shape)) for t in (q, k, v))
+    batch = _broadcast([t.shape[:-3] for t in (q, k, v)])
+    if enable_gqa:
+        heads, kv_heads = heads_of[0], max(heads_of[1:])
+        fits = all(own in (1, kv_heads) for own in heads_of[1:])
+    else:
+        joined = _broadcast([(own,) for own in heads_of])
+        fits = joined is not None
+        heads = joined[0] if joined is not None else 0
+        # One key head under many query heads needs no copy: that is grouped-query attention.
+        kv_heads = max(heads_of[1:]) if max(heads_of[1:]) == 1 else heads
+    if batch is None or not fits:
+        shapes = ", ".join([str(list(t.shape)) for t in (q, k, v)])
         shared = not enable_gqa and heads_of[1] == heads_of[2] > 1 and heads_of[0] % heads_of[1] == 0
         hint = "; enable_gqa=True lets query heads share those of key and value" if shared else ""
         raise DspattnError(
             [f"query, key, value: expected leading dimensions that broadcast against each other, got {shapes}{hint}"]
-        ) from None
+        )
+    lead = (*batch, heads) if max(q.dim(), k.dim(), v.dim()) > 2 else ()
+    q, k, v = (
+        t.expand(*batch, h, *t.shape[-2:]).reshape(math.prod(batch), h, *t.shape[-2:])
+        for t, h in zip((q, k, v), (heads, kv_heads, kv_heads), strict=True)
+    )
     return q, k, v, lead
+
+
+def _broadcast(shapes: list[Any]) -> tuple[int, ...] | None:
+    """The shape that all of them broadcast to, None where there is none. torch.broadcast_shapes raises, which code that
+    torch.compile traces cannot catch."""
+    out: list[int] = []
+    for i in range(1, max([len(shape) for shape in shapes]) + 1):
+        sizes = [shape[-i] for shape in shapes if len(shape) >= i]
+        size = next((s for s in sizes if s != 1), 1)
+        if any(s not in (1, size) for s in sizes):
+            return None
+        out.insert(0, size)
+    return tuple(out)
 
 
 def split_mask(
@@ -234,17 +248,16 @@ def _mask_to_four_dims(mask: Tensor, lead: tuple[int, ...], q: Tensor, k: Tensor
     """The mask of inputs whose leading dimensions were joined: its own are broadcast and joined likewise."""
     full = (*lead, q.shape[-2], k.shape[-2])
     surplus = mask.dim() - len(full)
-    try:
-        if surplus > 0:
-            mask = mask.reshape(mask.shape[surplus:])
-        batch = lead[:-1]
-        if mask.dim() <= 3 or len(batch) <= 1:
-            return mask
-        return mask.expand(*batch, *mask.shape[-3:]).reshape(math.prod(batch), *mask.shape[-3:])
-    except RuntimeError:
-        raise DspattnError(
-            [f"attn_mask: expected a shape that broadcasts to {list(full)}, got {list(mask.shape)}"]
-        ) from None
+    batch = lead[:-1]
+    extra = list(mask.shape[: max(surplus, 0)])
+    own = list(mask.shape[max(surplus, 0) : -3])
+    if any(n != 1 for n in extra) or any(a not in (1, b) for a, b in zip(reversed(own), reversed(batch), strict=False)):
+        raise DspattnError([f"attn_mask: expected a shape that broadcasts to {list(full)}, got {list(mask.shape)}"])
+    if surplus > 0:
+        mask = mask.reshape(mask.shape[surplus:])
+    if mask.dim() <= 3 or len(batch) <= 1:
+        return mask
+    return mask.expand(*batch, *mask.shape[-3:]).reshape(math.prod(batch), *mask.shape[-3:])
 
 
 # What each argument of the functions is to be, where it is no tensor.
@@ -252,13 +265,14 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "is_causal": ((bool,), "a bool"),
     "enable_gqa": ((bool,), "a bool"),
     "dropout_p": ((int, float), "a number"),
+    "soft_cap": ((int, float, type(None)), "a number or None"),
     "scale": ((int, float, torch.SymInt, torch.SymFloat, type(None)), "a number or None"),
     "max_seqlen_q": ((int, torch.SymInt, type(None)), "an integer or None"),
     "max_seqlen_k": ((int, torch.SymInt, type(None)), "an integer or None"),
     "kernel": ((str,), "a string"),
     "offset": ((int, torch.SymInt), "an integer"),
 }
-_OPTIONAL_TENSORS = ("attn_mask", "attn_bias", "key_lengths")
+_OPTIONAL_TENSORS = ("attn_mask", "attn_bias", "key_lengths", "sinks")
 
 
 def explained(error: Exception, arguments: Mapping[str, Any]) -> Exception:

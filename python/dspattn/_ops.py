@@ -69,6 +69,10 @@ PYTHON_NAMES = {
     "mask.allowed": "attn_mask",
     "mask.bias": "attn_mask",
     "mask.offset": "offset",
+    "dropout": "dropout_p",
+    "dropout.probability": "dropout_p",
+    "d_bias": "attn_mask",
+    "d_sinks": "sinks",
     "mask.window_left": "window[0]",
     "mask.window_right": "window[1]",
     "mask.key_lengths": "key_lengths",
@@ -80,7 +84,7 @@ PYTHON_NAMES = {
     "packed.max_k": "max_seqlen_k",
 }
 # Where a reason names an argument: at its start, and where it compares with another one ("q's type", "as q is").
-_ARGUMENT = re.compile(r"^(?:mask\.|packed\.)?\w+|\b\w+(?='s )|(?<=\bas )\w+(?= is\b)")
+_ARGUMENT = re.compile(r"^(?:mask\.|packed\.|dropout\.)?\w+|\b\w+(?='s )|(?<=\bas )\w+(?= is\b)")
 
 
 def _in_python_names(reason: str) -> str:
@@ -113,11 +117,24 @@ def _attention_meta(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.register_fake("dspattn::attention_backward")
-def _attention_backward_meta(d_out: Tensor, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _attention_backward_meta(
+    d_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    d_lse: Tensor | None,
+    wants_d_bias: bool,
+    wants_d_sinks: bool,
+    *arguments: Any,
+) -> tuple[Tensor, ...]:
     problem = ProblemArguments(*arguments)
-    _require_one_device(problem.tensors() | {"d_out": d_out, "out": out, "lse": lse})
-    d_q, d_k, d_v = (_heads(t, t.shape[3], problem.fp32_results) for t in (problem.q, problem.k, problem.v))
-    return d_q, d_k, d_v
+    _require_one_device(problem.tensors() | {"d_out": d_out, "out": out, "lse": lse, "d_lse": d_lse})
+    fp32 = problem.fp32_results
+    grads = [_heads(t, t.shape[3], fp32) for t in (problem.q, problem.k, problem.v)]
+    for given, wanted in ((problem.bias, wants_d_bias), (problem.sinks, wants_d_sinks)):
+        narrow = wanted and given is not None and not fp32
+        shape = given.shape if wanted and given is not None else (0,)
+        grads.append(problem.q.new_empty(shape, dtype=given.dtype if narrow else torch.float32))  # type: ignore[union-attr]
+    return tuple(grads)
 
 
 def _slots(columns: Any, keep: int, group: int, interleaved: bool) -> Any:

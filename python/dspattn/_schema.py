@@ -61,12 +61,18 @@ class ProblemArguments(NamedTuple):
 
 
 TENSORS = 11  # q to dropout_state come first
-DIFFERENTIABLE = 3  # of those, q, k and v
+DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")  # of those, as attention_backward gives their gradients
 
 
 class BackwardArguments(NamedTuple):
-    """What ``attention_backward`` takes before the problem; all [batch, heads, n_q, ...]."""
+    """What ``attention_backward`` takes before the problem; the tensors are all [batch, heads, n_q, ...].
+
+    It gives the gradients of q, k, v, the bias and the sinks; those of the last two are empty unless wanted.
+    """
 
     d_out: Tensor
     out: Tensor
     lse: Tensor
+    d_lse: Tensor | None
+    wants_d_bias: bool
+    wants_d_sinks: bool

@@ -3,11 +3,43 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 FP16_MAX = 65504.0
+
+
+class Products(torch.autograd.Function):
+    """Queries times keys. In the gradients a score that is hidden or pruned, with a gradient of 0, leaves out what it
+    was made of: a NaN key that a query does not see is none of its business."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k)
+        return q @ k.transpose(-1, -2)
+
+    @staticmethod
+    def backward(ctx: Any, d_scores: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = ctx.saved_tensors
+        d_q = times_where_not_zero(d_scores, k)
+        d_k = times_where_not_zero(d_scores.transpose(-1, -2), q)
+        return d_q.sum_to_size(q.shape), d_k.sum_to_size(k.shape)
+
+
+def times_where_not_zero(factors: Tensor, rows: Tensor) -> Tensor:
+    """Their matrix product, in which a factor of 0 leaves its row out even where that is NaN or infinite.
+
+    Example:
+        >>> times_where_not_zero(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([[2.0], [float("nan")]])).tolist()
+        [[2.0], [nan]]
+    """
+    finite = rows.isfinite()
+    if bool(finite.all()):
+        return factors @ rows
+    reached = (factors != 0).to(rows.dtype) @ (~finite).to(rows.dtype)
+    return (factors @ rows.masked_fill(~finite, 0)).masked_fill(reached > 0, float("nan"))
 
 
 def finite_sum(product: Tensor, bias: Tensor) -> Tensor:

@@ -14,29 +14,45 @@ from torch import Tensor
 
 from ._schema import ProblemArguments
 
-APART = ("cu_q", "cu_k", "sinks", "block_table", "dropout_state")  # what joins nothing: samples run one by one
+# What joins nothing where it is mapped: samples run one by one.
+APART = ("cu_q", "cu_k", "sinks", "block_table", "dropout_state")
 
 Run = Callable[..., tuple[Tensor, ...]]
 Rule = Callable[..., tuple[tuple[Tensor, ...], tuple[int, ...]]]
 
 
 def batching_rule(run: Run, extras: int) -> Rule:
-    """The rule of ``run(*extra tensors, *problem)``, whose extra tensors and results are all [batch, heads, ...]."""
+    """The rule of ``run(*extras, *problem)``, whose extra tensors and results are all [batch, heads, ...], but for
+    empty results and those of samples that ran one by one."""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         size: int = info.batch_size
         problem = ProblemArguments(*arguments[extras:])
         mapped = ProblemArguments(*in_dims[extras:])
-        if any(getattr(mapped, name) is not None for name in APART):
+        if _apart(arguments[:extras], problem, mapped):
             samples = [run(*_sample(arguments, in_dims, i)) for i in range(size)]
             return tuple(torch.stack(one) for one in zip(*samples, strict=True)), (0,) * len(samples[0])
         axis = 0 if problem.cu_q is None else 1
-        whole = [_joined(t, dim, size, axis) for t, dim in zip(arguments[:extras], in_dims[:extras], strict=True)]
+        whole = [
+            _joined(t, dim, size, axis) if isinstance(t, Tensor) else t
+            for t, dim in zip(arguments[:extras], in_dims[:extras], strict=True)
+        ]
         results = run(*whole, *_joined_problem(problem, mapped, size, axis))
-        parted = tuple(one.unflatten(axis, (size, one.shape[axis] // size)) for one in results)
-        return parted, (axis,) * len(parted)
+        parted = []
+        for one in results:  # an empty result, of something not wanted, has one dimension and is every sample's
+            many = one.unsqueeze(0).expand(size, -1) if one.dim() == 1 else None
+            parted.append(one.unflatten(axis, (size, one.shape[axis] // size)) if many is None else many)
+        return tuple(parted), tuple(0 if one.dim() == 1 else axis for one in results)
 
     return rule
+
+
+def _apart(extras: tuple[Any, ...], problem: ProblemArguments, mapped: ProblemArguments) -> bool:
+    """Whether samples cannot be one call: dropout counts batch and heads, sinks have one entry for each head, and
+    gradients of biases and sinks (flags among the extras) are sums over the batch."""
+    wanted = any(extra is True for extra in extras)
+    per_head = problem.sinks is not None and problem.cu_q is not None
+    return wanted or per_head or problem.dropout > 0 or any(getattr(mapped, name) is not None for name in APART)
 
 
 def _sample(arguments: tuple[Any, ...], in_dims: tuple[Any, ...], i: int) -> list[Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import _ops
 from ._inputs import Alignment, parse_alignment
-from ._schema import ProblemArguments
+from ._schema import BackwardArguments, ProblemArguments
 from .errors import DspattnError
 from .patterns import Grouping, parse_grouping, parse_pattern
 
@@ -263,7 +263,8 @@ def _gradients(ctx: Any, d_out: Tensor, d_lse: Tensor | None) -> tuple[Tensor | 
         q, k, v, seen, bias, key_lengths, keep=keep, group=group, interleaved=interleaved, causal=causal,
         top_left=top_left, scale=scale, full_fp32=full_fp32,
     )  # fmt: skip
-    d_q, d_k, d_v = _ops.attention_backward(d_out.contiguous(), out, lse, *problem)
+    results = BackwardArguments(d_out.contiguous(), out, lse, d_lse, False, False)
+    d_q, d_k, d_v, *_ = _ops.attention_backward(*results, *problem)
     return d_q, d_k, d_v, *(None,) * (5 + len(ctx.options))
 
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ._tracing import raise_from_the_tracer
 
 
 class DspattnError(RuntimeError, ValueError):
@@ -21,4 +26,13 @@ class DspattnError(RuntimeError, ValueError):
 
     def __init__(self, reasons: str | Iterable[str] = ()) -> None:
         self.reasons = (reasons,) if isinstance(reasons, str) else tuple(reasons)
-        super().__init__("\n".join(self.reasons))
+        if torch.compiler.is_dynamo_compiling():  # torch.compile follows no __init__ of the classes above this one
+            raise_from_the_tracer(DspattnError, *self.reasons)
+        else:
+            super().__init__("\n".join(self.reasons))
+
+    def __str__(self) -> str:
+        return "\n".join(self.reasons)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DspattnError, (self.reasons,)

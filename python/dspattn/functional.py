@@ -25,6 +25,7 @@ from ._inputs import (
     to_four_dims,
     wants_fp32,
 )
+from ._probe import require_served
 from ._schema import ProblemArguments
 from .errors import DspattnError
 from .patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection
@@ -58,6 +59,8 @@ def attention(
     alignment: Alignment = ...,
     offset: int = ...,
     key_lengths: Tensor | None = ...,
+    soft_cap: float | None = ...,
+    sinks: Tensor | None = ...,
     allow_tf32: bool = ...,
     out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
@@ -85,6 +88,8 @@ def attention(
     alignment: Alignment = ...,
     offset: int = ...,
     key_lengths: Tensor | None = ...,
+    soft_cap: float | None = ...,
+    sinks: Tensor | None = ...,
     allow_tf32: bool = ...,
     out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
@@ -111,6 +116,8 @@ def attention(
     alignment: Alignment = "top_left",
     offset: int = 0,
     key_lengths: Tensor | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     allow_tf32: bool = True,
     out_dtype: torch.dtype | None = None,
     kernel: str = "",
@@ -120,7 +127,8 @@ def attention(
 
     Of every group of M keys a query keeps those with the N largest scores; softmax and the product with ``value`` run
     on what is kept. Masked keys never take a slot from visible ones; a query that sees no key gives 0. Differentiable
-    once with respect to query, key and value (``rest="drop"``); the selection is held fixed in the backward pass.
+    once with respect to query, key, value, biases and sinks (``rest="drop"``); the selection is held fixed in the
+    backward pass.
 
     Args:
         query: ``[..., heads, n_q, d]``, float32, float16 or bfloat16, d up to 256.
@@ -129,7 +137,8 @@ def attention(
         attn_mask: broadcasts to ``[..., heads, n_q, n_k]``. Boolean: True takes part. Floating: added to the scaled
             scores; -inf masks. May be combined with the other masks; a key is visible when all of them allow it.
             One of ``torch.nn.attention.bias``' causal biases stands for ``is_causal`` with its alignment.
-        dropout_p: must be 0; there is no dropout.
+        dropout_p: probability that a kept weight is dropped, the others being divided by 1 - dropout_p; from PyTorch's
+            generator of the query's device. As with PyTorch's function, pass 0 outside of training.
         is_causal: a query sees keys up to its own position.
         scale: factor of the scores, default ``d ** -0.5``; finite and positive.
         enable_gqa: heads may be a multiple of kv_heads.
@@ -152,6 +161,10 @@ def attention(
             With pieces of keys that start at multiples of 128 (``"consecutive"``: of M), :func:`dspattn.merge` joins
             the results.
         key_lengths: ``[batch]`` integers; keys at and past the length are masked.
+        soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)`` before biases are added. The choice of keys
+            is by the scores as they were.
+        sinks: ``[heads]`` floating: a logit in the softmax of each of a head's rows, beside its keys and without a
+            value; the LSE counts it.
         allow_tf32: whether GPU kernels may run the products of float32 inputs in tf32.
         out_dtype: type of the result: the query's (default) or ``torch.float32``, for results that are to be merged.
         kernel: name of a row of the kernel table to run; default: the first that fits.
@@ -172,10 +185,9 @@ def attention(
             query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
             enable_gqa=enable_gqa, pattern=pattern, grouping=grouping, rest=rest, selection=selection,
             return_lse=return_lse, attn_bias=attn_bias, window=window, alignment=alignment, offset=offset,
-            key_lengths=key_lengths, allow_tf32=allow_tf32, out_dtype=out_dtype, kernel=kernel,
+            key_lengths=key_lengths, soft_cap=soft_cap, sinks=sinks, allow_tf32=allow_tf32, out_dtype=out_dtype,
+            kernel=kernel,
         )  # fmt: skip
-    if dropout_p != 0.0:
-        raise DspattnError([f"dropout_p: expected 0 (attention dropout is not offered), got {dropout_p}"])
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
     interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
@@ -188,7 +200,7 @@ def attention(
                     attention, (query,), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
                     pattern=pattern, grouping=grouping, rest=rest, selection=selection, return_lse=return_lse,
                     attn_bias=attn_bias, window=window, alignment=alignment, key_lengths=key_lengths, offset=offset,
-                    allow_tf32=allow_tf32, out_dtype=out_dtype, kernel=kernel,
+                    soft_cap=soft_cap, sinks=sinks, allow_tf32=allow_tf32, out_dtype=out_dtype, kernel=kernel,
                 )  # fmt: skip
             for name, tensor in (("query", query), ("key", key), ("value", value)):
                 require_known(name, tensor)
@@ -230,6 +242,10 @@ def attention(
                 fp32_results=out_dtype is not None and wants_fp32(query, out_dtype),
                 rest_mean=rest_mean,
                 shared_choice=shared_choice,
+                soft_cap=soft_cap,
+                sinks=None if sinks is None else sinks.float(),
+                dropout=dropout_p,
+                dropout_state=dropout_state(query) if dropout_p > 0 else None,
             )
         )
     except DspattnError:
@@ -248,6 +264,9 @@ def attention(
                 "scale": scale,
                 "kernel": kernel,
                 "offset": offset,
+                "dropout_p": dropout_p,
+                "soft_cap": soft_cap,
+                "sinks": sinks,
             },
         ) from None
     if lead is not None:
@@ -267,6 +286,7 @@ def varlen_attention(
     max_seqlen_k: int | None = ...,
     *,
     attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
     is_causal: bool = ...,
     scale: float | None = ...,
     pattern: str = ...,
@@ -277,6 +297,8 @@ def varlen_attention(
     window: Window = ...,
     alignment: Alignment = ...,
     offset: int = ...,
+    soft_cap: float | None = ...,
+    sinks: Tensor | None = ...,
     allow_tf32: bool = ...,
     out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
@@ -294,6 +316,7 @@ def varlen_attention(
     max_seqlen_k: int | None = ...,
     *,
     attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
     is_causal: bool = ...,
     scale: float | None = ...,
     pattern: str = ...,
@@ -304,6 +327,8 @@ def varlen_attention(
     window: Window = ...,
     alignment: Alignment = ...,
     offset: int = ...,
+    soft_cap: float | None = ...,
+    sinks: Tensor | None = ...,
     allow_tf32: bool = ...,
     out_dtype: torch.dtype | None = ...,
     kernel: str = ...,
@@ -320,6 +345,7 @@ def varlen_attention(
     max_seqlen_k: int | None = None,
     *,
     attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     pattern: str = "2:4",
@@ -330,6 +356,8 @@ def varlen_attention(
     window: Window = None,
     alignment: Alignment = "bottom_right",
     offset: int = 0,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     allow_tf32: bool = True,
     out_dtype: torch.dtype | None = None,
     kernel: str = "",
@@ -365,7 +393,8 @@ def varlen_attention(
     """
     if stand_ins and (other := stand_in()) is not None:
         return other.varlen_attention(
-            query, key, value, cu_seqlens_q, cu_seqlens_k, attn_mask=attn_mask, is_causal=is_causal, scale=scale,
+            query, key, value, cu_seqlens_q, cu_seqlens_k, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal,
+            scale=scale, soft_cap=soft_cap, sinks=sinks,
             pattern=pattern, grouping=grouping, rest=rest, selection=selection, return_lse=return_lse, window=window,
             offset=offset, allow_tf32=allow_tf32, out_dtype=out_dtype, kernel=kernel,
         )  # fmt: skip
@@ -418,6 +447,10 @@ def varlen_attention(
                 fp32_results=out_dtype is not None and wants_fp32(query, out_dtype),
                 rest_mean=rest_mean,
                 shared_choice=shared_choice,
+                soft_cap=soft_cap,
+                sinks=None if sinks is None else sinks.float(),
+                dropout=dropout_p,
+                dropout_state=dropout_state(query) if dropout_p > 0 else None,
             )
         )
     except DspattnError:
@@ -438,6 +471,9 @@ def varlen_attention(
                 "scale": scale,
                 "kernel": kernel,
                 "offset": offset,
+                "dropout_p": dropout_p,
+                "soft_cap": soft_cap,
+                "sinks": sinks,
             },
         ) from None
     out = out.squeeze(0).transpose(0, 1)
@@ -485,6 +521,12 @@ def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = Non
     return torch.cat(parts, -1)
 
 
+def dropout_state(query: Tensor) -> Tensor:
+    """What the random numbers of one call's dropout are made of, from PyTorch's generator of the device: manual_seed,
+    checkpointing, CUDA graphs and torch.compile treat it as they do any other use of that."""
+    return torch.randint(-(2**31), 2**31, (4,), dtype=torch.int32, device=query.device)
+
+
 def stand_in() -> Any:
     """The open block of dspattn.parallel.context that this thread is in, or None."""
     if not stand_ins:  # a compiler that traces this cannot ask for the thread
@@ -497,10 +539,6 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     """The operator on four-dimensional tensors, with what PyTorch's own attention does around it: autocast, and rows
     that are contiguous."""
     q, k, v, _, bias, *_ = problem
-    if bias is not None and bias.requires_grad and torch.is_grad_enabled():
-        raise DspattnError(
-            ["attn_mask: expected requires_grad=False (its gradient is not computed), got a bias that requires grad"]
-        )
     device = "cpu" if q.is_cpu else "cuda" if q.is_cuda else None  # q.device.type takes a microsecond
     if device is not None and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -513,6 +551,8 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     if not (v.is_contiguous() or v.stride(-1) == 1):
         problem = problem._replace(v=v.contiguous())
     if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
+            require_served(problem)
         return _ops.attention(*problem)
     return _autograd.run(problem)
 

@@ -17,7 +17,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     """:class:`torch.nn.MultiheadAttention` whose attention is pruned; a state dict of either loads into the other.
 
     Args:
-        embed_dim, num_heads, ...: as :class:`torch.nn.MultiheadAttention`. ``dropout`` must be 0 while training.
+        embed_dim, num_heads, ...: as :class:`torch.nn.MultiheadAttention`.
         pattern: ``"2:4"``, ``"1:2"``, any ``"N:M"``, or ``"dense"``.
         grouping: ``"interleaved"`` or ``"consecutive"``.
         rest: ``"drop"`` or ``"mean"``, as in :func:`dspattn.attention`. With ``"mean"``, an ``attn_mask`` must be the
@@ -97,10 +97,6 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             The output in the query's layout, and the weights ``[batch, n_q, n_k]`` (per head:
             ``[batch, num_heads, n_q, n_k]``) or None.
         """
-        if self.training and self.dropout > 0:
-            raise DspattnError(
-                [f"dropout: expected 0 while training (attention dropout is not offered), got {self.dropout}"]
-            )
         if is_causal and attn_mask is None:
             raise DspattnError(["attn_mask: expected the causal mask that is_causal=True hints at, got None"])
         batched = query.dim() == 3
@@ -127,13 +123,16 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         mask, bias = _merged_mask(None if by_hint else attn_mask, key_padding_mask, batch, heads, extra_keys, q.dtype)
         options: dict[str, Any] = {
             "attn_bias": bias, "is_causal": by_hint, "pattern": self.pattern, "grouping": self.grouping,
-            "rest": self.rest, "selection": self.selection,
+            "rest": self.rest, "selection": self.selection, "dropout_p": self.dropout if self.training else 0.0,
         }  # fmt: skip
-        out = attention(q, k, v, mask, **options).transpose(1, 2).reshape(batch, n_q, self.embed_dim)
+        weights = attention_weights(q, k, mask, **options) if need_weights else None
+        if weights is not None and options["dropout_p"] > 0:
+            out = weights @ v  # the output belongs to the weights that are returned
+        else:
+            out = attention(q, k, v, mask, **options)
+        out = out.transpose(1, 2).reshape(batch, n_q, self.embed_dim)
         out = torch.nn.functional.linear(out, self.out_proj.weight, self.out_proj.bias)
-        weights = None
-        if need_weights:
-            weights = attention_weights(q, k, mask, **options)
+        if weights is not None:
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights if batched else weights.squeeze(0)
         if not self.batch_first:

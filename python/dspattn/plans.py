@@ -44,7 +44,7 @@ def by_heads(plan: Plan, query: Tensor, key: Tensor, value: Tensor, mask: Tensor
     count, shared = query.shape[1], query.shape[1] // key.shape[1]
     if any(not 0 <= head < count for head in plan.heads):
         raise DspattnError([f"heads: expected numbers below {count}, got {list(plan.heads)}"])
-    bias = options.pop("attn_bias", None)
+    bias, sinks = options.pop("attn_bias", None), options.pop("sinks", None)
     out: Tensor | None = None
     others = [head for head in range(count) if head not in plan.heads]
     for pattern, heads in ((plan.pattern, list(plan.heads)), ("dense", others)):
@@ -57,6 +57,7 @@ def by_heads(plan: Plan, query: Tensor, key: Tensor, value: Tensor, mask: Tensor
             value[:, keys],
             _some_heads(mask, heads),
             attn_bias=_some_heads(bias, heads),
+            sinks=None if sinks is None else sinks[heads],
             pattern=pattern,
             grouping=plan.grouping,
             rest=plan.rest,

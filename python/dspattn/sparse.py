@@ -78,7 +78,7 @@ def sddmm(
         return _scores_on_gpu(query, key, attn_mask, lead, (keep, group, interleaved, is_causal, top_left, scale))
     # In units of a power of two not above the scale a bias is no larger than it was given.
     unit = min(1.0, _scores.power_below(scale))
-    unscaled = query.float() @ key.float().transpose(-1, -2) * unit
+    unscaled = _scores.Products.apply(query.float(), key.float()) * unit
     n_q, n_k = unscaled.shape[-2:]
     hidden = torch.zeros(n_q, n_k, dtype=torch.bool, device=query.device)
     if attn_mask is not None:
@@ -338,9 +338,9 @@ class _Scores(torch.autograd.Function):
             wanted, metadata, k.shape[2], pattern=f"{keep}:{group}",
             grouping="interleaved" if interleaved else "consecutive",
         ).float()  # fmt: skip
-        d_q = (scale * d_scores @ k.float()).to(q.dtype)
-        d_k = (scale * d_scores.transpose(-1, -2) @ q.float()).to(k.dtype)
-        return d_q, d_k, None, None, None
+        d_q = _scores.times_where_not_zero(scale * d_scores, k.float())
+        d_k = _scores.times_where_not_zero(scale * d_scores.transpose(-1, -2), q.float())
+        return d_q.to(q.dtype), d_k.to(k.dtype), None, None, None
 
 
 class _Softmax(torch.autograd.Function):

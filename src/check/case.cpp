@@ -197,6 +197,13 @@ void draw_features(Random& random, Case& drawn) {
   drawn.d_sinks = backward && drawn.sinks && random.chance(80);
 }
 
+void draw_choice(Random& random, Case& drawn, const DrawLimits& limits) {
+  const bool shared = random.chance(25) && drawn.heads > drawn.kv_heads && !drawn.pattern.is_dense();
+  drawn.choice = limits.choice.value_or(shared && drawn.pass == Pass::forward ? Choice::shared : Choice::each_head);
+  // A head alone shares nothing.
+  if (limits.choice == Choice::shared && drawn.heads == drawn.kv_heads) drawn.heads *= 2;
+}
+
 std::string_view layout_name(Layout layout) {
   return layout == Layout::bhnd ? "bhnd" : layout == Layout::bnhd ? "bnhd" : "padded";
 }
@@ -247,7 +254,7 @@ Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits)
   drawn.seed = seed;
   drawn.index = index;
   drawn.pass = random.chance(35) ? Pass::backward : Pass::forward;
-  if (limits.rest == Rest::mean) drawn.pass = Pass::forward;
+  if (limits.rest == Rest::mean || limits.choice == Choice::shared) drawn.pass = Pass::forward;
   if (limits.pass) drawn.pass = *limits.pass;
   drawn.dtype = random.one_of({DType::f32, DType::f16, DType::bf16});
   if (limits.dtype) drawn.dtype = *limits.dtype;
@@ -296,6 +303,7 @@ Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits)
   constexpr std::uint64_t kRest = 0x726573;  // and another
   Random rest(seed ^ (kRest << 32), static_cast<std::uint64_t>(index));
   draw_rest(rest, drawn, limits);
+  draw_choice(rest, drawn, limits);
   constexpr std::uint64_t kFeatures = 0x666561;
   Random features(seed ^ (kFeatures << 32), static_cast<std::uint64_t>(index));
   draw_features(features, drawn);
@@ -327,6 +335,7 @@ std::string describe(const Case& drawn) {
       add("tail=" + std::to_string(drawn.tail_q) + "," + std::to_string(drawn.tail_k));
   }
   if (drawn.rest == Rest::mean) add("mean");
+  if (drawn.choice == Choice::shared) add("shared");
   if (drawn.causal) add("causal");
   if (drawn.causal || drawn.window_left || drawn.window_right) {
     add(drawn.alignment == Alignment::bottom_right ? "bottom_right" : "top_left");

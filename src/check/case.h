@@ -22,6 +22,7 @@ struct DrawLimits {
   std::optional<Grouping> grouping;
   std::optional<std::int64_t> head_dim;  // d and d_v
   std::optional<Rest> rest;              // mean: forward only
+  std::optional<Choice> choice;          // shared: forward only
   std::int64_t max_n = 300;
   std::optional<std::int64_t> max_queries;  // n_q is one of 1 to so many
   // batch * heads * n_q * n_k * (d + d_v): bounds the time of the fp64 oracle, about 2 ns each.
@@ -62,8 +63,9 @@ struct Case {
   std::optional<double> scale;
   bool extreme_scale = false;  // far from 1/sqrt(d); elements of q and k may make up for it
   Fp32Products fp32_products = Fp32Products::full;
-  Rest rest = Rest::drop;        // mean: forward only, and mask tensors have one query row
-  bool nan_past_length = false;  // V is NaN at keys that the lengths hide
+  Rest rest = Rest::drop;             // mean: forward only, and mask tensors have one query row
+  bool nan_past_length = false;       // V is NaN at keys that the lengths hide
+  Choice choice = Choice::each_head;  // shared: forward only
   Layout q_layout = Layout::bhnd, k_layout = Layout::bhnd, v_layout = Layout::bhnd, out_layout = Layout::bhnd;
   bool want_lse = true;
   bool fp32_results = false;  // outputs, and the gradient given, in fp32 though the inputs are 16-bit
@@ -85,7 +87,7 @@ struct Case {
   // Whether scores and biases are of the sizes that models have.
   bool ordinary() const { return !lowest_bias && !extreme_bias && !extreme_scale && magnitude == 1; }
   // Whether the selection must be the oracle's to the last key: every sum is exact.
-  bool exact() const { return integers || (magnitude == 0 && !bias); }
+  bool exact() const { return choice == Choice::each_head && (integers || (magnitude == 0 && !bias)); }
   // The same without what is not among `served`.
   Case restricted_to(core::Features served) const;
   DType result_dtype() const { return fp32_results ? DType::f32 : dtype; }

@@ -223,6 +223,7 @@ Problem CaseData::problem(bool on_device) const {
   problem.scale = drawn_.scale;
   problem.fp32_products = drawn_.fp32_products;
   problem.rest = drawn_.rest;
+  problem.choice = drawn_.choice;
   problem.dropout = {drawn_.dropout, drawn_.dropout_seed, drawn_.dropout_offset, view(dropout_state_)};
   if (drawn_.dropout_state) problem.dropout.seed = problem.dropout.offset = 0;
   problem.soft_cap = drawn_.soft_cap;

@@ -319,14 +319,16 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
     if (dtype == DType::f32) {
       const double sums = sum_error(kept, unit) + sum_error(kept);
       for (std::int64_t c = 0; c < walk.d_v; ++c) {
-        double magnitude = 0, weighted = 0;
+        double magnitude = 0, weighted = 0, least = 0;
         for (std::size_t j = 0; j < context.kept.size(); ++j) {
+          // Where dropout leaves but the least of a row's weights, what they may come out as is all there is.
+          least += kLeastWeight * context.kept[j].factor * std::abs(context.kept[j].v[c]);
           const double part = context.kept[j].weight * context.kept[j].factor * std::abs(context.kept[j].v[c]);
           magnitude += part;
           weighted += part * errors.each[j] + kLeastWeight * context.kept[j].factor * std::abs(context.kept[j].v[c]);
         }
         double& allowed = tolerance.out[row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c)];
-        allowed = weighted + (errors.mean + sums) * magnitude + kTiny;
+        allowed = weighted + (errors.mean + sums) * magnitude + least + kTiny;
         // The mean errs by its own sum's length, relative to the magnitudes in it.
         if (context.rest > 0) allowed += context.rest * sum_error(walk.longest) * context.mean_magnitude[c];
       }

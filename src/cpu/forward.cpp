@@ -32,6 +32,8 @@
 #include "cpu/rest-inl.h"
 #include "cpu/rest.h"
 #include "cpu/select-inl.h"
+#include "cpu/shared-inl.h"
+#include "cpu/shared.h"
 #include "cpu/softmax-inl.h"
 #include "cpu/tail.h"
 #include "cpu/tile.h"
@@ -40,21 +42,28 @@
 #define DSPATTN_CPU_FORWARD_SHARED_
 namespace dspattn::cpu {
 
-// Rows of a task: K and V are widened once for this many. 256 rows of q and of the output at d = 256 are 512 KiB, which
-// a core's L2 still holds.
-inline constexpr std::int64_t kTaskRows = 512;
+// Tiles of a task: K and V are widened once for this many. 512 rows of q and of the output at d = 128 are 512 KiB,
+// which a core's L2 still holds.
+inline constexpr std::int64_t kTaskTiles = 16;
 
 struct ForwardJob {
   explicit ForwardJob(const ForwardArgs& args)
       : job(args.problem), out(args.out), lse(args.lse), qk(PanelShape::of(job.g.d)), pv(PanelShape::of(job.g.d_v)) {
-    if (args.problem.rest == Rest::mean && !job.pattern.is_dense()) sums.emplace(job, pv);
+    if (job.pattern.is_dense()) return;  // nothing is pruned
+    if (args.problem.rest == Rest::mean) sums.emplace(job, pv);
+    if (args.problem.choice == dspattn::Choice::shared) {
+      totals.emplace(args.problem);
+      tile_rows = static_cast<int>(kTileQ / job.group_heads * job.group_heads);
+    }
   }
 
   Job job;
   Rows out;
   TensorView lse;  // may be absent
   PanelShape qk, pv;
-  std::optional<BlockSums> sums;  // with rest = mean, where something may be pruned
+  std::optional<BlockSums> sums;    // with rest = mean, where something may be pruned
+  std::optional<RowTotals> totals;  // with choice = shared, likewise
+  int tile_rows = kTileQ;           // heads that choose together are in one tile
 };
 
 // What a task works with, laid out in the thread's scratch memory.
@@ -152,7 +161,9 @@ void finish_tile(const ForwardJob& run, const SequenceSpan& sequence, const Forw
     constexpr float kLargest = std::numeric_limits<float>::max();
     const float largest = s.largest[t * kTileQ + r];
     const float sum = s.sum[t * kTileQ + r] + s.rest[t * kTileQ + r];
-    const bool has_nan = s.has_nan[t * kTileQ + r] != 0.0f;
+    const bool has_nan =
+        s.has_nan[t * kTileQ + r] != 0.0f ||
+        (run.totals && std::isnan(run.totals->largest(run.totals->index(sequence, tile.head[r], tile.position[r]))));
     const float top = std::isfinite(largest) ? std::clamp(largest * run.job.scale, -kLargest, kLargest) : largest;
     const SinkShare sink(run.job.sink(tile.head[r]), top);
     const bool empty = largest == -kInfinity && !has_nan;
@@ -180,10 +191,42 @@ void sum_block(const ForwardJob& run, std::int64_t index, BlockSums& sums) {
   fill_block_sum(run.job, index, run.pv, carver.take<float>(static_cast<std::size_t>(run.pv.padded)), sums);
 }
 
+// The totals of a task's rows, tile by tile: what a dense pattern would divide by. `dense` is the job with that.
+void total_task(const ForwardJob& run, const Job& dense, const Task& task, RowTotals& totals) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const SequenceSpan sequence = dense.sequence(task.sequence);
+  Carver measure(nullptr);
+  ForwardScratch(measure, run, 1);
+  Carver carver(thread_scratch(measure.bytes()));
+  const ForwardScratch s(carver, run, 1);
+  TileRows& tile = *s.tiles;
+  for (std::int64_t first = task.begin; first < task.end; first += kTileQ) {
+    tile.set(dense, sequence, task.kv_head, first, task.end);
+    pack_tile(dense.q, sequence, tile, run.qk, s.rows, s.packed);
+    std::fill_n(s.largest, kTileQ, -kInfinity);
+    std::fill_n(s.sum, kTileQ, 0.0f);
+    std::fill_n(s.has_nan, kTileQ, 0.0f);
+    const std::int64_t begin = tile.least_begin / dense.block_keys * dense.block_keys;
+    for (std::int64_t block = begin; block < tile.most_end; block += dense.block_keys) {
+      const KeyRows k = keys_of_block(dense, sequence, task.kv_head, block, run.qk, s.rows, s.k_panels);
+      if (!prune_tile(dense, sequence, tile, s.packed, k, block, run.pv.width, *s.prune, *s.slots)) continue;
+      weigh(*s.slots, dense.scale_log2(), {s.largest, s.sum}, s.rescale);
+      for (int r = 0; r < kTileQ; ++r) s.has_nan[r] += s.slots->has_nan[r];
+    }
+    for (int r = 0; r < tile.rows; ++r) {
+      const std::size_t index = totals.index(sequence, tile.head[r], tile.position[r]);
+      const bool undefined = s.has_nan[r] != 0.0f || s.largest[r] == kInfinity;
+      const bool empty = s.largest[r] == -kInfinity;
+      totals.largest(index) = undefined ? std::numeric_limits<float>::quiet_NaN() : s.largest[r];
+      totals.factor(index) = undefined || empty ? 0.0f : 1.0f / s.sum[r];
+    }
+  }
+}
+
 void forward_task(const ForwardJob& run, const Task& task) {
   const Job& job = run.job;
   const SequenceSpan sequence = job.sequence(task.sequence);
-  const int tile_count = static_cast<int>((task.end - task.begin + kTileQ - 1) / kTileQ);
+  const int tile_count = static_cast<int>((task.end - task.begin + run.tile_rows - 1) / run.tile_rows);
   Carver measure(nullptr);
   ForwardScratch(measure, run, static_cast<std::size_t>(tile_count));
   Carver carver(thread_scratch(measure.bytes()));
@@ -193,7 +236,8 @@ void forward_task(const ForwardJob& run, const Task& task) {
 
   std::int64_t least_begin = sequence.n_k, most_end = 0;
   for (int t = 0; t < tile_count; ++t) {
-    s.tiles[t].set(job, sequence, task.kv_head, task.begin + t * kTileQ, task.end);
+    const std::int64_t first = task.begin + t * run.tile_rows;
+    s.tiles[t].set(job, sequence, task.kv_head, first, std::min(first + run.tile_rows, task.end));
     if (s.tiles[t].most_end > s.tiles[t].least_begin) {
       least_begin = std::min(least_begin, s.tiles[t].least_begin);
       most_end = std::max(most_end, s.tiles[t].most_end);
@@ -223,7 +267,10 @@ void forward_task(const ForwardJob& run, const Task& task) {
       prefetch_rows(job.v.at(sequence.batch, task.kv_head, sequence.k_begin + next), job.v.dtype, job.v.row_bytes, from,
                     to, run.pv.columns);
       Slots& slots = s.slots[t];
-      if (!prune_tile(job, sequence, s.tiles[t], s.packed + t * qk_tile, k, block, run.pv.width, *s.prune, slots)) {
+      std::optional<TileTotals> totals;
+      if (run.totals) totals.emplace(*run.totals, sequence, s.tiles[t]);
+      if (!prune_tile(job, sequence, s.tiles[t], s.packed + t * qk_tile, k, block, run.pv.width, *s.prune, slots,
+                      nullptr, totals ? &*totals : nullptr)) {
         slots.count = 0;
         continue;
       }
@@ -257,17 +304,36 @@ namespace dspattn::cpu {
 
 HWY_EXPORT(forward_task);
 HWY_EXPORT(sum_block);
+HWY_EXPORT(total_task);
+
+namespace {
+
+// The problem of which the totals are: nothing pruned, and the scores as they are compared, without cap.
+Problem all_keys_of(const Problem& problem) {
+  Problem all = problem;
+  all.pattern = Pattern::dense();
+  all.soft_cap.reset();
+  return all;
+}
+
+}  // namespace
 
 void fast_forward(const ForwardArgs& args) {
   ForwardJob run(args);
   const int threads = args.run.threads > 0 ? args.run.threads : available_cores();
   // Smaller tasks only where larger ones would leave threads idle.
-  std::int64_t rows = kTaskRows;
-  while (rows > kTileQ && run.job.task_count(rows) < 4 * static_cast<std::int64_t>(threads)) rows /= 2;
+  std::int64_t rows = kTaskTiles * run.tile_rows;
+  while (rows > run.tile_rows && run.job.task_count(rows) < 4 * static_cast<std::int64_t>(threads)) rows /= 2;
   const std::vector<Task> tasks = run.job.tasks(rows);
   if (run.sums) {
     const auto sum = HWY_DYNAMIC_DISPATCH(sum_block);
     parallel_for(run.sums->entries(), args.run, [&](std::int64_t i) { sum(run, i, *run.sums); });
+  }
+  if (run.totals) {
+    const Job dense(all_keys_of(args.problem));
+    const auto total = HWY_DYNAMIC_DISPATCH(total_task);
+    parallel_for(static_cast<std::int64_t>(tasks.size()), args.run,
+                 [&](std::int64_t i) { total(run, dense, tasks[static_cast<std::size_t>(i)], *run.totals); });
   }
   const auto task = HWY_DYNAMIC_DISPATCH(forward_task);
   parallel_for(static_cast<std::int64_t>(tasks.size()), args.run,

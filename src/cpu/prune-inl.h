@@ -17,6 +17,7 @@
 #include "cpu/load-inl.h"
 #include "cpu/products-inl.h"
 #include "cpu/select-inl.h"
+#include "cpu/shared-inl.h"
 #include "cpu/softmax-inl.h"
 #include "cpu/tile.h"
 
@@ -261,10 +262,10 @@ inline void take_capped(const Job& job, const KeySpan& span, bool with_bias, int
 
 // Fills `slots` with what the rows of `tile` keep of the keys [block, block + job.block_keys). False when they see none
 // of them. `packed` is q transposed; `width` is that of the panels the slots will index. With
-// `kept`, the selection is noted there by key, too.
+// `kept`, the selection is noted there by key, too. With `totals`, the heads of a position choose together.
 inline bool prune_tile(const Job& job, const SequenceSpan& sequence, const TileRows& tile, const float* packed,
                        const KeyRows& block_keys, std::int64_t block, int width, PruneScratch& scratch, Slots& slots,
-                       KeptRows* kept = nullptr) {
+                       KeptRows* kept = nullptr, const TileTotals* totals = nullptr) {
   const std::int64_t keys = job.block_keys;
   const KeySpan span = visible_keys(job, tile, block);
   if (span.last == 0) return false;
@@ -299,7 +300,12 @@ inline bool prune_tile(const Job& job, const SequenceSpan& sequence, const TileR
   if (kept != nullptr) *kept = KeptRows{};
   slots.masked = args.masked;
   slots.all_keys = false;
-  select_function(job.pattern, job.half_keys)(args, slots);
+  if (totals != nullptr) {
+    const float scale_log2 = static_cast<float>(job.g.scale / job.unit * 1.4426950408889634);  // of scores without cap
+    sum_weights(*totals, scale_log2, static_cast<int>(job.group_heads), tile.rows, args, scratch.sums);
+    args.sums = &scratch.sums;
+  }
+  select_function(job.pattern, job.half_keys, totals != nullptr)(args, slots);
   if (job.soft_cap > 0) take_capped(job, span, with_bias, width, scratch, slots);
   // A row that sees nothing but NaN fills no slot, yet is not empty.
   return slots.count > 0 || std::any_of(slots.has_nan, slots.has_nan + kTileQ, [](float flag) { return flag != 0.0f; });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "core/dropout.h"
 #include "core/half.h"
@@ -109,13 +110,14 @@ class Oracle {
 
   Row row(const Sequence& seq, std::int64_t head, std::int64_t i, const Selection* given) const {
     Row row;
-    fill_scores(row, seq, head, i);
+    fill_scores(row, seq, head, i, problem_.soft_cap);
     fill_factors(row, seq, head, i);
     row.kept.assign(static_cast<std::size_t>(seq.n_k), 0);
     row.weights.assign(static_cast<std::size_t>(seq.n_k), 0.0);
     row.out.assign(static_cast<std::size_t>(v_.width), 0.0);
+    const bool together = problem_.choice == dspattn::Choice::shared && !problem_.pattern.is_dense();
     for (const double score : row.scores) {
-      if (std::isnan(score)) {
+      if (std::isnan(score) || (together && score == kInfinity)) {
         row.lse = kNaN;
         std::fill(row.out.begin(), row.out.end(), kNaN);
         return row;
@@ -126,6 +128,8 @@ class Oracle {
         const auto at = static_cast<std::size_t>(j);
         row.kept[at] = given->at(row_index(seq, head, i), j) != 0 && row.scores[at] != -kInfinity;
       }
+    } else if (together) {
+      choose_together(row, seq, head, i);
     } else {
       choose(row, row_index(seq, head, i));
     }
@@ -205,7 +209,8 @@ class Oracle {
     }
   }
 
-  void fill_scores(Row& row, const Sequence& seq, std::int64_t head, std::int64_t i) const {
+  void fill_scores(Row& row, const Sequence& seq, std::int64_t head, std::int64_t i,
+                   const std::optional<double>& soft_cap) const {
     row.scores.assign(static_cast<std::size_t>(seq.n_k), -kInfinity);
     row.keys = row.scores;
     row.magnitudes.assign(static_cast<std::size_t>(seq.n_k), 0.0);
@@ -224,9 +229,9 @@ class Oracle {
       const auto at = static_cast<std::size_t>(j);
       double scaled = scale_ * product;
       const bool masked = bias == -kInfinity || scaled == -kInfinity;
-      if (problem_.soft_cap) {
-        const double hyperbolic = std::tanh(scaled / *problem_.soft_cap);
-        scaled = *problem_.soft_cap * hyperbolic;
+      if (soft_cap) {
+        const double hyperbolic = std::tanh(scaled / *soft_cap);
+        scaled = *soft_cap * hyperbolic;
         row.slopes[at] = 1 - hyperbolic * hyperbolic;
       }
       row.scores[at] = masked ? -kInfinity : scaled + bias;
@@ -309,6 +314,36 @@ class Oracle {
         row.choices.push_back({row_number, static_cast<std::int64_t>(g), smallest_kept - largest_dropped});
       }
     }
+  }
+
+  // The heads that share a key head choose by the sum of their weights before pruning, softmax(S) without cap or sink,
+  // among the keys that any of them sees. A head whose weights are undefined, as its result then is, does not count.
+  void choose_together(Row& row, const Sequence& seq, std::int64_t head, std::int64_t i) const {
+    Row common;
+    common.scores.assign(static_cast<std::size_t>(seq.n_k), -kInfinity);
+    common.keys = common.scores;
+    common.kept.assign(static_cast<std::size_t>(seq.n_k), 0);
+    const std::int64_t first = key_head(head) * queries_per_key_head_;
+    for (std::int64_t other = first; other < first + queries_per_key_head_; ++other) {
+      Row full;
+      fill_scores(full, seq, other, i, std::nullopt);
+      full.weights.assign(full.scores.size(), 0.0);
+      full.kept.assign(full.scores.size(), 0);
+      for (std::size_t j = 0; j < full.scores.size(); ++j) full.kept[j] = full.scores[j] != -kInfinity;
+      softmax(full, -kInfinity);
+      if (std::isnan(full.lse)) continue;
+      for (std::size_t j = 0; j < full.scores.size(); ++j) {
+        if (!full.kept[j]) continue;
+        common.scores[j] = 0;
+        common.keys[j] = std::max(common.keys[j], 0.0) + full.weights[j];
+      }
+    }
+    choose(common, row_index(seq, head, i));
+    for (std::size_t j = 0; j < row.scores.size(); ++j) {
+      row.kept[j] = common.kept[j] != 0 && row.scores[j] != -kInfinity;
+      row.keys[j] = row.scores[j] != -kInfinity ? common.keys[j] : -kInfinity;
+    }
+    row.choices = std::move(common.choices);
   }
 
   void softmax(Row& row, double sink) const {

@@ -4,6 +4,7 @@
 //   selection key of a score   T = q.k + bias/scale; fp32 inputs compare T rounded to 24 bits, 16-bit inputs compare
 //                              T * 2^-e rounded to fp16 and clamped to +-65504, 2^-e the largest power of two <= scale
 //   choice                     in each group the `keep` largest keys of those not masked; ties keep the lower index
+//   choice = shared            the query heads of a key head compare the sums of their weights before pruning instead
 //   result                     softmax over the kept scores S = scale * q.k + bias, times V; LSE of the kept scores
 //   rest = mean                softmax over all visible scores; the weights of the pruned ones are times the mean of V
 //   soft cap                   S = cap * tanh(scale * q.k / cap) + bias; the choice is by the scores without the cap

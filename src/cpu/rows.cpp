@@ -5,6 +5,7 @@
 #include "cpu/backward.h"
 #include "cpu/forward.h"
 #include "cpu/reference.h"
+#include "cpu/tile.h"
 
 namespace dspattn::cpu {
 namespace {
@@ -31,6 +32,18 @@ void unless_dense(const Problem& problem, Refusals& refusals) {
   unless_pattern(problem, refusals, problem.pattern.is_dense(), "dense");
 }
 
+// Heads that choose together are rows of one tile.
+void unless_shared_fits(const Problem& problem, Refusals& refusals) {
+  if (problem.choice != dspattn::Choice::shared || problem.pattern.is_dense() || problem.k.extent(1) == 0) return;
+  const std::int64_t group_heads = problem.q.extent(1) / problem.k.extent(1);
+  if (group_heads > kTileQ) {
+    refusals.add([&] {
+      return "choice: this kernel takes shared with at most " + std::to_string(kTileQ) +
+             " query heads for each key head, got " + std::to_string(group_heads);
+    });
+  }
+}
+
 // Working memory is a fixed amount per thread and not the caller's concern.
 std::size_t no_forward_workspace(const ForwardArgs&) { return 0; }
 std::size_t no_backward_workspace(const BackwardArgs&) { return 0; }
@@ -41,13 +54,18 @@ constexpr core::Features kBackwardFeatures{core::Feature::fp32_results, core::Fe
                                            core::Feature::sinks,        core::Feature::d_lse,   core::Feature::d_bias,
                                            core::Feature::d_sinks};
 
+// Rows that prune by any choice, and those that prune nothing.
+constexpr core::Features kAnyChoice{core::Feature::fp32_results, core::Feature::rest_mean,
+                                    core::Feature::dropout,      core::Feature::soft_cap,
+                                    core::Feature::sinks,        core::Feature::shared_choice};
+
 KernelRow forward_row(std::string_view name, std::string_view summary, void (*why_not)(const Problem&, Refusals&),
-                      void (*launch)(const ForwardArgs&)) {
+                      void (*launch)(const ForwardArgs&), core::Features features) {
   return {.info = {name, Pass::forward, DeviceType::cpu, summary},
           .why_not = why_not,
           .forward_workspace = no_forward_workspace,
           .forward = launch,
-          .features = kFeatures};
+          .features = features};
 }
 
 KernelRow backward_row(std::string_view name, std::string_view summary, void (*why_not)(const Problem&, Refusals&),
@@ -66,11 +84,11 @@ constexpr const char* kSummaryAny = "AVX-512, AVX2 or NEON, threads: any pattern
 constexpr const char* kReferenceSummary = "fp64 oracle, plain loops, one thread: any type, pattern, mask and head dim";
 
 const KernelRow kRows[] = {
-    forward_row("cpu_2_4", kSummary2To4, unless_2_4, fast_forward),
-    forward_row("cpu_1_2", kSummary1To2, unless_1_2, fast_forward),
-    forward_row("cpu_dense", kSummaryDense, unless_dense, fast_forward),
-    forward_row("cpu_any", kSummaryAny, serves_everything, fast_forward),
-    forward_row("cpu_reference", kReferenceSummary, serves_everything, reference_forward_kernel),
+    forward_row("cpu_2_4", kSummary2To4, unless_2_4, fast_forward, kFeatures),
+    forward_row("cpu_1_2", kSummary1To2, unless_1_2, fast_forward, kFeatures),
+    forward_row("cpu_dense", kSummaryDense, unless_dense, fast_forward, kAnyChoice),
+    forward_row("cpu_any", kSummaryAny, unless_shared_fits, fast_forward, kAnyChoice),
+    forward_row("cpu_reference", kReferenceSummary, serves_everything, reference_forward_kernel, kAnyChoice),
     backward_row("cpu_2_4", kSummary2To4, unless_2_4, fast_backward),
     backward_row("cpu_1_2", kSummary1To2, unless_1_2, fast_backward),
     backward_row("cpu_dense", kSummaryDense, unless_dense, fast_backward),

@@ -33,10 +33,11 @@ struct SelectArgs {
   int group = 0;
   int group_step = 0;
   int element_step = 0;
-  int width = 0;             // columns of a panel: key * width is the key's offset
-  bool masked = false;       // some scores may be -inf
-  KeptRows* kept = nullptr;  // filled when given, having been cleared
-  float half_factor = 1;     // the power of two of the 16-bit selection key
+  int width = 0;                    // columns of a panel: key * width is the key's offset
+  bool masked = false;              // some scores may be -inf
+  KeptRows* kept = nullptr;         // filled when given, having been cleared
+  const ScoreTile* sums = nullptr;  // what is compared when the choice is shared
+  float half_factor = 1;            // the power of two of the 16-bit selection key
 };
 
 using SelectFunction = void (*)(const SelectArgs& args, Slots& slots);
@@ -46,7 +47,15 @@ inline VecF minus_infinity() { return hn::Set(kF32, -std::numeric_limits<float>:
 // Selection keys.
 struct PreciseKeys {
   explicit PreciseKeys(const SelectArgs&) {}
-  VecF operator()(VecF score) const { return score; }
+  VecF operator()(const SelectArgs&, int, int, VecF score) const { return score; }
+};
+
+// A choice that heads share: their summed weights.
+struct SharedKeys {
+  explicit SharedKeys(const SelectArgs&) {}
+  VecF operator()(const SelectArgs& args, int key, int v, VecF) const {
+    return hn::Load(kF32, &args.sums->value[key][v * kLanes]);
+  }
 };
 
 struct HalfKeys {
@@ -54,7 +63,7 @@ struct HalfKeys {
   explicit HalfKeys(const SelectArgs& args) : factor(hn::Set(kF32, args.half_factor)) {}
 
   // Nearest even to fp16, clamped to its largest finite value; -inf (masked) stays below everything.
-  VecF operator()(VecF score) const {
+  VecF operator()(const SelectArgs&, int, int, VecF score) const {
     const VecF largest = hn::Set(kF32, 65504.0f);
     const VecF scaled = hn::Mul(score, factor);
     const VecF clamped = hn::Max(hn::Min(scaled, largest), hn::Neg(largest));
@@ -136,9 +145,10 @@ inline void note_kept(const SelectArgs& args, int v, int key, MaskF mask) {
 
 template <class Keys>
 inline Candidate element(const SelectArgs& args, const Keys& keys, RowFacts& facts, int v, int key_index, int e) {
-  const VecF score = hn::Load(kF32, &args.scores->value[key_index + e * args.element_step][v * kLanes]);
+  const int key = key_index + e * args.element_step;
+  const VecF score = hn::Load(kF32, &args.scores->value[key][v * kLanes]);
   facts.see(v, score);
-  return {keys(score), score, hn::Set(kI32, e * args.element_step * args.width)};
+  return {keys(args, key, v, score), score, hn::Set(kI32, e * args.element_step * args.width)};
 }
 
 template <class Keys>
@@ -264,8 +274,9 @@ void select_any(const SelectArgs& args, Slots& slots) {
   facts.store(slots);
 }
 
-inline SelectFunction select_function(Pattern pattern, bool half_keys) {
+inline SelectFunction select_function(Pattern pattern, bool half_keys, bool shared) {
   if (pattern.is_dense()) return select_dense;
+  if (shared) return select_any<SharedKeys>;
   if (pattern == Pattern{1, 2}) return half_keys ? select_1_2<HalfKeys> : select_1_2<PreciseKeys>;
   if (pattern == Pattern{2, 4}) return half_keys ? select_2_4<HalfKeys> : select_2_4<PreciseKeys>;
   return half_keys ? select_any<HalfKeys> : select_any<PreciseKeys>;

@@ -86,6 +86,7 @@ struct alignas(64) LaneLimits {
 struct PruneScratch {
   ScoreTile scores;
   ScoreTile bias;
+  ScoreTile sums;    // of weights, where heads choose together
   ScoreTile capped;  // the products under a soft cap, if there is one, without the bias
   LaneLimits limits;
 };

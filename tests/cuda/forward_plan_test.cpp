@@ -31,6 +31,7 @@ struct Asked {
   bool bias = false;
   int off = 0;  // bytes that k is off alignment
   std::optional<std::int64_t> window_left = std::nullopt;
+  bool mean = false;
 
   Problem problem() const {
     Problem p;
@@ -40,6 +41,7 @@ struct Asked {
     p.pattern = type == DType::f32 ? Pattern{1, 2} : blocks::pattern_of(selection);
     p.mask.causal = causal;
     p.mask.window_left = window_left;
+    if (mean) p.rest = Rest::mean;
     if (lengths) p.mask.key_lengths = {stand_in(3), DType::i32, {batch}};
     if (bias) p.mask.bias = {stand_in(4), DType::f32, {1, 1, n_q, n_k}};
     return p;
@@ -82,6 +84,36 @@ TEST(ForwardPlan, FullVariantWhereEveryRowSeesAllWholeBlocks) {
   EXPECT_EQ((Asked{.n_q = 1024, .n_k = 384, .d = 128}.plan().variant), Variant::full);
   EXPECT_EQ((Asked{.n_q = 1024, .n_k = 1024, .d = 128, .causal = true}.plan().variant), Variant::narrow);
   EXPECT_EQ((Asked{.n_q = 1024, .n_k = 1024, .d = 128, .lengths = true}.plan().variant), Variant::narrow);
+}
+
+// docs/rest.md, "What is compiled": head dims 64, 128 and 256, three warpgroups for 1:2, key tiles of 64 for fp16.
+TEST(ForwardPlan, MeansHaveFewerKernels) {
+  const auto plan_of = [](Asked asked) {
+    asked.mean = true;
+    return asked.plan();
+  };
+  EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .d = 96}).traits.dim, 128);
+  EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .d = 96}).variant, Variant::full);
+  EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .d = 32}).traits.dim, 64);
+  EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .d = 192}).traits.dim, 256);
+  EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024}).variant, Variant::narrow);
+  EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .selection = Selection::one_of_two}).variant, Variant::wide);
+  EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .d = 128, .type = DType::f16}).variant, Variant::narrow);
+  EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .d = 128, .type = DType::f16}).traits.tile_k, 64);
+  EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .d = 60}).traits.dim, 128);  // rows of 120 bytes: the general variant
+}
+
+// The table of means lies behind the schedule, and is part of the workspace.
+TEST(ForwardPlan, WorkspaceOfMeans) {
+  const ForwardPlan dropped = Asked{.causal = true, .lengths = true}.plan();
+  EXPECT_FALSE(dropped.rest_mean);
+  const ForwardPlan plan = Asked{.causal = true, .lengths = true, .mean = true}.plan();
+  EXPECT_TRUE(plan.rest_mean);
+  EXPECT_EQ(plan.mean_heads, 16);
+  EXPECT_GE(plan.means_begin, dropped.workspace_bytes);
+  EXPECT_EQ(plan.means_begin % 256, 0u);
+  EXPECT_EQ(plan.means.entries, 4 * (8 + 127));
+  EXPECT_EQ(plan.workspace_bytes, plan.means_begin + tile::means_bytes(plan.means, 16, 64).total);
 }
 
 // Ladder, "pairs of CTAs": full attention with an even number of row tiles; causal with two row tiles (+2 to 3 %) or

@@ -1,4 +1,4 @@
-"""Worker processes that stay: a gloo group of four, whose first one to four ranks run what a test gives them.
+"""Worker processes that stay: a group of four, whose first one to four ranks run what a test gives them.
 
 Starting a process with torch costs seconds; here it is paid once for all tests, and forked from one that has imported
 everything.
@@ -19,13 +19,13 @@ TIMEOUT = 120.0  # of the process group
 PATIENCE = 600.0  # for an answer, on a machine that is busy
 
 
-def _serve(rank, world, store, seconds, connection):
+def _serve(rank, world, store, seconds, backend, connection):
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=seconds)
-    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout)
+    dist.init_process_group(backend, store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout)
     groups = {size: dist.new_group(list(range(size))) for size in range(1, world + 1)}
     with contextlib.suppress(EOFError):
         while (job := connection.recv()) is not None:
@@ -42,7 +42,7 @@ class Failure(str):
 
 
 class Pool:
-    def __init__(self, world=WORLD, timeout=TIMEOUT):
+    def __init__(self, world=WORLD, timeout=TIMEOUT, backend="gloo"):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["parallel_imports"])
         self.jobs = 0
@@ -51,7 +51,7 @@ class Pool:
         self.processes, self.connections = [], []
         for rank in range(world):
             ours, theirs = context.Pipe()
-            arguments = (rank, world, str(Path(self.folder.name) / "store"), timeout, theirs)
+            arguments = (rank, world, str(Path(self.folder.name) / "store"), timeout, backend, theirs)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()

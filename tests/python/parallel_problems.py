@@ -55,13 +55,13 @@ def draw(seed):
 def tensors_of(problem):
     """q, k, v and the gradient of the result, whole."""
     generator = torch.Generator().manual_seed(problem["seed"])
-    dtype = getattr(torch, problem["dtype"])
+    dtype, device = getattr(torch, problem["dtype"]), problem.get("device", "cpu")
 
     def values(heads, rows, width, integers):
         shape = (problem["batch"], heads, rows, width) if "lengths" not in problem else (rows, heads, width)
         if integers:
-            return torch.randint(-2, 3, shape, generator=generator).to(dtype)
-        return torch.randn(shape, generator=generator).to(dtype)
+            return torch.randint(-2, 3, shape, generator=generator).to(device, dtype)
+        return torch.randn(shape, generator=generator).to(device, dtype)
 
     total = sum(problem["lengths"]) if "lengths" in problem else None
     n_q, n_k = (total, total) if total is not None else (problem["n_q"], problem["n_k"])
@@ -117,7 +117,7 @@ def whole(problem):
     else:
         out, lse = dspattn.attention(q, k, v, enable_gqa=True, **options, **masks_of(problem))
     grads = torch.autograd.grad(out, (q, k, v), d_out)
-    return [t.detach().float() for t in (out, lse, *grads)]
+    return [t.detach().float().cpu() for t in (out, lse, *grads)]
 
 
 def on_rank(group, rank, problem):
@@ -144,7 +144,7 @@ def on_rank(group, rank, problem):
         options["layout"] = None if plain else queries
         out, lse = parallel.attention(q, k, v, enable_gqa=True, **options, **masks)
     grads = torch.autograd.grad(out, (q, k, v), d_out)
-    return [t.detach().float().numpy() for t in (out, lse, *grads)]
+    return [t.detach().float().cpu().numpy() for t in (out, lse, *grads)]
 
 
 def many_on_rank(group, rank, problems):
@@ -185,3 +185,40 @@ def difference(problem, ours, wanted):
             allowed = allowed + 0.25 * own * largest
         worst[name] = float(((result - expected).abs() / allowed).max())
     return worst
+
+
+def plain_problem(seed, **given):
+    """A problem without masks, windows and shared heads, for which :func:`errors` has a reference."""
+    drawn = draw(seed)
+    kept = ("seed", "world", "method", "grouping", "is_causal", "block", "balanced", "masks", "fp32")
+    problem = {name: drawn[name] for name in kept}
+    problem |= {"pattern": "2:4", "heads": 2, "kv_heads": 2, "d": 16, "d_v": 16, "integers": False, "scale": None}
+    problem |= {"batch": 1, "n_q": 300, "n_k": 300, "alignment": "top_left", "offset": 0, "window": None, "rows": "one"}
+    if "lengths" in given:
+        problem = {name: value for name, value in problem.items() if name not in ("n_q", "n_k", "alignment", "offset")}
+    return problem | {"block": 128, "balanced": True, "masks": [], "fp32": False} | given
+
+
+def errors(problem, ours):
+    """By name, the largest error of the results and that of the same computation in plain low precision, both against
+    float64 on the keys that one process keeps."""
+    q, k, v, d_out = (t.cpu() for t in tensors_of(problem))
+    names = ("pattern", "grouping", "is_causal", "scale")
+    device = problem.get("device", "cpu")
+    weights = dspattn.attention_weights(
+        q.to(device), k.to(device), out_dtype=torch.float32, **{name: problem[name] for name in names}
+    )
+    kept = weights.cpu() > 0
+    exact, plain = (_with_selection(q, k, v, d_out, kept, dtype) for dtype in (torch.float64, q.dtype))
+    of_ours = [ours[i] for i in (0, 2, 3, 4)]  # the LSE is float32, whatever the inputs
+    found = {}
+    for name, wanted, low, result in zip(("out", "d_q", "d_k", "d_v"), exact, plain, of_ours, strict=True):
+        found[name] = tuple(float((part.double() - wanted).abs().max()) for part in (result, low))
+    return found
+
+
+def _with_selection(q, k, v, d_out, kept, dtype):
+    leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+    scores = leaves[0] @ leaves[1].transpose(-1, -2) * q.shape[-1] ** -0.5
+    out = torch.softmax(scores.masked_fill(~kept, float("-inf")), -1) @ leaves[2]
+    return [out.detach(), *torch.autograd.grad(out, leaves, d_out.to(dtype))]

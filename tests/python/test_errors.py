@@ -19,7 +19,7 @@ CU = torch.tensor([0, 3, 6])
 PACKED = torch.randn(6, 2, 8)
 
 CASES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
-    "dropout": (lambda: dspattn.attention(Q, K, V, dropout_p=0.1), ("dropout_p", "expected 0", "0.1")),
+    "dropout": (lambda: dspattn.attention(Q, K, V, dropout_p=1.5), ("dropout_p", "below 1", "1.5")),
     "pattern order": (lambda: dspattn.attention(Q, K, V, pattern="3:2"), ("pattern", "3:2")),
     "pattern words": (lambda: dspattn.attention(Q, K, V, pattern="half"), ("pattern", "half")),
     "pattern group": (lambda: dspattn.attention(Q, K, V, pattern="2:64"), ("pattern", "32", "2:64")),
@@ -64,10 +64,6 @@ CASES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "boolean bias": (
         lambda: dspattn.attention(Q, K, V, attn_bias=torch.ones(6, 10, dtype=torch.bool)),
         ("attn_bias", "bool"),
-    ),
-    "bias gradient": (
-        lambda: dspattn.attention(Q, K, V, torch.zeros(6, 10, requires_grad=True)),
-        ("attn_mask", "requires_grad"),
     ),
     "key lengths": (
         lambda: dspattn.attention(Q, K, V, key_lengths=torch.tensor([3, 11])),

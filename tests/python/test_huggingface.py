@@ -169,8 +169,7 @@ def test_output_attentions() -> None:
 
 @pytest.mark.parametrize(
     "argument,given",
-    [("softcap", 30.0), ("s_aux", torch.zeros(8)), ("dropout", 0.1), ("cache", object()), ("indices", torch.zeros(3)),
-     ("invented_by_a_later_model", True)],
+    [("cache", object()), ("indices", torch.zeros(3)), ("invented_by_a_later_model", True)],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_is_not_supported_raises(argument: str, given: Any) -> None:
@@ -179,34 +178,6 @@ def test_what_is_not_supported_raises(argument: str, given: Any) -> None:
     with pytest.raises(dspattn.DspattnError, match=argument):
         attend(torch.nn.Module(), q, q, q, None, **{argument: given})
     attend(torch.nn.Module(), q, q, q, None, softcap=None, s_aux=None, use_cache=True, position_ids=torch.arange(8))
-
-
-def test_a_model_with_sinks_raises_instead_of_dropping_them() -> None:
-    config = transformers.GptOssConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, num_local_experts=2, num_experts_per_tok=1,
-    )  # fmt: skip
-    model = transformers.GptOssForCausalLM(config).eval()
-    with pytest.raises(dspattn.DspattnError, match=r"attn_implementation: .*s_aux"):
-        logits(model, "dspattn_2_4", text(pad=0))
-
-
-def test_a_model_with_a_soft_cap_raises() -> None:
-    config = transformers.Gemma2Config(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16,
-    )  # fmt: skip
-    model = transformers.Gemma2ForCausalLM(config).eval()
-    with pytest.raises(dspattn.DspattnError, match="softcap"):
-        logits(model, "dspattn_2_4", text(pad=0))
-
-
-def test_t5_training_raises_for_the_learned_bias() -> None:
-    model = t5_like().train()
-    model.set_attn_implementation("dspattn_2_4")
-    inputs = text(left=False)
-    with pytest.raises(dspattn.DspattnError, match="requires_grad"):
-        model(**inputs, labels=inputs["input_ids"])
 
 
 def test_use_and_the_names_agree() -> None:

@@ -36,6 +36,15 @@ PROBLEMS: dict[str, dict[str, Any]] = {
         "group": 2,
         "scale": 0.3,
     },
+    "training": {
+        "bias": torch.randn(2, 1, 9, 140),
+        "sinks": torch.randn(4),
+        "dropout_state": torch.arange(4).int(),
+        "dropout": 0.2,
+        "soft_cap": 5.0,
+        "keep": 2,
+        "group": 4,
+    },
 }
 
 
@@ -55,7 +64,10 @@ def test_opcheck_attention(name: str, requires_grad: bool) -> None:
 def test_opcheck_attention_backward(name: str) -> None:
     given = problem(tensors(), **PROBLEMS[name])
     out, lse = _ops.attention(*given)
-    torch.library.opcheck(_ops.attention_backward, (torch.randn_like(out), out, lse, *given))
+    problem = ProblemArguments(*given)
+    wanted = (problem.bias is not None, problem.sinks is not None)
+    d_lse = torch.randn_like(lse) if wanted[0] else None
+    torch.library.opcheck(_ops.attention_backward, (torch.randn_like(out), out, lse, d_lse, *wanted, *given))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

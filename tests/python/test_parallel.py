@@ -66,6 +66,17 @@ def test_every_part_of_the_promise_is_drawn():
             assert any(mask in p["masks"] and p["world"] > 1 for p in own)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+def test_sixteen_bits_err_at_most_twice_as_much_as_plain_low_precision(pool, method, dtype):
+    """On the keys that one process keeps; that ranks keep the same ones is the next test's matter."""
+    for seed, (world, causal) in enumerate([(2, True), (3, False)]):
+        problem = problems.plain_problem(seed, method=method, dtype=dtype, world=world, is_causal=causal)
+        pieces = succeeded(pool.run(problems.on_rank, problem, size=world))
+        for name, (ours, plain) in problems.errors(problem, problems.joined(problem, pieces)).items():
+            assert ours <= 2 * plain, f"{name}: {ours} where plain low precision has {plain}: {problem}"
+
+
 def kept_on_rank(group, rank, method, pattern, grouping, length):
     q, k = integers(length)
     q, k = (parallel.shard(t, 2, group) for t in (q, k))

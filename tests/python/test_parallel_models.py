@@ -1,6 +1,8 @@
 """Hugging Face models inside dspattn.parallel.context: unchanged, on pieces, with the logits and gradients of one
 process."""
 
+import os
+
 import pytest
 import torch
 
@@ -91,6 +93,42 @@ def test_a_training_step_has_the_gradients_of_one_process(pool, method):
         for name, parameter in model.named_parameters():
             scale = float(parameter.grad.abs().max())
             torch.testing.assert_close(torch.from_numpy(gradients[name]), parameter.grad, atol=2e-5 * scale, rtol=1e-4)
+
+
+def step_with_accelerate(group, rank):
+    """The same step by Accelerate: it averages gradients over processes, so each share of the loss counts twice."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    import accelerate
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    assert accelerator.num_processes == 2
+    model = model_of("decoder")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    labels = parallel.shard_labels(tokens(), 1, group)
+    with parallel.context(group):
+        loss = model(
+            input_ids=parallel.shard(tokens(), 1, group), position_ids=parallel.position_ids(LENGTH, group)[None],
+            shift_labels=labels, labels=labels, num_items_in_batch=LENGTH - 1,
+        ).loss  # fmt: skip
+        accelerator.backward(loss * accelerator.num_processes)
+    optimizer.step()
+    plain = accelerator.unwrap_model(model)
+    return type(model).__name__, {name: p.detach().numpy() for name, p in plain.named_parameters()}
+
+
+def test_a_training_step_under_accelerate(pool):
+    pytest.importorskip("accelerate", reason="Accelerate is not installed")
+    model = model_of("decoder")
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    for result in pool.run(step_with_accelerate, size=2):
+        assert not isinstance(result, Failure), result
+        wrapper, parameters = result
+        assert wrapper == "DistributedDataParallel"
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(torch.from_numpy(parameters[name]), parameter.detach(), atol=1e-5, rtol=1e-4)
 
 
 def refused_on_rank(group, rank, case):

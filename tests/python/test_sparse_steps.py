@@ -151,3 +151,31 @@ def test_gpu_errors_name_what_is_wrong() -> None:
             call()
         for part in parts:
             assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("hidden_by", ["mask", "causality"])
+def test_gradients_of_queries_that_do_not_see_a_bad_key(hidden_by: str, bad: float) -> None:
+    torch.manual_seed(0)
+    n, row = 40, 25  # queries before this row do not see the key there
+    mask = torch.ones(n, n, dtype=torch.bool)
+    mask[:, row] = torch.arange(n) >= (n if hidden_by == "mask" else row)
+    options = {"attn_mask": mask} if hidden_by == "mask" else {"is_causal": True}
+    q, clean, v = (torch.randn(2, n, 16) for _ in range(3))
+    broken = clean.clone()
+    broken[0, row] = bad
+
+    def gradients(k: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [q.clone().requires_grad_(), k.clone().requires_grad_()]
+        nonzeros, metadata = dspattn.sddmm(*leaves, **options)
+        out = dspattn.spmm(dspattn.softmax(nonzeros), metadata, v)
+        return list(torch.autograd.grad(out.sin().sum(), leaves))
+
+    for got, wanted in zip(gradients(broken), gradients(clean), strict=True):
+        assert torch.equal(got[1], wanted[1])
+        if hidden_by == "mask":
+            assert torch.equal(got[0], wanted[0])
+        else:
+            assert got[0].isnan().any(), "a query that sees the key has no gradient to hide"
+    seen_by = n if hidden_by == "mask" else row
+    assert torch.equal(gradients(broken)[0][0, :seen_by], gradients(clean)[0][0, :seen_by])

@@ -54,8 +54,8 @@ def test_nested_blocks_and_decorator() -> None:
 
 
 def test_strict_raises_with_the_reason() -> None:
-    with pytest.raises(dspattn.DspattnError, match=r"dropout_p: expected 0.*got 0.5[\s\S]*strict=False"), dspattn.use():
-        imported_by_name(Q, K, V, dropout_p=0.5)
+    with pytest.raises(dspattn.DspattnError, match=r"dropout_p: expected .*below 1, got 1[\s\S]*strict=False"), dspattn.use():
+        imported_by_name(Q, K, V, dropout_p=1.0)
     with pytest.raises(dspattn.DspattnError, match="float64"), dspattn.use():
         imported_by_name(Q.double(), K.double(), V.double())
     assert torch.backends.mha.get_fastpath_enabled(), "an exception leaves nothing switched"
@@ -67,7 +67,7 @@ def test_not_strict_leaves_and_counts() -> None:
             for _ in range(2):
                 imported_by_name(Q, K, V)
                 double = imported_by_name(Q.double(), K.double(), V.double())
-            imported_by_name(Q, K, V, dropout_p=0.5)
+            imported_by_name(Q, K, V, dropout_p=1.0)
     torch.testing.assert_close(double, imported_by_name(Q.double(), K.double(), V.double()))
     assert switched.served == 2 and sorted(switched.left.values()) == [1, 2]
     assert (

@@ -147,6 +147,19 @@ def test_spills_are_counted(sass):
     assert kernel.spills == 2 and kernel.code_bytes == 48
 
 
+def test_spills_count_in_loops_with_products_alone(sass, report, monkeypatch, capsys):
+    """A spill outside any loop, one in the outer loop, and one in the main loop."""
+    for at, found in ((0, 0), (2, 0), (13, 1)):
+        lines = [*KERNEL]
+        lines[at] = "LDL R2, [R1]"
+        loaded = kernels(sass, dump("a", lines))
+        assert report.spills_in_loops(loaded["a"].instructions) == found
+        monkeypatch.setattr(report, "load", lambda file, loaded=loaded: loaded)
+        assert report.main(["--spills", "a.cubin"]) == found
+        assert ("1 loads and stores" in capsys.readouterr().out) == bool(found)
+    assert report.spills_in_loops([]) == 0
+
+
 def test_a_comparison_tells_same_from_different(sass, report):
     before = kernels(sass, dump("a", KERNEL) + dump("b", KERNEL) + dump("gone", KERNEL))
     changed = [*KERNEL]
@@ -175,6 +188,16 @@ def test_a_comparison_sees_what_the_text_does_not_show(sass, report):
             "fused bf16 1:2 128 narrow",
         ),
         (
+            "_ZN7dspattn4cuda4sm9013fused_forwardINS1_6ConfigILNS_5DTypeE2ELNS0_6blocks9SelectionE0ELi64EXtlNS1_5BuildELNS"
+            "1_7VariantE1ELb1EEEEEEEvNS1_13ForwardParamsE",
+            "fused bf16 2:4 64 narrow mean",
+        ),
+        (
+            "_ZN7dspattn4cuda4sm9013fused_forwardINS1_6ConfigILNS_5DTypeE1ELNS0_6blocks9SelectionE0ELi64EXtlNS1_5BuildEEEEE"
+            "EEvNS1_13ForwardParamsE",
+            "fused fp16 2:4 64 wide",
+        ),
+        (
             "_ZN7dspattn4cuda4sm9044_GLOBAL__N__697553bf_11_schedule_cu_b2b1d21214write_scheduleENS1_14ScheduleParamsEi",
             "write_schedule",
         ),
@@ -186,7 +209,7 @@ def test_names(sass, mangled, name):
     assert sass.short_name(mangled) == name
 
 
-@pytest.mark.parametrize("option", [[], ["--arrivals"]])
+@pytest.mark.parametrize("option", [[], ["--arrivals"], ["--spills"]])
 def test_a_missing_cuobjdump_is_told_with_the_package(report, option, monkeypatch, tmp_path, capsys):
     file = tmp_path / "a.cubin"
     file.write_bytes(b"")

@@ -32,7 +32,9 @@ _COMPUTES = re.compile(r"softmax\(|Softmax|scaled_dot_product_attention\(|multi_
 _CALLS_SDPA = re.compile(r"scaled_dot_product_attention\(")
 _TAKES_MASK = re.compile(r"\bmask\b|_mask\b")
 # What some modules hand to the attention function that has no counterpart here: (name, where the value comes from).
-_FOREIGN = re.compile(r"\b(s_aux|sinks|softcap|indices|block_indices)=(self\.\w+|\w+)")
+_FOREIGN = re.compile(r"\b(indices|block_indices)=(self\.\w+|\w+)")
+# Sinks keep a model from PyTorch's own attention, which knows none, and not from this package's.
+_SINKS = re.compile(r"\b(?:s_aux|sinks)=self\.\w+")
 
 
 def is_ours(name: object) -> bool:
@@ -95,7 +97,7 @@ def _class_refuses(cls: Any) -> str:
         return ""
     if not cls._can_set_attn_implementation() or _TABLE_OF_CLASSES.search(source):
         return OWN_CODE
-    if not cls._supports_sdpa:
+    if not cls._supports_sdpa and not _SINKS.search(source):
         foreign = sorted({name for name, value in _FOREIGN.findall(source) if value != "None"})
         more = f", and it adds {', '.join(foreign)} to its attention" if foreign else ""
         return f"transformers does not offer it masks for scaled_dot_product_attention, which dspattn needs{more}"

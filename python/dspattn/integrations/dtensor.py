@@ -40,11 +40,25 @@ def _forward(*arguments: Any) -> list[Sharding]:
 
 
 def _backward(*arguments: Any) -> list[Sharding]:
-    """The gradients are split as what they are gradients of; those of a key head that is whole on every device are
-    sums over the devices."""
+    """The gradients are split as what they are gradients of; those of something that is whole on every device, a key
+    head, a bias or sinks, are sums over the devices."""
+    from torch.distributed.tensor import Partial, Replicate
+
     before = len(BackwardArguments._fields)
-    found = _shardings(ProblemArguments(*arguments[before:]))
-    return [([outputs, d_key, d_key], [outputs] * before + inputs) for outputs, d_key, inputs in found]
+    given = BackwardArguments(*arguments[:before])
+    problem = ProblemArguments(*arguments[before:])
+    names = problem._fields
+    found: list[Sharding] = []
+    for outputs, d_key, inputs in _shardings(problem):
+        placed = dict(zip(names, inputs, strict=True))
+        results = [outputs, d_key, d_key]
+        for name, wanted in (("bias", given.wants_d_bias), ("sinks", given.wants_d_sinks)):
+            whole = not wanted or not outputs.is_shard()  # an empty tensor is whole
+            summed = Partial() if wanted and placed[name] == Replicate() else placed[name]
+            results.append(Replicate() if whole else summed)
+        tensors = [outputs] * 3 + [None if given.d_lse is None else outputs, None, None]
+        found.append((results, tensors + inputs))
+    return found
 
 
 def _shardings(problem: ProblemArguments) -> list[tuple[Any, Any, list[Any]]]:
@@ -53,6 +67,8 @@ def _shardings(problem: ProblemArguments) -> list[tuple[Any, Any, list[Any]]]:
 
     whole, batch, heads = Replicate(), Shard(0), Shard(1)
     found: list[tuple[Any, Any, list[Any]]] = [(whole, whole, _placements(problem, whole, whole, whole))]
+    if problem.dropout > 0:  # its random numbers belong to places in the whole batch
+        return found
     if problem.cu_q is None and problem.q.shape[0] > 1:
         found.append((batch, batch, _placements(problem, batch, batch, batch)))
     n_heads, n_kv_heads = problem.q.shape[1], problem.k.shape[1]
@@ -66,6 +82,8 @@ def _shardings(problem: ProblemArguments) -> list[tuple[Any, Any, list[Any]]]:
 
 def _placements(problem: ProblemArguments, query: Any, key: Any, lengths: Any) -> list[Any]:
     """One for every argument of the operator; None where there is no tensor."""
+    from torch.distributed.tensor import Replicate, Shard
+
     placed: dict[str, Any] = dict.fromkeys(problem._fields)
     placed.update(q=query, k=key, v=key)
     for name in ("allowed", "bias"):
@@ -75,6 +93,10 @@ def _placements(problem: ProblemArguments, query: Any, key: Any, lengths: Any) -
     for name in ("key_lengths", "cu_q", "cu_k"):
         if getattr(problem, name) is not None:
             placed[name] = lengths
+    if problem.sinks is not None:
+        placed["sinks"] = Shard(0) if query == Shard(1) else Replicate()
+    if problem.dropout_state is not None:
+        placed["dropout_state"] = Replicate()
     return list(placed.values())
 
 

@@ -6,10 +6,10 @@ Names are ``dspattn_N_M`` for the interleaved grouping, ``dspattn_N_M_consecutiv
 behind it for ``rest="mean"``, and ``dspattn_dense``. They are registered with ``AttentionInterface`` and, with the mask
 function that goes with them, with ``AttentionMaskInterface``, when both packages are imported, in either order.
 
-Padded batches, causal models with a cache and generation, grouped-query attention, sliding windows and relative
-position biases are served. A cache that drops keys outside a sliding window does not change the result: groups are
+Padded batches, causal models with a cache and generation, grouped-query attention, sliding windows, relative position
+biases, soft caps (``softcap``), attention sinks (``s_aux``) and dropout in training are served. A cache that drops keys outside a sliding window does not change the result: groups are
 counted from key 0 of the sequence, so the mask function says how far the kept keys are from a group's start.
-What a model passes that has no counterpart here (soft caps, attention sinks, dropout, ...) raises.
+What a model passes that has no counterpart here raises.
 """
 
 from __future__ import annotations
@@ -282,6 +282,8 @@ def _attention_function(
         is_causal: bool | None = None,
         position_bias: Tensor | None = None,
         sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         cu_seq_lens_k: Tensor | None = None,
         max_length_q: int | None = None,
@@ -309,8 +311,11 @@ def _attention_function(
                 cu_seq_lens_k,
                 max_length_q,
                 max_length_k,
+                dropout_p=dropout,
                 is_causal=is_causal,
                 scale=scaling,
+                soft_cap=softcap,
+                sinks=s_aux,
                 window=_window(sliding_window, is_causal),
                 **plan.options(),
             )
@@ -339,6 +344,8 @@ def _attention_function(
             "scale": scaling,
             "enable_gqa": True,
             "window": window,
+            "soft_cap": softcap,
+            "sinks": s_aux,
         }
         band: _bands.Band | None = getattr(attention_mask, _bands.ATTRIBUTE, None)
         if band is not None:
@@ -346,12 +353,17 @@ def _attention_function(
             attention_mask = attention_mask if band.padded else None
         elif plan.rest == "mean" and attention_mask is not None and attention_mask.shape[-2] > 1:
             raise DspattnError([_MANY_ROWS])
-        out = by_heads(plan, query, key, value, attention_mask, **options)
         weights = None
-        if wants_weights:
+        if not wants_weights:
+            out = by_heads(plan, query, key, value, attention_mask, **options)
+        else:
             if plan.heads is not None:
                 raise DspattnError(["output_attentions: expected False where only some heads are pruned, got True"])
             weights = attention_weights(query, key, attention_mask, **plan.options(), **options)
+            if dropout > 0:  # the output belongs to the weights that are returned
+                out = weights @ value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+            else:
+                out = by_heads(plan, query, key, value, attention_mask, **options)
             weights = weights[..., extra:] if offsets is None else _moved(weights, -offsets)[..., :n_k]
         return out.transpose(1, 2).contiguous(), weights
 

@@ -52,6 +52,8 @@ def attention(
     alignment: Alignment = "top_left",
     offset: int = 0,
     key_lengths: Tensor | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     allow_tf32: bool = True,
     out_dtype: torch.dtype | None = None,
     kernel: str = "",
@@ -74,7 +76,7 @@ def attention(
         layout: how the queries were cut, where not as :func:`shard` does by default; the keys are cut by its rule.
 
     The other arguments are those of :func:`dspattn.attention` and speak of the whole sequence; ``rest`` and
-    ``selection`` are ``"drop"`` and ``"own"``.
+    ``selection`` are ``"drop"`` and ``"own"``, and there are neither dropout nor sinks.
 
     Raises:
         DspattnError: on every rank, where a rank's arguments cannot be served or differ from the others'; where a
@@ -84,9 +86,7 @@ def attention(
 
     def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
         nonlocal lead
-        _require_parts(rest, selection)
-        if dropout_p != 0.0:
-            raise DspattnError([f"dropout_p: expected 0 (attention dropout is not offered), got {dropout_p}"])
+        _require_parts(rest, selection, dropout_p, sinks)
         tensors = []
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             if tensor.dim() not in (3, 4) or tensor.dim() != query.dim():
@@ -101,7 +101,7 @@ def attention(
         left, right = parse_window(window)
         rule = Rule(
             *parse_pattern(pattern), parse_grouping(grouping), is_causal, parse_alignment(alignment), left, right,
-            scale, not allow_tf32, kernel, offset,
+            scale, not allow_tf32, kernel, offset, soft_cap,
         )  # fmt: skip
         allowed, bias = _masks(attn_mask, attn_bias)
         lengths = None if key_lengths is None else key_lengths.to(torch.int32)
@@ -131,6 +131,7 @@ def varlen_attention(
     group: Any = None,
     method: Method = "ring",
     layout: Layout | None = None,
+    dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     pattern: str = "2:4",
@@ -140,6 +141,8 @@ def varlen_attention(
     return_lse: bool = False,
     window: Window = None,
     offset: int = 0,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     allow_tf32: bool = True,
     out_dtype: torch.dtype | None = None,
     kernel: str = "",
@@ -159,14 +162,14 @@ def varlen_attention(
     """
 
     def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
-        _require_parts(rest, selection)
+        _require_parts(rest, selection, dropout_p, sinks)
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             if tensor.dim() != 3:
                 raise DspattnError([f"{name}: expected 3 dimensions [rows, heads, d], got {list(tensor.shape)}"])
         left, right = parse_window(window)
         rule = Rule(
             *parse_pattern(pattern), parse_grouping(grouping), is_causal, True, left, right, scale, not allow_tf32,
-            kernel, offset,
+            kernel, offset, soft_cap,
         )  # fmt: skip
         return tuple(t.unsqueeze(0).transpose(1, 2) for t in (query, key, value)), rule, Masks()  # type: ignore[return-value]
 
@@ -183,9 +186,13 @@ def varlen_attention(
     return (out, lse.squeeze(0)) if return_lse else out
 
 
-def _require_parts(rest: str, selection: str) -> None:
+def _require_parts(rest: str, selection: str, dropout_p: float, sinks: Tensor | None) -> None:
     """Raise for what a rank cannot compute from a part of the keys."""
     reasons = []
+    if dropout_p != 0.0:
+        reasons.append(f"dropout_p: expected 0 for a sequence cut over ranks, got {dropout_p}")
+    if sinks is not None:
+        reasons.append("sinks: expected None for a sequence cut over ranks (every part would count them), got some")
     if rest != "drop":
         reasons.append(
             f'rest: expected "drop" for a sequence cut over ranks (results of parts do not merge with any other), '

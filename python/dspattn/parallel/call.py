@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import _ops
-from .._schema import ProblemArguments
+from .._schema import BackwardArguments, ProblemArguments
 from .layout import Chunk, Layout
 from .transfers import Ranks
 
@@ -31,6 +31,7 @@ class Rule:
     full_fp32: bool
     kernel: str
     offset: int
+    soft_cap: float | None = None
 
     def options(self, offset: int, top_left: bool, longest: int, fp32: bool = True) -> dict[str, Any]:
         """Arguments of the operator by name. Results that are to be merged are in fp32."""
@@ -38,7 +39,7 @@ class Rule:
             "max_q": longest, "max_k": longest, "keep": self.keep, "group": self.group,
             "interleaved": self.interleaved, "causal": self.causal, "top_left": top_left, "window_left": self.left,
             "window_right": self.right, "scale": self.scale, "full_fp32": self.full_fp32, "kernel": self.kernel,
-            "offset": offset, "fp32_results": fp32,
+            "offset": offset, "fp32_results": fp32, "soft_cap": self.soft_cap,
         }  # fmt: skip
 
 
@@ -137,6 +138,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The share of the gradients, in fp32; ``out`` and ``lse`` are those of the whole row."""
     try:
-        return _ops.attention_backward(d_out, out, lse, *ProblemArguments(q, k, v, **pair.arguments))
+        results = BackwardArguments(d_out, out, lse, None, False, False)
+        d_q, d_k, d_v, *_ = _ops.attention_backward(*results, *ProblemArguments(q, k, v, **pair.arguments))
+        return d_q, d_k, d_v
     except RuntimeError as error:
         raise _ops.translated(error) from None

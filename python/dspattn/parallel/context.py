@@ -80,8 +80,7 @@ class context:  # noqa: N801 - reads as the thing it makes: with dspattn.paralle
         """A call for one long row of sequences as the call of a packed batch."""
         given = {"attn_mask": attn_mask, "attn_bias": attn_bias, "key_lengths": key_lengths}
         reasons = [f"{name}: expected none in a packed batch" for name, mask in given.items() if mask is not None]
-        if dropout_p != 0.0:
-            reasons.append(f"dropout_p: expected 0 (attention dropout is not offered), got {dropout_p}")
+        options["dropout_p"] = dropout_p
         if query.dim() != 4 or query.shape[0] != 1:
             reasons.append(f"query: expected [1, heads, rows, d] in a packed batch, got {list(query.shape)}")
         if reasons:

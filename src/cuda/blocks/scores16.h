@@ -160,9 +160,13 @@ struct Exponents {
 struct HalfExponents {
   std::uint32_t scale, minus;
 
+  __device__ __forceinline__ std::uint32_t argument(std::uint32_t score) const {
+    return ptx::fma_f16x2(score, scale, minus);
+  }
+
   __device__ __forceinline__ void weigh(std::uint32_t first, std::uint32_t second, float* values) const {
-    ptx::unpack_f16x2(ptx::exp2_f16x2(ptx::fma_f16x2(first, scale, minus)), values[0], values[2]);
-    ptx::unpack_f16x2(ptx::exp2_f16x2(ptx::fma_f16x2(second, scale, minus)), values[1], values[3]);
+    ptx::unpack_f16x2(ptx::exp2_f16x2(argument(first)), values[0], values[2]);
+    ptx::unpack_f16x2(ptx::exp2_f16x2(argument(second)), values[1], values[3]);
   }
 };
 
@@ -181,8 +185,16 @@ __device__ __forceinline__ void take_slice(const PackedScores<C, Hidden::lower>&
   }
 }
 
-template <typename C, int kSlice, typename Packed>
-__device__ __forceinline__ tile::KeptPair select_slice(const Packed& packed, Slice& slice) {
+// What is not kept of a group.
+template <typename C>
+__device__ __forceinline__ tile::LeftOut left_out(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  return C::kSelection == Selection::two_of_four ? tile::left_out_of_four(a, b, c, d)
+                                                 : tile::left_out_of_two(a, b, c, d);
+}
+
+// take_left_out() is given what is not kept, where that counts (rest = mean).
+template <typename C, int kSlice, typename Packed, typename TakeLeftOut>
+__device__ __forceinline__ tile::KeptPair select_slice(const Packed& packed, Slice& slice, TakeLeftOut take_left_out) {
   tile::Kept kept[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -193,6 +205,9 @@ __device__ __forceinline__ tile::KeptPair select_slice(const Packed& packed, Sli
                                                       : tile::keep_one_of_two(p[0], p[1], p[2], p[3]);
     slice.first[i] = kept[i].first;
     slice.second[i] = kept[i].second;
+    if constexpr (C::kRestMean) {
+      take_left_out(left_out<C>(p[0], p[1], p[2], p[3]));
+    }
   }
   return tile::pair_kept<2 * (kSlice & 1)>(kept[0], kept[1]);
 }

@@ -118,9 +118,12 @@ __device__ __forceinline__ void weigh_tile(const Scores<C>& scores, const tile::
   }
 }
 
-// Raises the references, which are scores here, to the tile's largest: a row's largest always survives pruning.
+// Minus the largest scores of a tile's two rows, over all their lanes; NaN: no visible key.
+struct MinusTops {
+  float row0, row1;
+};
 template <typename C>
-__device__ __forceinline__ Raised raise_reference(const Scores<C>& scores, float scale, RowState& state) {
+__device__ __forceinline__ MinusTops minus_tops(const Scores<C>& scores) {
   float top0 = scores[0];
   float top1 = scores[2];
 #pragma unroll
@@ -134,7 +137,14 @@ __device__ __forceinline__ Raised raise_reference(const Scores<C>& scores, float
     return ptx::max_nan(x, __shfl_xor_sync(~0u, x, 2));
   };
   const auto minus = [](float top) { return top == -INFINITY ? NAN : -top; };
-  return raise_references(minus(over_quad(top0)), minus(over_quad(top1)), state, scale);
+  return {minus(over_quad(top0)), minus(over_quad(top1))};
+}
+
+// Raises the references, which are scores here, to the tile's largest: a row's largest always survives pruning.
+template <typename C>
+__device__ __forceinline__ Raised raise_reference(const Scores<C>& scores, float scale, RowState& state) {
+  const MinusTops tops = minus_tops<C>(scores);
+  return raise_references(tops.row0, tops.row1, state, scale);
 }
 
 }  // namespace dspattn::cuda::blocks::tf32

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cuda/blocks/rest16.h"
 #include "cuda/blocks/scores16.h"
 #include "cuda/ptx/pin.h"
 
@@ -19,6 +20,7 @@ struct Weigher {
   tile::QuadTranspose transpose;
   RowState state;
   float tile0 = 0, tile1 = 0;  // sums of the last tile's weights, not yet in `state`
+  [[no_unique_address]] RestState<C> rest;
 
   __device__ __forceinline__ Weigher(const ScoreScales& s, int lane) : scales(s) {
     transpose = tile::QuadTranspose::of_lane(lane & 3);
@@ -29,18 +31,22 @@ struct Weigher {
 
   // Selects and exponentiates the tile, slice by slice: the exponentials of one run beside the selection of the next,
   // on other pipes. The results are operands of the output product: before_write() must see to it that the product that
-  // reads the old ones is done.
+  // reads the old ones is done. In fp32, with the weights of pruned keys besides (rest = mean), registers are too few
+  // to select a slice ahead.
   template <typename How, typename Packed, typename Operands, typename BeforeWrite>
   __device__ __forceinline__ void weigh_by(const How& exponents, const Packed& packed, Operands& products,
                                            BeforeWrite before_write) {
     tile0 = tile1 = 0;
     constexpr int kSlices = C::kTileK / 32;
-    constexpr int kHeld = C::kHeldSlices;
+    constexpr bool kAhead = !(C::kRestMean && std::is_same_v<How, Exponents>);
+    constexpr int kHeld = kAhead ? C::kHeldSlices : 1;
     constexpr bool kTakesLower = std::is_same_v<Packed, PackedScores<C, Hidden::lower>>;
     Slice slices[2];
     tile::KeptPair pairs[2];
     std::uint32_t word[2] = {}, across[2] = {};
     float values[kHeld][8];
+    RestSumOf<C, How> left_out;
+    constexpr bool kSumsAtOnce = std::is_same_v<How, HalfExponents> || C::kConsumers == 3;
     const auto write = [&](int u, const float* value) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -59,15 +65,18 @@ struct Weigher {
       if constexpr (kTakesLower) {
         take_slice<C, kSlice>(packed, slices[kSlice % 2]);
       } else {
-        pairs[kSlice % 2] = select_slice<C, kSlice>(packed, slices[kSlice % 2]);
+        pairs[kSlice % 2] = select_slice<C, kSlice>(packed, slices[kSlice % 2], [&](const tile::LeftOut& scores) {
+          if constexpr (kSumsAtOnce) left_out.add(exponents, scores);
+        });
       }
     };
-    select.template operator()<0>();
+    if constexpr (kAhead) select.template operator()<0>();
     [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
       (
           [&] {
             constexpr int u = kIndex;
-            if constexpr (u + 1 < kSlices) select.template operator()<u + 1>();
+            if constexpr (!kAhead) select.template operator()<u>();
+            if constexpr (kAhead && u + 1 < kSlices) select.template operator()<u + 1>();
             const Slice& slice = slices[u % 2];
             float* value = values[u < kHeld ? u : 0];
 #pragma unroll
@@ -76,7 +85,7 @@ struct Weigher {
               tile0 += value[4 * i] + value[4 * i + 1];
               tile1 += value[4 * i + 2] + value[4 * i + 3];
             }
-            if constexpr (u % 2 == 0 && !kTakesLower) {
+            if constexpr (u % 2 == (kAhead ? 0 : 1) && !kTakesLower) {
               const std::uint32_t codes = C::kSelection == Selection::two_of_four
                                               ? tile::metadata_two_of_four(pairs[0], pairs[1])
                                               : tile::metadata_one_of_two(pairs[0], pairs[1]);
@@ -94,6 +103,17 @@ struct Weigher {
           ...);
     }
     (std::make_integer_sequence<int, kSlices>{});
+    // In fp32 the weights of what is left out are taken after the others, for want of registers. Where the upper half
+    // of a block is hidden (kTakesLower) nothing is left out.
+    if constexpr (C::kRestMean && !kSumsAtOnce && !kTakesLower) {
+      if constexpr (!C::kGeneral) {  // whose scores are packed already
+#pragma unroll
+        for (float& score : products.scores)
+          score *= scales.opaque_one;  // else what was packed before is kept until now
+      }
+      sum_left_out<C>(packed, exponents, left_out);
+    }
+    rest.set_tile(left_out);
   }
 
   // How a tile is weighed, and how once more where that was not good enough.
@@ -116,6 +136,7 @@ struct Weigher {
   template <typename Packed, typename Operands>
   __device__ __forceinline__ void first_tile(const Packed& packed, Operands& products) {
     state = empty_rows();
+    rest = {};
     if constexpr (C::kGeneral) {
       const Raised raised = raise_reference<C>(packed, scales, state);
       weigh(packed, products, [] {});
@@ -134,6 +155,7 @@ struct Weigher {
   __device__ __forceinline__ void add_weights() {
     state.sum0 += tile0;
     state.sum1 += tile1;
+    rest.add_tile();
   }
 
   // Raises the reference to the tile's largest score and weighs the tile once more.
@@ -141,6 +163,7 @@ struct Weigher {
   __device__ __forceinline__ void weigh_again(const Packed& packed, Operands& products) {
     const Raised raised = raise_reference<C>(packed, scales, state);
     shrink(raised, state, products.out);
+    rest.shrink(raised);
     weigh_by(precise_exponents(), packed, products, [] {});
     forget_unset(raised, state);
   }

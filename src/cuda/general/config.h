@@ -70,17 +70,20 @@ struct Config {
   static constexpr int kMetadata = kKind == Kind::fours ? kTileK / 64 : kKind == Kind::pairs ? kTileK / 32 : 1;
 
   // What the building blocks ask (blocks/weigh16.h, sink.h, work.h).
+  static constexpr bool kRestMean = false;
   static constexpr int kConsumers = 1;
   static constexpr bool kGeneral = true;
   static constexpr bool kPairs = false;
   static constexpr int kHeldSlices = 1;
   static constexpr bool kHalfExponentials = false;
   static constexpr float kHeadroom = 0;
-  static constexpr bool kReferenceIsScore = kKind != Kind::fours;
+  static constexpr bool kReferenceIsScore = kIsFp32;
   static constexpr DType kOutType = kType;
   // A lane's sum of a tile's weights past this raises the reference. fp16 weights must stay below 65504; bf16 has
   // fp32's range.
   static constexpr float kWeightLimit = kType == DType::f16 ? 0x1p15f : 0x1p60f;
+  // The same of a weight, where a tile's largest score is known before it is weighed.
+  static constexpr float kLargestWeightLog2 = kType == DType::f16 ? 10.0f : 50.0f;
 };
 
 // The same for one of the two patterns that `fours` serves, and for results in fp32.

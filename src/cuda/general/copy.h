@@ -11,6 +11,7 @@
 #include "cuda/blocks/views.h"
 #include "cuda/general/config.h"
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/pin.h"
 #include "cuda/ptx/single.h"
 #include "cuda/ptx/sm80.h"
 #include "cuda/tile/key_map.h"
@@ -25,11 +26,6 @@ struct Source {
   int columns;  // d or d_v
   int vector;
 };
-
-template <typename C>
-__device__ __forceinline__ const std::uint8_t* row_of(const blocks::RowsView& view, int batch, int head, int row) {
-  return static_cast<const std::uint8_t*>(view.data) + view.offset(batch, head, row) * C::kElementBytes;
-}
 
 // Where 16-byte chunk `chunk` of panel `panel` of a row lies in a tile of kRows rows.
 template <int kRows>
@@ -61,14 +57,17 @@ __device__ __forceinline__ void copy_elements(std::uint32_t to, const std::uint8
   ptx::store_shared_16(to, words[0], words[1], words[2], words[3]);
 }
 
+// What depends on it is computed where it is needed, not kept over the main loop: registers are short.
+__device__ __forceinline__ int own_thread() { return ptx::opaque(static_cast<int>(threadIdx.x)); }
+
 template <typename C>
 inline constexpr int kRowsOfAPass = C::kThreads / 8;
 
 // Calls visit(offset in the tile) for every chunk that this thread copies.
 template <typename C, typename Place, int kRows, typename Visit>
 __device__ __forceinline__ void each_own_chunk(Visit visit) {
-  const int chunk = static_cast<int>(threadIdx.x) & 7;
-  const int first = static_cast<int>(threadIdx.x) >> 3;
+  const int chunk = own_thread() & 7;
+  const int first = own_thread() >> 3;
 #pragma unroll 1
   for (int row = first; row < kRows; row += kRowsOfAPass<C>) {
 #pragma unroll
@@ -81,9 +80,9 @@ __device__ __forceinline__ void each_own_chunk(Visit visit) {
 template <typename C, typename Place, int kRows, typename SourceRow>
 __device__ __forceinline__ void copy_any_rows(std::uint32_t to, const Source& source, SourceRow source_row) {
   constexpr int kColumns = 16 / C::kElementBytes;
-  const int chunk = static_cast<int>(threadIdx.x) & 7;
+  const int chunk = own_thread() & 7;
 #pragma unroll 1
-  for (int row = static_cast<int>(threadIdx.x) >> 3; row < kRows; row += kRowsOfAPass<C>) {
+  for (int row = own_thread() >> 3; row < kRows; row += kRowsOfAPass<C>) {
     const int from = source_row(row);
     const bool exists = from >= 0 && from < source.rows;
     const std::uint8_t* data = source.data + (exists ? from * source.row_bytes : 0);
@@ -113,8 +112,8 @@ __device__ __forceinline__ void copy_tile(std::uint32_t to, const Source& source
       return key < 0 ? key : first_key + key;
     });
   }
-  const int chunk = static_cast<int>(threadIdx.x) & 7;
-  const int first = static_cast<int>(threadIdx.x) >> 3;
+  const int chunk = own_thread() & 7;
+  const int first = own_thread() >> 3;
   const std::uint8_t* data = source.data + (first_key + key_of(part, first)) * source.row_bytes + 16 * chunk;
   const std::uint32_t target = to + static_cast<std::uint32_t>(Place::offset(first, 0, chunk));
 #pragma unroll

@@ -5,9 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/half.h"
 #include "cuda/blocks/mask_pointers.h"
-#include "cuda/blocks/scores16.h"
 #include "cuda/general/params.h"
 #include "cuda/ptx/packed_half.h"
 #include "cuda/ptx/single.h"
@@ -20,21 +18,8 @@ struct ScorePlace {
   int row;        // of the sequence: row g of the lane; the other is row + 8
   int first_key;  // of the tile's span
   int part;
-  int t;        // lane of the quad
-  bool inside;  // every row sees all of the tile's keys
+  int t;  // lane of the quad
 };
-
-// Calls visit(register of row g, key within the span or a negative number) for all of a lane's scores.
-template <typename C, typename Visit>
-__device__ __forceinline__ void each_score(const tile::KeyTiles& tiles, int part, int t, Visit visit) {
-#pragma unroll
-  for (int block = 0; block < C::kTileK / 8; ++block) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      visit(4 * block + i, tile::key_of_column<C::kLayout, C::kTileK>(tiles, part, 8 * block + 2 * t + i));
-    }
-  }
-}
 
 template <typename C>
 __device__ __forceinline__ float load_bias(const std::uint8_t* at, BiasType type) {
@@ -57,39 +42,53 @@ __device__ __forceinline__ float biased(const ScoreScales& scales, float score, 
   return std::isinf(sum) ? copysignf(kLargest, sum) : sum;
 }
 
+// Mask tensors, eight columns at a time: unrolled, all loads at once would take the registers. Registers cannot be
+// counted through; so the scores go round.
 template <typename C, typename ItemType>
-__device__ __forceinline__ void mask_scores(const ForwardParams& params, const ItemType& item, const ScorePlace& at,
-                                            float (&scores)[C::kTileK / 2]) {
-  const tile::RowBand band = item.band;
-  const int present = band.key_length - at.first_key;
-  // Absent keys read the span's first: they are masked afterwards.
-  const auto offset_of = [&](const MaskPointers& pointers, int key) {
-    return static_cast<std::int64_t>(at.first_key + (key >= 0 && key < present ? key : 0)) * pointers.key_bytes;
-  };
-  if (params.bias.data != nullptr) {
-    const int bytes = params.bias_type == BiasType::f32 ? 4 : 2;
-    const MaskPointers bias(params.bias, bytes, item, at.row, 0);
-    each_score<C>(params.tiles, at.part, at.t, [&](int i, int key) {
-      const std::int64_t offset = offset_of(bias, key);
-      scores[i] = biased<C>(params.scales, scores[i], load_bias<C>(bias.row0 + offset, params.bias_type));
-      scores[i + 2] = biased<C>(params.scales, scores[i + 2], load_bias<C>(bias.row1 + offset, params.bias_type));
-    });
+__device__ __forceinline__ void mask_by_tensors(const ForwardParams& params, const ItemType& item, const ScorePlace& at,
+                                                float (&scores)[C::kTileK / 2]) {
+  const MaskPointers bias(params.bias, params.bias_type == BiasType::f32 ? 4 : 2, item, at.row, 0);
+  const MaskPointers allowed(params.allowed, 1, item, at.row, 0);
+  const int present = item.band.key_length - at.first_key;
+#pragma unroll 1
+  for (int column = 2 * at.t; column < C::kTileK; column += 8) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = tile::key_of_column<C::kLayout, C::kTileK>(params.tiles, at.part, column + i);
+      // Absent keys read the span's first: they are masked afterwards.
+      const auto from = static_cast<std::int64_t>(at.first_key + (key >= 0 && key < present ? key : 0));
+      if (params.bias.data != nullptr) {
+        const auto add = [&](const std::uint8_t* row, float& score) {
+          score = biased<C>(params.scales, score, load_bias<C>(row + from * bias.key_bytes, params.bias_type));
+        };
+        add(bias.row0, scores[i]);
+        add(bias.row1, scores[i + 2]);
+      }
+      if (params.allowed.data != nullptr) {
+        if (allowed.row0[from * allowed.key_bytes] == 0) scores[i] = -INFINITY;
+        if (allowed.row1[from * allowed.key_bytes] == 0) scores[i + 2] = -INFINITY;
+      }
+    }
+    const float first[4] = {scores[0], scores[1], scores[2], scores[3]};
+#pragma unroll
+    for (int i = 0; i < C::kTileK / 2; ++i) scores[i] = i + 4 < C::kTileK / 2 ? scores[i + 4] : first[i % 4];
   }
-  if (params.allowed.data != nullptr) {
-    const MaskPointers allowed(params.allowed, 1, item, at.row, 0);
-    each_score<C>(params.tiles, at.part, at.t, [&](int i, int key) {
-      const std::int64_t offset = offset_of(allowed, key);
-      if (allowed.row0[offset] == 0) scores[i] = -INFINITY;
-      if (allowed.row1[offset] == 0) scores[i + 2] = -INFINITY;
-    });
-  }
-  if (at.inside) return;
+}
+
+// What the diagonal, the window and the key length hide, and empty places.
+template <typename C>
+__device__ __forceinline__ void mask_band(const tile::KeyTiles& tiles, const tile::RowBand& band, const ScorePlace& at,
+                                          float (&scores)[C::kTileK / 2]) {
   const int begin0 = band.begin(at.row) - at.first_key, end0 = band.end(at.row) - at.first_key;
   const int begin1 = band.begin(at.row + 8) - at.first_key, end1 = band.end(at.row + 8) - at.first_key;
-  each_score<C>(params.tiles, at.part, at.t, [&](int i, int key) {
-    if (key < 0 || key < begin0 || key >= end0) scores[i] = -INFINITY;
-    if (key < 0 || key < begin1 || key >= end1) scores[i + 2] = -INFINITY;
-  });
+#pragma unroll
+  for (int i = 0; i < C::kTileK / 4; ++i) {
+    const int column = 8 * (i >> 1) + 2 * at.t + (i & 1);
+    const int key = tile::key_of_column<C::kLayout, C::kTileK>(tiles, at.part, column);
+    float* score = scores + 4 * (i >> 1) + (i & 1);
+    if (key < 0 || key < begin0 || key >= end0) score[0] = -INFINITY;
+    if (key < 0 || key < begin1 || key >= end1) score[2] = -INFINITY;
+  }
 }
 
 }  // namespace dspattn::cuda::general

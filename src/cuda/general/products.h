@@ -10,6 +10,7 @@
 #include "cuda/blocks/references.h"
 #include "cuda/general/config.h"
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/pin.h"
 #include "cuda/ptx/sm80.h"
 #include "cuda/tile/key_map.h"
 
@@ -33,30 +34,11 @@ struct Products {
   using Element = ElementOf<C::kType>;
   static constexpr int kQSteps = C::kQInRegisters ? C::kScoreSteps : 1;
 
-  std::uint32_t q_row;  // address of this lane's row of Q for ldmatrix at step 0
-  std::uint32_t k_row;  // offset of this lane's row of a K tile, likewise
-  std::uint32_t v_row;  // and of V
+  std::uint32_t q_tile;  // address of Q in shared memory
   std::uint32_t q[C::kRowBlocks][kQSteps][4];
   RowBlock<C> rows[C::kRowBlocks];
 
-  // Q: lane l addresses row l % 16 and of 32 bytes the first or the second half. K: rows of two blocks of eight keys.
-  // V: of `fours` the 32 keys of a step, else 16 keys and two chunks; of fp32 the lane's own key t and column g.
-  // Without tensor cores: rows g of Q, 2t of K, columns 2t of V.
-  __device__ __forceinline__ Products(std::uint32_t q_tile, int warp, int lane) {
-    const int row = warp * 16 * C::kRowBlocks + (lane & 15);
-    q_row = q_tile + static_cast<std::uint32_t>(tile::swizzled_offset(row, lane >> 4));
-    k_row = static_cast<std::uint32_t>(tile::swizzled_offset((lane >> 4) * 8 + (lane & 7), lane >> 3 & 1));
-    if constexpr (C::kKind == Kind::precise) {
-      q_row = q_tile + static_cast<std::uint32_t>((warp * 16 * C::kRowBlocks + (lane >> 2)) * 128);
-      k_row = static_cast<std::uint32_t>(2 * (lane & 3) * 128);
-      v_row = static_cast<std::uint32_t>(8 * (lane & 3));
-    } else if constexpr (C::kIsFp32) {
-      v_row = static_cast<std::uint32_t>((lane & 3) * C::kVRowBytes + 4 * (lane >> 2));
-    } else if constexpr (C::kKind == Kind::fours) {
-      v_row = static_cast<std::uint32_t>(tile::swizzled_offset(lane, 0));
-    } else {
-      v_row = static_cast<std::uint32_t>(tile::swizzled_offset(lane & 15, lane >> 4));
-    }
+  __device__ __forceinline__ explicit Products(std::uint32_t q_address) : q_tile(q_address) {
 #pragma unroll
     for (RowBlock<C>& block : rows) {
 #pragma unroll
@@ -65,34 +47,58 @@ struct Products {
     }
   }
 
-  __device__ __forceinline__ void load_q_step(int block, int step, std::uint32_t (&to)[4]) const {
-    ptx::ldmatrix_x4(to, (q_row ^ static_cast<std::uint32_t>(step % 4 * 32)) +
+  // Where a lane reads is computed where it is needed, not kept: registers are short.
+  __device__ __forceinline__ static int lane() { return ptx::opaque(static_cast<int>(threadIdx.x)) & 31; }
+  __device__ __forceinline__ static int warp_row() {
+    return (ptx::opaque(static_cast<int>(threadIdx.x)) >> 5) * 16 * C::kRowBlocks;
+  }
+  // For ldmatrix at step 0. Q: lane l addresses row l % 16 and of 32 bytes the first or the second half.
+  __device__ __forceinline__ std::uint32_t q_row() const {
+    return q_tile + static_cast<std::uint32_t>(tile::swizzled_offset(warp_row() + (lane() & 15), lane() >> 4));
+  }
+  // K: rows of two blocks of eight keys.
+  __device__ __forceinline__ static std::uint32_t k_row() {
+    return static_cast<std::uint32_t>(tile::swizzled_offset((lane() >> 4) * 8 + (lane() & 7), lane() >> 3 & 1));
+  }
+  // V: of `fours` the 32 keys of a step, else 16 keys and two chunks; of fp32 the lane's own key t and column g.
+  __device__ __forceinline__ static std::uint32_t v_row() {
+    if constexpr (C::kIsFp32) return static_cast<std::uint32_t>((lane() & 3) * C::kVRowBytes + 4 * (lane() >> 2));
+    if constexpr (C::kKind == Kind::fours) return static_cast<std::uint32_t>(tile::swizzled_offset(lane(), 0));
+    return static_cast<std::uint32_t>(tile::swizzled_offset(lane() & 15, lane() >> 4));
+  }
+
+  __device__ __forceinline__ static void load_q_step(std::uint32_t row, int block, int step, std::uint32_t (&to)[4]) {
+    ptx::ldmatrix_x4(to, (row ^ static_cast<std::uint32_t>(step % 4 * 32)) +
                              static_cast<std::uint32_t>(step / 4 * C::kPanelQBytes + block * 16 * 128));
   }
   __device__ __forceinline__ void take_q() {
     if constexpr (C::kQInRegisters) {
+      const std::uint32_t row = q_row();
 #pragma unroll
       for (int block = 0; block < C::kRowBlocks; ++block) {
 #pragma unroll
-        for (int step = 0; step < C::kScoreSteps; ++step) load_q_step(block, step, q[block][step]);
+        for (int step = 0; step < C::kScoreSteps; ++step) load_q_step(row, block, step, q[block][step]);
       }
     }
   }
 
-  // The scores of the K tile at `k`.
-  __device__ __forceinline__ void compute_scores(std::uint32_t k) {
+  // The scores of the K tile at `k`; `first`: of these rows.
+  __device__ __forceinline__ void compute_scores(bool first, std::uint32_t k) {
     if constexpr (C::kKind == Kind::precise) return compute_precise(k);
+    if (first) take_q();
+    const std::uint32_t own_q = C::kQInRegisters ? 0 : q_row();
+    const std::uint32_t own_k = k + k_row();
 #pragma unroll
     for (int step = 0; step < C::kScoreSteps; ++step) {
       const int q_step = C::kQInRegisters ? step : 0;
       if constexpr (!C::kQInRegisters) {
 #pragma unroll
-        for (int block = 0; block < C::kRowBlocks; ++block) load_q_step(block, step, q[block][0]);
+        for (int block = 0; block < C::kRowBlocks; ++block) load_q_step(own_q, block, step, q[block][0]);
       }
 #pragma unroll
       for (int pair = 0; pair < C::kTileK / 16; ++pair) {
         std::uint32_t b[4];
-        ptx::ldmatrix_x4(b, ((k + k_row) ^ static_cast<std::uint32_t>(step % 4 * 32)) +
+        ptx::ldmatrix_x4(b, (own_k ^ static_cast<std::uint32_t>(step % 4 * 32)) +
                                 static_cast<std::uint32_t>(step / 4 * C::kPanelKBytes + pair * 16 * 128));
 #pragma unroll
         for (int block = 0; block < C::kRowBlocks; ++block) {
@@ -104,7 +110,8 @@ struct Products {
   }
 
   // The V tile at `v` times the weights, added to the output.
-  __device__ __forceinline__ void add_output(std::uint32_t v) {
+  __device__ __forceinline__ void add_output(std::uint32_t tile) {
+    const std::uint32_t v = tile + (C::kKind == Kind::precise ? 0 : v_row());
     if constexpr (C::kKind == Kind::fours) {
       add_fours(v);
     } else if constexpr (C::kKind == Kind::pairs) {
@@ -153,7 +160,7 @@ struct Products {
 #pragma unroll
       for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
         std::uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, ((v + v_row) ^ static_cast<std::uint32_t>(columns % 8 * 16)) +
+        ptx::ldmatrix_x4_trans(b, (v ^ static_cast<std::uint32_t>(columns % 8 * 16)) +
                                       static_cast<std::uint32_t>(columns / 8 * C::kPanelKBytes + step * 32 * 128));
 #pragma unroll
         for (RowBlock<C>& block : rows) {
@@ -169,7 +176,7 @@ struct Products {
 #pragma unroll
       for (int columns = 0; columns < C::kHeadDim / 8; columns += 2) {
         std::uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, ((v + v_row) ^ static_cast<std::uint32_t>(columns % 8 * 16)) +
+        ptx::ldmatrix_x4_trans(b, (v ^ static_cast<std::uint32_t>(columns % 8 * 16)) +
                                       static_cast<std::uint32_t>(columns / 8 * C::kPanelKBytes + step * 16 * 128));
 #pragma unroll
         for (RowBlock<C>& block : rows) {
@@ -216,20 +223,22 @@ struct Products {
 #pragma unroll
       for (float& score : block.scores) score = 0;
     }
-    const auto g = static_cast<std::uint32_t>(threadIdx.x & 31) >> 2;
-    const auto t = static_cast<std::uint32_t>(threadIdx.x & 3);
+    const auto g = static_cast<std::uint32_t>(lane()) >> 2;
+    const auto t = static_cast<std::uint32_t>(lane()) & 3;
+    const std::uint32_t own_q = q_tile + (static_cast<std::uint32_t>(warp_row()) + g) * 128;
+    const std::uint32_t own_k = k + 2 * t * 128;
 #pragma unroll 1
     for (std::uint32_t chunk = 0; chunk < C::kRowBytes / 16; ++chunk) {
       const std::uint32_t panel = chunk / 8;
       float4 a[C::kRowBlocks][2];
 #pragma unroll
       for (int i = 0; i < 2 * C::kRowBlocks; ++i) {
-        a[i / 2][i % 2] = ptx::load_shared_16(q_row + panel * C::kPanelQBytes + i * 8 * 128 + ((chunk ^ g) % 8 << 4));
+        a[i / 2][i % 2] = ptx::load_shared_16(own_q + panel * C::kPanelQBytes + i * 8 * 128 + ((chunk ^ g) % 8 << 4));
       }
 #pragma unroll
       for (int column = 0; column < C::kTileK / 4; ++column) {  // of the lane's: 8 (column / 2) + 2t + column % 2
         const std::uint32_t i = column % 2;
-        const float4 b = ptx::load_shared_16(k + k_row + panel * C::kPanelKBytes + (column / 2 * 8 + i) * 128 +
+        const float4 b = ptx::load_shared_16(own_k + panel * C::kPanelKBytes + (column / 2 * 8 + i) * 128 +
                                              ((chunk ^ (2 * t + i)) % 8 << 4));
 #pragma unroll
         for (int block = 0; block < C::kRowBlocks; ++block) {
@@ -244,7 +253,8 @@ struct Products {
     return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
   }
   __device__ __forceinline__ void add_precise(std::uint32_t v) {
-    const int quad = static_cast<int>(threadIdx.x) & 28;
+    const int quad = lane() & 28;
+    const std::uint32_t columns_2t = static_cast<std::uint32_t>(8 * (lane() & 3));
 #pragma unroll
     for (int column = 0; column < C::kTileK / 4; ++column) {
 #pragma unroll 1
@@ -256,7 +266,7 @@ struct Products {
           weight[i / 2][i % 2] = __uint_as_float(__shfl_sync(~0u, own, quad + source));
         }
         const std::uint32_t row =
-            v + v_row + static_cast<std::uint32_t>((column / 2 * 8 + 2 * source + column % 2) * C::kVRowBytes);
+            v + columns_2t + static_cast<std::uint32_t>((column / 2 * 8 + 2 * source + column % 2) * C::kVRowBytes);
 #pragma unroll
         for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
           std::uint32_t bits[2];
@@ -273,8 +283,8 @@ struct Products {
       }
     }
   }
-  __device__ __forceinline__ std::uint32_t load_v(std::uint32_t v, int row, int columns) const {
-    return ptx::load_shared(v + v_row + static_cast<std::uint32_t>(row * C::kVRowBytes + columns * 32));
+  __device__ __forceinline__ static std::uint32_t load_v(std::uint32_t v, int row, int columns) {
+    return ptx::load_shared(v + static_cast<std::uint32_t>(row * C::kVRowBytes + columns * 32));
   }
 };
 

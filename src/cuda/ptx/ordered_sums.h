@@ -22,7 +22,7 @@ __device__ __forceinline__ void await_count(const std::int32_t* counter, std::in
 
 // One more, behind all that this thread has seen or done.
 __device__ __forceinline__ void count_up(std::int32_t* counter) {
-  asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
 }  // namespace dspattn::cuda::ptx

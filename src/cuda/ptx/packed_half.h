@@ -240,6 +240,17 @@ DSPATTN_HOST_DEVICE inline std::uint32_t fma_f16x2(std::uint32_t a, std::uint32_
   return host::pack(half_of(0), half_of(16));
 #endif
 }
+DSPATTN_HOST_DEVICE inline std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+#else
+  return host::per_half(a, b, [](std::uint16_t x, std::uint16_t y) {
+    return core::encode_f16(double{core::decode_f16(x)} + core::decode_f16(y));
+  });
+#endif
+}
 // 0xFFFF in each half where |a| <= b, else 0.
 DSPATTN_HOST_DEVICE inline std::uint32_t within_f16x2(std::uint32_t a, std::uint32_t b) {
 #if defined(__CUDA_ARCH__)

@@ -1,6 +1,6 @@
 // Which keys stand where in a tile of the general kernel: as many tiles as a row of keys needs, each of whole groups.
 //
-// A tile of kTileK columns is one of `parts` that together cover a span of keys. In the accumulator of the score
+// A tile of kTileK columns is one of 2^parts_log2 that together cover a span of keys. In the accumulator of the score
 // product lane t of a quad holds columns 8b + 2t + {0, 1} of register block b; which keys these are is chosen such that
 // a group meets in one lane, or where it is larger than a lane's share, in neighbouring lanes:
 //   fours   groups of four as the sparse tensor core takes 16-bit values (key_map.h)
@@ -26,27 +26,36 @@ struct KeyTiles {
   int group = 1;        // keys of a group
   int places_log2 = 0;  // places of a group
   int span = 64;        // keys
-  int parts = 1;        // tiles of a span
+  int parts_log2 = 0;   // tiles of a span
 
+  // Of a tile, counted from the row's first: its part of the span, and the span's first key.
+  DSPATTN_HOST_DEVICE constexpr int part(int tile) const { return tile & ((1 << parts_log2) - 1); }
+  DSPATTN_HOST_DEVICE constexpr int first_key(int tile) const { return (tile >> parts_log2) * span; }
   // No place is empty: rows of a tile lie where the sums of their bits' keys say.
   DSPATTN_HOST_DEVICE constexpr bool is_filled() const { return group == 1 << places_log2; }
 };
+
+// Rounded up.
+constexpr int log2_of(int x) { return static_cast<int>(std::bit_width(static_cast<unsigned>(x) - 1)); }
 
 constexpr KeyTiles key_tiles(TileLayout layout, Pattern pattern, Grouping grouping, int tile_keys) {
   const bool consecutive = grouping == Grouping::consecutive;
   if (layout != TileLayout::places) {
     const KeyMap keys =
         layout == TileLayout::fours ? key_map(pattern, grouping, tile_keys) : pair_map(grouping, tile_keys);
-    return {keys, 4, 2, consecutive ? tile_keys : kBlockKeys, consecutive ? 1 : kBlockKeys / tile_keys};
+    return {keys, 4, 2, consecutive ? tile_keys : kBlockKeys, consecutive ? 0 : log2_of(kBlockKeys / tile_keys)};
   }
-  if (pattern.is_dense()) return {{1, 0, 0, 0}, 1, 0, tile_keys, 1};
-  const int places_log2 = static_cast<int>(std::bit_width(static_cast<unsigned>(pattern.group) - 1));
+  if (pattern.is_dense()) return {{1, 0, 0, 0}, 1, 0, tile_keys, 0};
+  const int places_log2 = log2_of(pattern.group);
   if (consecutive) {
-    return {{pattern.group, 2, 1, 0}, pattern.group, places_log2, (tile_keys >> places_log2) * pattern.group, 1};
+    return {{pattern.group, 2, 1, 0}, pattern.group, places_log2, (tile_keys >> places_log2) * pattern.group, 0};
   }
   const int step = kBlockKeys / pattern.group;
-  return {
-      {1, 2 * step, step, tile_keys / pattern.group}, pattern.group, places_log2, kBlockKeys, kBlockKeys / tile_keys};
+  return {{1, 2 * step, step, tile_keys / pattern.group},
+          pattern.group,
+          places_log2,
+          kBlockKeys,
+          log2_of(kBlockKeys / tile_keys)};
 }
 
 // Key at a row of the K tile (a column of the scores), counted from the span's first; negative: an empty place.
@@ -94,15 +103,15 @@ DSPATTN_HOST_DEVICE constexpr TileRange visible_tiles(const KeyTiles& tiles, con
   const int begin = band.begin(first);
   const int end = band.end(last);
   if (end <= begin) return {0, 0};
-  return {begin / tiles.span * tiles.parts, (end + tiles.span - 1) / tiles.span * tiles.parts};
+  return {begin / tiles.span << tiles.parts_log2, (end + tiles.span - 1) / tiles.span << tiles.parts_log2};
 }
 
 // The tiles all of whose keys all of rows [first, last] see: no masking there. None where places are empty.
 DSPATTN_HOST_DEVICE constexpr TileRange interior_tiles(const KeyTiles& tiles, const RowBand& band, int first,
                                                        int last) {
   if (last < first || !tiles.is_filled()) return {0, 0};
-  const int begin = (band.begin(last) + tiles.span - 1) / tiles.span * tiles.parts;
-  const int end = band.end(first) > 0 ? band.end(first) / tiles.span * tiles.parts : 0;
+  const int begin = (band.begin(last) + tiles.span - 1) / tiles.span << tiles.parts_log2;
+  const int end = band.end(first) > 0 ? band.end(first) / tiles.span << tiles.parts_log2 : 0;
   return end > begin ? TileRange{begin, end} : TileRange{0, 0};
 }
 

@@ -45,6 +45,25 @@ DSPATTN_HOST_DEVICE inline Kept keep_one_of_two(std::uint32_t a, std::uint32_t b
   return {max_f16x2(a, b), max_f16x2(c, d), greater_f16x2(b, a), greater_f16x2(d, c), 0, 0};
 }
 
+// What was not kept, in any order: only its weight is asked for.
+struct LeftOut {
+  std::uint32_t first;
+  std::uint32_t second;
+};
+
+// The two smallest of a, b, c, d: of the larger pair its smaller one loses against nothing else than the other pair's
+// larger one.
+DSPATTN_HOST_DEVICE inline LeftOut left_out_of_four(std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                                    std::uint32_t d) {
+  using namespace ptx;
+  return {min_f16x2(min_f16x2(a, b), max_f16x2(c, d)), min_f16x2(min_f16x2(c, d), max_f16x2(a, b))};
+}
+
+// The smaller of a, b and the smaller of c, d.
+DSPATTN_HOST_DEVICE inline LeftOut left_out_of_two(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  return {ptx::min_f16x2(a, b), ptx::min_f16x2(c, d)};
+}
+
 // Nibble i of each half from the i-th of four masks.
 DSPATTN_HOST_DEVICE inline std::uint32_t merge_nibbles(std::uint32_t m0, std::uint32_t m1, std::uint32_t m2,
                                                        std::uint32_t m3) {

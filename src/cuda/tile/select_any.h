@@ -19,10 +19,8 @@ struct PackedKeys {
   using Word = std::uint32_t;
   DSPATTN_HOST_DEVICE static Word larger(Word a, Word b) { return ptx::max_f16x2(a, b); }
   DSPATTN_HOST_DEVICE static std::uint32_t equal(Word a, Word b) { return ptx::equal_f16x2(a, b); }
-  // What is left when a key is taken: -inf.
-  DSPATTN_HOST_DEVICE static Word without(std::uint32_t taken, Word key) {
-    return ptx::bit_select(taken, 0xFC00FC00u, key);
-  }
+  static constexpr Word kTaken = 0xFC00FC00u;  // -inf: scores are clamped, masked ones too
+  DSPATTN_HOST_DEVICE static Word choose(std::uint32_t mask, Word a, Word b) { return ptx::bit_select(mask, a, b); }
 };
 
 // One row a word, fp32.
@@ -30,60 +28,61 @@ struct SingleKeys {
   using Word = float;
   DSPATTN_HOST_DEVICE static Word larger(Word a, Word b) { return ptx::max_nan(a, b); }
   DSPATTN_HOST_DEVICE static std::uint32_t equal(Word a, Word b) { return a == b ? ~0u : 0u; }
-  DSPATTN_HOST_DEVICE static Word without(std::uint32_t taken, Word key) { return taken != 0 ? -INFINITY : key; }
+  static constexpr Word kTaken = -INFINITY;  // as masked scores are: to keep one of those changes nothing
+  DSPATTN_HOST_DEVICE static Word choose(std::uint32_t mask, Word a, Word b) { return mask != 0 ? a : b; }
 };
 
-// Masks, per row, of the places that are kept. t: lane of the quad; exchange(word, x): that word of lane t ^ x.
-// `left` is overwritten.
-template <typename Keys, int kPlaces, typename Exchange>
-DSPATTN_HOST_DEVICE inline void keep_largest(typename Keys::Word (&left)[kPlaces], std::uint32_t (&kept)[kPlaces],
-                                             int keep, int places_log2, int t, Exchange exchange) {
-  constexpr int kPlacesLog2 = kPlaces == 16 ? 4 : 3;
-  static_assert(kPlaces == 1 << kPlacesLog2);
-  const int lanes = places_log2 > kPlacesLog2 ? 1 << (places_log2 - kPlacesLog2) : 1;
-#pragma unroll
-  for (int i = 0; i < kPlaces; ++i) kept[i] = ~Keys::equal(left[i], left[i]);
+// The mask, per row, of a place that keep_largest() has taken; a NaN counts as taken.
+template <typename Keys>
+DSPATTN_HOST_DEVICE inline std::uint32_t is_kept(typename Keys::Word left) {
+  return Keys::equal(left, Keys::kTaken) | ~Keys::equal(left, left);
+}
+
+// Takes the `keep` largest of each group of kGroup places: they become kTaken. t: lane of the quad; exchange(word, x):
+// that word of lane t ^ x.
+template <typename Keys, int kGroup, int kPlaces, typename Exchange>
+DSPATTN_HOST_DEVICE inline void keep_largest(typename Keys::Word (&left)[kPlaces], int keep, int t, Exchange exchange) {
+  constexpr int kLanes = kGroup > kPlaces ? kGroup / kPlaces : 1;  // that share a group
+  constexpr int kOwn = kGroup / kLanes;                            // places of a group in one of them
 #pragma unroll 1
   for (int round = 0; round < keep; ++round) {
-    // The largest of its group, at every place.
-    typename Keys::Word top[kPlaces];
 #pragma unroll
-    for (int i = 0; i < kPlaces; ++i) top[i] = left[i];
+    for (int first = 0; first < kPlaces; first += kOwn) {
+      typename Keys::Word top = left[first];
 #pragma unroll
-    for (int level = 0; level < kPlacesLog2; ++level) {
-      if (places_log2 > level) {
+      for (int i = 1; i < kOwn; ++i) top = Keys::larger(top, left[first + i]);
+      std::uint32_t taken = 0;
+      if constexpr (kLanes > 1) {  // the first place of the lowest lane
 #pragma unroll
-        for (int i = 0; i < kPlaces; ++i) {
-          if ((i >> level & 1) != 0) continue;
-          const int other = i | 1 << level;
-          top[i] = top[other] = Keys::larger(top[i], top[other]);
+        for (int x = 1; x < kLanes; x *= 2) top = Keys::larger(top, exchange(top, x));
+        std::uint32_t here = 0;
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) here |= Keys::equal(left[first + i], top);
+#pragma unroll
+        for (int x = 1; x < kLanes; ++x) {
+          const std::uint32_t there = exchange(here, x);
+          if ((t ^ x) < t) taken |= there;
         }
       }
-    }
-    // The first place that has it; of a group in several lanes, that of the lowest lane.
-    std::uint32_t taken = 0;
-    if (lanes > 1) {
-      for (int x = 1; x < lanes; x *= 2) top[0] = Keys::larger(top[0], exchange(top[0], x));
-      std::uint32_t here = 0;
 #pragma unroll
-      for (int i = 0; i < kPlaces; ++i) {
-        top[i] = top[0];
-        here |= Keys::equal(left[i], top[0]);
+      for (int i = first; i < first + kOwn; ++i) {
+        const std::uint32_t take = Keys::equal(left[i], top) & ~taken;
+        taken |= take;
+        left[i] = Keys::choose(take, Keys::kTaken, left[i]);
       }
-      for (int x = 1; x < lanes; ++x) {
-        const std::uint32_t there = exchange(here, x);
-        if ((t ^ x) < t) taken |= there;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kPlaces; ++i) {
-      if (lanes == 1 && (i & ((1 << places_log2) - 1)) == 0) taken = 0;
-      const std::uint32_t take = Keys::equal(left[i], top[i]) & ~taken;
-      taken |= take;
-      kept[i] |= take;
-      left[i] = Keys::without(take, left[i]);
     }
   }
+}
+
+// The same for groups of 2^places_log2 places, 2 to 32.
+template <typename Keys, int kPlaces, typename Exchange>
+DSPATTN_HOST_DEVICE inline void keep_largest(typename Keys::Word (&left)[kPlaces], int keep, int places_log2, int t,
+                                             Exchange exchange) {
+  if (places_log2 == 1) return keep_largest<Keys, 2>(left, keep, t, exchange);
+  if (places_log2 == 2) return keep_largest<Keys, 4>(left, keep, t, exchange);
+  if (places_log2 == 3) return keep_largest<Keys, 8>(left, keep, t, exchange);
+  if (places_log2 == 4) return keep_largest<Keys, 16>(left, keep, t, exchange);
+  keep_largest<Keys, 32>(left, keep, t, exchange);
 }
 
 }  // namespace dspattn::cuda::tile

@@ -22,16 +22,15 @@ struct Consumer {
   const BackwardParams& params;
   Shared<C>& shared;
   Products<C> products;
-  int index;  // of this warpgroup
-  std::uint32_t leader;
-  Ring<C::kStages> ring;
-  int add_parity = 0;
+  int index;       // of this warpgroup
+  int number = 0;  // of this CTA's query tiles so far; stages and parities follow from it, which saves registers
 
   __device__ __forceinline__ Consumer(const BackwardParams& p, Shared<C>& s, int warpgroup)
-      : params(p), shared(s), products(s, warpgroup), index(warpgroup), leader(threadIdx.x % 32 == 0 ? 1u : 0u) {}
+      : params(p), shared(s), products(s, warpgroup), index(warpgroup) {}
 
   __device__ __forceinline__ static int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)) & 127; }
   __device__ __forceinline__ static int lane() { return thread() & 31; }
+  __device__ __forceinline__ Ring<C::kStages> ring() const { return {number % C::kStages, number / C::kStages & 1}; }
   // The first of the warp's 16 rows in the query tile.
   __device__ __forceinline__ int warp_row() const {
     return (C::kSplit == Split::queries ? index * 64 : 0) + (thread() >> 5) * 16;
@@ -94,8 +93,7 @@ struct Consumer {
         static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value + step.scratch_tile;
     constexpr int kShare = C::kTileQ * C::kHeadDim / C::kConsumers;
     float* to = params.scratch.sums + (tile * C::kConsumers + index) * kShare + 4 * thread();
-    ptx::mbarrier_wait(ptx::shared_address(&shared.may_add[index]), add_parity);
-    add_parity ^= 1;
+    ptx::mbarrier_wait(ptx::shared_address(&shared.may_add[index]), number & 1);
 #pragma unroll
     for (int i = 0; i < C::kSumColumns / 8; ++i) {
       ptx::add_global_16(to + 4 * 128 * i, d_q[4 * i], d_q[4 * i + 1], d_q[4 * i + 2], d_q[4 * i + 3]);
@@ -106,11 +104,11 @@ struct Consumer {
   __device__ __forceinline__ void run_step(const Step& step) {
     const Item& item = shared.item;
     Scores<C> scores, d_weights;
-    ring.await_full(shared.full);
+    ring().await_full(shared.full);
     ptx::wgmma_fence();
-    products.issue_scores(scores, shared.q[ring.stage], shared.k);
+    products.issue_scores(scores, shared.q[ring().stage], shared.k);
     ptx::wgmma_commit();
-    products.issue_scores(d_weights, shared.d_out[ring.stage], shared.v);
+    products.issue_scores(d_weights, shared.d_out[ring().stage], shared.v);
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     PackedWords<C> packed;
@@ -122,8 +120,8 @@ struct Consumer {
     ptx::wgmma_wait<0>();
     sync(NamedBarrier::weights_free);
     const int row = warp_row() + (lane() >> 2);
-    const RowNumbers own = shared.rows[ring.stage][row];
-    const RowNumbers other = shared.rows[ring.stage][row + 8];
+    const RowNumbers own = shared.rows[ring().stage][row];
+    const RowNumbers other = shared.rows[ring().stage][row + 8];
     if (__all_sync(~0u, own.lse == own.lse && other.lse == other.lse) != 0) {
       store_weights<false>(packed, d_weights, own, other);
     } else {
@@ -135,14 +133,14 @@ struct Consumer {
     ptx::wgmma_fence();
     products.issue_d_q(d_q);
     ptx::wgmma_commit();
-    products.issue_gradient(products.d_v, shared.weights, shared.d_out[ring.stage]);
-    products.issue_gradient(products.d_k, shared.d_scores, shared.q[ring.stage]);
+    products.issue_gradient(products.d_v, shared.weights, shared.d_out[ring().stage]);
+    products.issue_gradient(products.d_k, shared.d_scores, shared.q[ring().stage]);
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     add_share(step, d_q);
     ptx::wgmma_wait<0>();
-    ring.release(shared.empty, leader);
-    ring.advance();
+    ring().release(shared.empty, lane() == 0 ? 1u : 0u);
+    ++number;
   }
 
   __device__ __forceinline__ void store_gradients() {

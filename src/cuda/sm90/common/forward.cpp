@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/geometry.h"
+#include "cuda/blocks/means.h"
 #include "cuda/blocks/problem_params.h"
 #include "cuda/blocks/schedule.h"
 #include "cuda/blocks/tensor_maps.h"
@@ -77,13 +78,48 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.vector_k = plan.vector_k ? 1 : 0;
   p.vector_v = plan.vector_v ? 1 : 0;
   p.vector_out = plan.vector_out ? 1 : 0;
-  p.overlaps = plan.overlaps ? 1 : 0;
+  // The kernels that write means wait for everything before them: nobody needs to wait once more.
+  p.overlaps = plan.overlaps && !plan.rest_mean ? 1 : 0;
   p.short_items = plan.short_items ? 1 : 0;
   p.partial_blocks = plan.partial_blocks ? 1 : 0;
   p.last_k = last_row(problem.k);
   p.last_v = last_row(problem.v);
+  if (plan.rest_mean) {
+    p.means.data = reinterpret_cast<const float*>(static_cast<const std::byte*>(args.run.workspace) + plan.means_begin);
+    p.means.table = plan.means;
+    p.means.heads_per_mean = tile::Divisor(static_cast<int>(geometry.heads / plan.mean_heads));
+  }
   return p;
 }
+
+namespace {
+
+MeansParams means_of(const ForwardArgs& args, const ForwardPlan& plan, const ForwardParams& params) {
+  const Problem& problem = args.problem;
+  const core::Geometry geometry = core::geometry_of(problem);
+  auto* table = static_cast<std::byte*>(args.run.workspace) + plan.means_begin;
+  const tile::MeansBytes bytes = tile::means_bytes(plan.means, plan.mean_heads, plan.traits.dim);
+  MeansParams m;
+  m.v = params.v;
+  m.type = problem.v.dtype;
+  m.columns = static_cast<int>(geometry.d_v);
+  m.vector = params.vector_v;
+  m.heads = static_cast<int>(plan.mean_heads);
+  m.heads_per_key_head = tile::Divisor(static_cast<int>(plan.mean_heads / geometry.kv_heads));
+  m.allowed = params.masks.allowed;
+  m.bias = params.masks.bias;
+  m.bias_bytes = params.masks.bias_bytes;
+  m.work = params.work;
+  m.sequences = static_cast<int>(geometry.batch);
+  m.table = plan.means;
+  m.stride = plan.traits.dim;
+  m.means = reinterpret_cast<float*>(table);
+  m.sums = reinterpret_cast<float*>(table + bytes.sums);
+  m.counts = reinterpret_cast<int*>(table + bytes.counts);
+  return m;
+}
+
+}  // namespace
 
 void clear_packed(const ForwardArgs& args) {
   if (!args.problem.packed || args.problem.q.extent(1) == 0 || args.problem.q.extent(2) == 0) return;
@@ -99,6 +135,7 @@ void prepare(const ForwardArgs& args, const ForwardPlan& plan, const ForwardPara
     s.tile_q = plan.traits.tile_q;
   }
   launch_prepare(s, static_cast<cudaStream_t>(args.run.stream));
+  if (plan.rest_mean) launch_means(means_of(args, plan, params), static_cast<cudaStream_t>(args.run.stream));
 }
 
 void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& refusals) {

@@ -39,6 +39,7 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan);
 void clear_packed(const ForwardArgs& args);
 
 // Writes what a kernel needs of packed batches and schedules before it runs.
+// With rest = mean the means of V, too.
 void prepare(const ForwardArgs& args, const ForwardPlan& plan, const ForwardParams& params, std::int64_t entries);
 
 }  // namespace dspattn::cuda::sm90

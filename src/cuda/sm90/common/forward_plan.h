@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cuda/sm90/common/variant.h"
+#include "cuda/tile/means.h"
 #include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::sm90 {
@@ -47,7 +48,13 @@ struct ForwardPlan {
   int ctas = 0;
   int threads = 0;
   int stages = 0;                   // in use
-  std::size_t workspace_bytes = 0;  // of the schedule
+  std::size_t workspace_bytes = 0;  // of the schedule and the means
+
+  // rest = mean: the table of means (tile/means.h), of how many heads, and where in the workspace it begins.
+  bool rest_mean = false;
+  tile::MeanTable means;
+  std::int64_t mean_heads = 0;
+  std::size_t means_begin = 0;
 };
 
 }  // namespace dspattn::cuda::sm90

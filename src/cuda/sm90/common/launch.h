@@ -12,7 +12,8 @@ namespace dspattn::cuda::sm90 {
 // Launches the kernel of a variant; null: not compiled.
 using Launcher = void (*)(const ForwardParams& params, const ForwardPlan& plan, cudaStream_t stream);
 
-// With a schedule, or where items are alike, it may start while the kernel before still runs: it waits for that itself.
+// With a schedule, with means of V, or where items are alike, it may start while the kernel before still runs: it waits
+// for that itself.
 template <typename Kernel>
 void launch_plan(const char* name, Kernel kernel, int shared_bytes, const ForwardParams& params,
                  const ForwardPlan& plan, cudaStream_t stream) {
@@ -22,7 +23,7 @@ void launch_plan(const char* name, Kernel kernel, int shared_bytes, const Forwar
           .threads = plan.threads,
           .shared_bytes = shared_bytes,
           .cluster_ctas = plan.pairs ? 2 : 1,
-          .may_overlap = plan.walk == Walk::schedule || plan.overlaps},
+          .may_overlap = plan.walk == Walk::schedule || plan.overlaps || plan.rest_mean},
          stream, params);
 }
 

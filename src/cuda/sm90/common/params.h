@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/blocks/masks.h"
+#include "cuda/blocks/means.h"
 #include "cuda/blocks/scales.h"
 #include "cuda/blocks/views.h"
 #include "cuda/blocks/work_params.h"
@@ -40,6 +41,7 @@ struct ForwardParams {
   int partial_blocks = 1;  // 0: no sequence has a last key block of fewer than 128 keys
   // TMA may read past a sequence's end, up to these elements of K and V: the first of the last row.
   std::int64_t last_k = 0, last_v = 0;
+  MeansView means;
 };
 
 }  // namespace dspattn::cuda::sm90

@@ -66,6 +66,9 @@ std::string needs_general(const ForwardQuestion& question, const ForwardPlan& pl
 // Causal masks and windows of up to this many row tiles a head, at d > 64: all of a head's row tiles at once.
 inline constexpr int kMirroredRowTiles = 8;
 
+// What rest = mean needs: fills in the plan's means, after its other workspace. `columns`: of an entry.
+void add_means(const ForwardQuestion& question, int columns, ForwardPlan& plan);
+
 // How `workers` CTAs, or pairs of them, walk tiles of tile_q query rows.
 void choose_order(const ForwardQuestion& question, int tile_q, int workers, ForwardPlan& plan);
 

@@ -27,7 +27,19 @@ constexpr const char* name_of(Variant variant) {
   return "";
 }
 
+// How a kernel is compiled: a variant, with or without the weight of pruned keys going to a mean of V (rest = mean).
+struct Build {
+  Variant variant = Variant::general;
+  bool rest_mean = false;
+
+  constexpr Build(Variant v, bool mean = false) : variant(v), rest_mean(mean) {}  // NOLINT(*-explicit-*)
+};
+
 // The general variant is compiled for every other head dim only; smaller ones are filled up with zeros.
 constexpr int general_dim(int dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
+
+// So are all kernels with rest = mean, and of these the general variant still more rarely.
+constexpr int mean_dim(int dim) { return general_dim(dim); }
+constexpr int mean_general_dim(int dim) { return dim <= 128 ? 128 : 256; }
 
 }  // namespace dspattn::cuda::sm90

@@ -18,15 +18,24 @@ constexpr bool has_wide(int dim) { return dim == 64; }
 // Where CTAs can work in pairs.
 constexpr bool has_full(int dim) { return dim == 96 || dim == 128; }
 
+// With rest = mean: where the three warpgroups' registers do, and what else is worth its compile time.
+constexpr bool has_mean_wide(Selection selection, DType type, int dim) {
+  return has_wide(dim) && type == DType::bf16 && selection == Selection::one_of_two;
+}
+constexpr bool has_mean_full(DType type, int dim) { return dim == 128 && type == DType::bf16; }
+
 // Consumer warpgroups of 64 query rows each share the K and V tiles that one producer warpgroup loads.
-template <DType kTypeOfInputs, Selection kSelectionRule, int kDim, Variant kVariant>
+template <DType kTypeOfInputs, Selection kSelectionRule, int kDim, Build kBuild>
 struct Config {
+  static constexpr Variant kVariant = kBuild.variant;
   static constexpr DType kType = kTypeOfInputs;
   static constexpr DType kOutType = kTypeOfInputs;
   static constexpr Selection kSelection = kSelectionRule;
   static constexpr int kHeadDim = kDim;
   static constexpr bool kGeneral = kVariant == Variant::general;
   static constexpr bool kFull = kVariant == Variant::full;
+  // The weight of pruned keys is summed too and goes to a mean of V (docs/rest.md).
+  static constexpr bool kRestMean = kBuild.rest_mean;
   static constexpr int kConsumers = kVariant == Variant::wide ? 3 : 2;
   static constexpr int kTileQ = 64 * kConsumers;
   // Common lengths are no multiple of 192: the last row tile of a head is shorter then (tile/walk.h).
@@ -34,7 +43,8 @@ struct Config {
 
   // Keys per tile. 128 is a whole block of the interleaved grouping and gives each product enough work. Above d = 128
   // the output accumulator takes d/2 registers a thread and a K or V tile 256 d bytes, so a tile is half a block.
-  static constexpr int kTileK = kHeadDim <= 128 ? 128 : 64;
+  // fp16 with rest = mean takes twice as many exponentials in fp32, for which registers would be too few.
+  static constexpr int kTileK = kHeadDim > 128 || (kRestMean && kType == DType::f16) ? 64 : 128;
   static constexpr int kTilesPerBlock = tile::kBlockKeys / kTileK;
   static constexpr Pattern kPattern = blocks::pattern_of(kSelection);
   static constexpr tile::KeyMap kInterleavedKeys = tile::key_map(kPattern, Grouping::interleaved, kTileK);
@@ -46,8 +56,8 @@ struct Config {
   // The launch gives every thread 65536 / threads registers; the producer hands most of its share to the consumers.
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr bool kNarrow = kVariant == Variant::narrow || kFull;
-  static constexpr int kProducerRegisters = kNarrow ? 40 : kGeneral ? 88 : 56;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 152 : kGeneral ? 208 : 232;
+  static constexpr int kProducerRegisters = kNarrow ? 40 : kGeneral ? 88 : kRestMean ? 32 : 56;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? (kRestMean ? 160 : 152) : kGeneral ? 208 : 232;
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "setmaxnreg would wait for ever for registers the launch did not allocate");
 
@@ -58,7 +68,7 @@ struct Config {
   static constexpr bool kQIsScaledInPlace = !kQInRegisters;
   // At d = 256 half of it fits. Q's first panels go through the ring as an item's first entry, in a stage of K beside
   // an empty one of V, and the consumers take them to registers: the room this saves is a third stage's.
-  static constexpr int kQPanelsByRing = kNarrow && kHeadDim == 256 ? 2 : 0;
+  static constexpr int kQPanelsByRing = kNarrow && kHeadDim == 256 && !kRestMean ? 2 : 0;
   static constexpr int kQEntries = kQPanelsByRing > 0 ? 1 : 0;
   // Steps of the score product, 16 columns each, and how many of them read Q from registers.
   static constexpr int kScoreSteps = (kHeadDim + 15) / 16;
@@ -88,17 +98,21 @@ struct Config {
   static constexpr bool kSplitsBlocks = kNarrow && kHeadDim == 64;
 
   static constexpr int kQuarters = kTileK / 64;  // 64 keys share a metadata word
+  // Exponentials of two rows at once, in fp16: a weight errs by less than rounding it to bf16 does. 2 to 4 % faster,
+  // but nothing for 1:2 at d = 128 (docs/log/forward.md), and beyond it registers are too few.
+  // With twice as many exponentials, as rest = mean has them, 1:2 takes them so at d = 128 too.
+  static constexpr bool kHalfExponentials =
+      kType == DType::bf16 && !kGeneral && kHeadDim <= (kSelection == Selection::two_of_four || kRestMean ? 128 : 64);
+  // Weights of pruned keys, of which only the sum is needed, as 2^round(x) by integers instead of ex2: less work for
+  // the unit that computes exponentials, but each errs by up to 41 % (docs/rest.md says what that costs).
+  static constexpr bool kCoarseRest = false;
+
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
   // slices of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured
   // (docs/log/forward.md): nothing with three warpgroups, 5 % with two.
   static constexpr int kHeldSlices = !kNarrow || kTileK < 128                                 ? 1
                                      : kHeadDim <= 64 && kSelection == Selection::two_of_four ? 3
                                                                                               : 2;
-
-  // Exponentials of two rows at once, in fp16: a weight errs by less than rounding it to bf16 does. 2 to 4 % faster,
-  // but nothing for 1:2 at d = 128 (docs/log/forward.md), and beyond it registers are too few.
-  static constexpr bool kHalfExponentials =
-      kType == DType::bf16 && !kGeneral && kHeadDim <= (kSelection == Selection::two_of_four ? 128 : 64);
 
   static constexpr bool kReferenceIsScore = false;  // references are logarithms, base 2
   // Weights are exponentials relative to a reference, which is a score of an earlier tile and this much (base 2) more.

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "cuda/blocks/add_means.h"
 #include "cuda/blocks/consumer.h"
 #include "cuda/blocks/mask_load.h"
 #include "cuda/blocks/mask_words.h"
@@ -262,6 +263,24 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
       store_rows<C>(params.out, params.vector_out, current, row_in_tile(), lane(), products.out, sums);
     }
   }
+  // Of an item's rows, when all its weights are known: their sums, and those of pruned keys, which are part of them.
+  __device__ __forceinline__ RowSums sum_up_rows(RowSums& rest) const {
+    RowSums sums = sum_up(weigher.state);
+    if constexpr (C::kRestMean) {
+      rest = sum_up(weigher.rest);
+      sums.sum0 += rest.sum0;
+      sums.sum1 += rest.sum1;
+    }
+    return sums;
+  }
+  // When the item's output is known: what the pruned keys bring.
+  __device__ __forceinline__ void add_rest(const RowSums& rest) {
+    if constexpr (C::kRestMean) {
+      ptx::wait_for_kernels_before();  // the means are written
+      const RowMeans means = row_means<C>(params.means, params.work, item(number), row_in_tile(), lane());
+      add_means<C>(means, rest, products.out);
+    }
+  }
   // Results have a buffer of their own in shared memory: not that of Q.
   __device__ __forceinline__ bool has_out_buffer() const {
     return C::kOutReusesQ ? stages < C::kStages : C::kStagesOutput;
@@ -332,7 +351,8 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     ptx::wgmma_commit();
     ping_pong().pass_on();
     // While the tensor core works on the last output: all that does not need it.
-    const RowSums sums = sum_up(weigher.state);
+    RowSums rest;
+    const RowSums sums = sum_up_rows(rest);
     const int trailing = skip_after;
     const bool chained =
         C::kChainsItems && trailing == 0 && Base::next_item(number + 1) && skip_before == 0 && tile_end > tile_index;
@@ -347,6 +367,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
       ptx::wgmma_wait<1>();
       release(shared.v_empty, ring);
       // While the tensor core works on the scores. Results may take Q's buffer: the next one has left it.
+      add_rest(rest);
       if (in_place || has_out_buffer()) {
         write_rows<C::kStagesOutput>(sums);
       } else {
@@ -360,6 +381,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     } else {
       ptx::wgmma_wait<0>();
       release(shared.v_empty, ring);
+      add_rest(rest);
       write_rows<C::kStagesOutput && !C::kOutReusesQ>(sums);
       store_lse<C>(params.lse, params.scales, item(number), row_in_tile(), lane(), sums, weigher.state);
     }

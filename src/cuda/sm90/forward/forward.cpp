@@ -1,11 +1,31 @@
 #include "cuda/sm90/forward/forward.h"
 
+#include <algorithm>
+
 #include "cuda/blocks/tensor_maps.h"
 #include "cuda/device/device.h"
+#include "cuda/tile/head_dims.h"
 
 namespace dspattn::cuda::sm90 {
 
-std::size_t fused_workspace(const ForwardArgs& args) { return schedule_bytes({args.problem, args.out}); }
+namespace {
+
+// The kernel whose row serves a problem.
+ForwardKernel kernel_for(const Problem& problem) {
+  const std::int64_t larger = std::max(problem.q.extent(3), problem.v.extent(3));
+  int dim = 0;
+  for (const int other : tile::kHeadDims) dim = other >= larger && (dim == 0 || other < dim) ? other : dim;
+  return {problem.q.dtype, problem.pattern.group == 4 ? Selection::two_of_four : Selection::one_of_two, dim};
+}
+
+}  // namespace
+
+std::size_t fused_workspace(const ForwardArgs& args) {
+  const Problem& problem = args.problem;
+  if (problem.rest == Rest::drop) return schedule_bytes({problem, args.out});
+  if (is_empty(core::geometry_of(problem))) return 0;
+  return plan_forward(kernel_for(problem), problem, args.out, device_facts(problem.device.index)).workspace_bytes;
+}
 
 std::string describe_plan(const ForwardKernel& kernel, const Problem& problem) {
   if (is_empty(core::geometry_of(problem))) return {};
@@ -13,7 +33,7 @@ std::string describe_plan(const ForwardKernel& kernel, const Problem& problem) {
 }
 
 void fused_forward_launch(const ForwardKernel& kernel, Launcher (*launcher)(Variant),
-                          Launcher (*general_launcher)(Variant), const ForwardArgs& args) {
+                          Launcher (*general_launcher)(Variant), const ForwardArgs& args, const MeanLaunchers& mean) {
   const Problem& problem = args.problem;
   const CurrentDevice device(problem.device.index);
   if (is_empty(core::geometry_of(problem))) return clear_packed(args);
@@ -28,6 +48,10 @@ void fused_forward_launch(const ForwardKernel& kernel, Launcher (*launcher)(Vari
     make_map(params.v_map, v_shape(params.v, extents_of(problem.v), kernel.type, params.keys, tile_k), kernel.type);
   }
   prepare(args, plan, params, schedule_entries({problem, args.out}));
+  if (plan.rest_mean) {
+    launcher = mean.launcher;
+    general_launcher = mean.general_launcher;
+  }
   const Launcher launch = (plan.variant == Variant::general ? general_launcher : launcher)(plan.variant);
   launch(params, plan, static_cast<cudaStream_t>(args.run.stream));
 }

@@ -44,6 +44,18 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
     ptx::mbarrier_arrive_if(ptx::shared_address(&shared.results.full[Base::index]) + stored, has_sums ? 1 : 0);
   }
 
+  // As Consumer's. All rows have the same mean; nobody has described the item, so its head is looked up.
+  __device__ __forceinline__ void add_rest(const RowSums& rest) {
+    if constexpr (C::kRestMean) {
+      Work work{};
+      describe_item<C, false>(params.work, number, work);
+      const int entry = params.means.table.entry({work.sequence, 0, 0}, work.band, 0);
+      const float* mean = entry_at<C>(params.means, work.head, entry, Base::lane());
+      ptx::wait_for_kernels_before();  // the means are written
+      add_means<C>({mean, mean}, rest, products.out);
+    }
+  }
+
   // All tiles of an item from its first scores on, and the next item's first scores, if there is one.
   __device__ __forceinline__ void run_item(bool more) {
     Base::look_ahead(ring);
@@ -70,7 +82,8 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
     ptx::wgmma_commit();
     Base::ping_pong().pass_on();
     // While the tensor core works on the last output: all that does not need it.
-    const RowSums sums = sum_up(weigher.state);
+    RowSums rest;
+    const RowSums sums = Base::sum_up_rows(rest);
     typename Base::TileRing next = ring;
     next.advance(stages);
     if (more) {
@@ -81,6 +94,7 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
       Base::issue_first_scores(next.stage, number + 1);
       ptx::wgmma_wait<1>();
       Base::release(shared.v_empty, ring);
+      add_rest(rest);
       hand_over(sums);  // while the tensor core works on the scores
       ptx::wgmma_wait<0>();
       Base::release(shared.k_empty, next);
@@ -89,6 +103,7 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
       Base::release(shared.v_empty, ring);
       // No next Q was loaded: waits until the results of the item before have been sent.
       if (number > 0) ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[0]), number & 1);
+      add_rest(rest);
       hand_over(sums);
     }
     ptx::wgmma_wait<0>();  // asked for where the two ways meet (C7515)

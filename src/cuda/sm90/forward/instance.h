@@ -10,4 +10,8 @@ namespace dspattn::cuda::sm90 {
 template <DType kType, Selection kSelection, int kDim>
 Launcher launcher(Variant variant);
 
+// With rest = mean: defined in instance_mean.cu.in, compiled for every kDim that is a mean_dim().
+template <DType kType, Selection kSelection, int kDim>
+Launcher mean_launcher(Variant variant);
+
 }  // namespace dspattn::cuda::sm90

@@ -30,4 +30,29 @@ Launcher compiled(Variant variant) {
   return nullptr;
 }
 
+// With rest = mean.
+template <DType kType, Selection kSelection, int kDim>
+Launcher compiled_mean(Variant variant) {
+  switch (variant) {
+    case Variant::wide:
+      if constexpr (has_mean_wide(kSelection, kType, kDim)) {
+        return &launch_fused<Config<kType, kSelection, kDim, Build(Variant::wide, true)>>;
+      }
+      break;
+    case Variant::narrow:
+      return &launch_fused<Config<kType, kSelection, kDim, Build(Variant::narrow, true)>>;
+    case Variant::full:
+      if constexpr (has_mean_full(kType, kDim)) {
+        return &launch_fused<Config<kType, kSelection, kDim, Build(Variant::full, true)>>;
+      }
+      break;
+    case Variant::general:
+      if constexpr (mean_general_dim(kDim) == kDim) {
+        return &launch_fused<Config<kType, kSelection, kDim, Build(Variant::general, true)>>;
+      }
+      break;
+  }
+  return nullptr;
+}
+
 }  // namespace dspattn::cuda::sm90

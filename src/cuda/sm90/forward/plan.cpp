@@ -27,9 +27,35 @@ VariantTraits traits_at(Variant variant) {
   return {};
 }
 
+// With rest = mean.
+template <DType kType, Selection kSelection, int kDim>
+VariantTraits mean_traits_at(Variant variant) {
+  constexpr int kMeanDim = mean_dim(kDim);
+  switch (variant) {
+    case Variant::wide:
+      if constexpr (has_mean_wide(kSelection, kType, kMeanDim)) {
+        return traits_from<Config<kType, kSelection, kMeanDim, Build(Variant::wide, true)>>();
+      }
+      break;
+    case Variant::narrow:
+      return traits_from<Config<kType, kSelection, kMeanDim, Build(Variant::narrow, true)>>();
+    case Variant::full:
+      if constexpr (has_mean_full(kType, kMeanDim)) {
+        return traits_from<Config<kType, kSelection, kMeanDim, Build(Variant::full, true)>>();
+      }
+      break;
+    case Variant::general:
+      return traits_from<Config<kType, kSelection, mean_general_dim(kDim), Build(Variant::general, true)>>();
+  }
+  return {};
+}
+
 template <DType kType, Selection kSelection>
-VariantTraits traits_for(int dim, Variant variant) {
-  return tile::at_head_dim(dim, [&]<int kDim>() { return traits_at<kType, kSelection, kDim>(variant); });
+VariantTraits traits_for(int dim, Build build) {
+  return tile::at_head_dim(dim, [&]<int kDim>() {
+    return build.rest_mean ? mean_traits_at<kType, kSelection, kDim>(build.variant)
+                           : traits_at<kType, kSelection, kDim>(build.variant);
+  });
 }
 
 // The order in which variants are tried, and why one is taken; empty: it is not.
@@ -43,15 +69,14 @@ std::string full_because(const ForwardQuestion& question, const VariantTraits& t
 
 }  // namespace
 
-VariantTraits traits_of(const ForwardKernel& kernel, Variant variant) {
+VariantTraits traits_of(const ForwardKernel& kernel, Build build) {
   if (kernel.type == DType::bf16) {
     return kernel.selection == Selection::two_of_four
-               ? traits_for<DType::bf16, Selection::two_of_four>(kernel.dim, variant)
-               : traits_for<DType::bf16, Selection::one_of_two>(kernel.dim, variant);
+               ? traits_for<DType::bf16, Selection::two_of_four>(kernel.dim, build)
+               : traits_for<DType::bf16, Selection::one_of_two>(kernel.dim, build);
   }
-  return kernel.selection == Selection::two_of_four
-             ? traits_for<DType::f16, Selection::two_of_four>(kernel.dim, variant)
-             : traits_for<DType::f16, Selection::one_of_two>(kernel.dim, variant);
+  return kernel.selection == Selection::two_of_four ? traits_for<DType::f16, Selection::two_of_four>(kernel.dim, build)
+                                                    : traits_for<DType::f16, Selection::one_of_two>(kernel.dim, build);
 }
 
 bool works_in_pairs(const ForwardQuestion& question, int tile_q, int multiprocessors) {
@@ -89,7 +114,9 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
   ForwardPlan plan;
   look_at_tensors(question, plan);
   const Pattern pattern = blocks::pattern_of(kernel.selection);
-  const tile::KeyMap keys = tile::key_map(pattern, problem.grouping, traits_of(kernel, Variant::narrow).tile_k);
+  const bool mean = problem.rest == Rest::mean;
+  const auto traits_as = [&](Variant variant) { return traits_of(kernel, {variant, mean}); };
+  const tile::KeyMap keys = tile::key_map(pattern, problem.grouping, traits_as(Variant::narrow).tile_k);
   plan.tma_k =
       blocks::k_shape(rows_of(problem.k), extents_of(problem.k), kernel.type, keys, tile::kBlockKeys).has_value();
   plan.tma_v =
@@ -99,8 +126,8 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
   const auto pairs_of = [&](const VariantTraits& traits) {
     return traits.may_pair && works_in_pairs(question, traits.tile_q, device.multiprocessors);
   };
-  const VariantTraits full = traits_of(kernel, Variant::full);
-  const VariantTraits wide = traits_of(kernel, Variant::wide);
+  const VariantTraits full = traits_as(Variant::full);
+  const VariantTraits wide = traits_as(Variant::wide);
   const std::int64_t wide_from = wide_from_rows(question.full, pattern);
   if (std::string need = needs_general(question, plan); !need.empty()) {
     plan.variant = Variant::general;
@@ -116,7 +143,7 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
     plan.reason = wide.compiled ? "sequences of fewer than " + std::to_string(wide_from) + " query rows"
                                 : "the head dim leaves registers for two consumer warpgroups";
   }
-  plan.traits = traits_of(kernel, plan.variant);
+  plan.traits = traits_as(plan.variant);
   const VariantTraits& traits = plan.traits;
   plan.pairs = pairs_of(traits);
 
@@ -135,6 +162,7 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
   plan.threads = 128 * (traits.consumers + 1);
   choose_order(question, item_rows, used, plan);
   plan.workspace_bytes = schedule_bytes(question);
+  if (mean) add_means(question, traits.dim, plan);
   if (question.scheduled && !general) plan.walk = Walk::schedule;  // the general variant walks items in order
 
   // How an item's key blocks are loaded. Those that need masking come first where that is faster: there their code

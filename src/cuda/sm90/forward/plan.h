@@ -15,7 +15,7 @@ struct ForwardKernel {
   int dim;
 };
 
-VariantTraits traits_of(const ForwardKernel& kernel, Variant variant);
+VariantTraits traits_of(const ForwardKernel& kernel, Build build);
 
 // From this many query rows on, three warpgroups win over two: where rows see all keys, and where they do not, when row
 // tiles of 192 rows waste more on the diagonal, the more the costlier the selection is.

@@ -29,8 +29,11 @@ struct Fused {
     result.forward_workspace = &fused_workspace;
     result.forward = [](const ForwardArgs& args) {
       fused_forward_launch(kKernel, &launcher<kType, kSelection, kDim>, &launcher<kType, kSelection, general_dim(kDim)>,
-                           args);
+                           args,
+                           {&mean_launcher<kType, kSelection, mean_dim(kDim)>,
+                            &mean_launcher<kType, kSelection, mean_general_dim(kDim)>});
     };
+    result.features = {core::Feature::rest_mean};
     return result;
   }
 };

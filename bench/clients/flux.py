@@ -1,0 +1,134 @@
+"""Times a whole forward pass of a diffusion transformer of Flux's shapes (n = 4608, 24 heads of 128, bf16, random
+weights) with pruned attention beside the same model on PyTorch's attention (cuDNN's kernel), in turn in one process.
+
+    python3 -m bench.clients.flux --out bench/results/flux_h200.json --check
+
+The model is diffusers' FluxTransformer2DModel where that package is found (--path adds a folder to look in), else the
+same shapes from plain PyTorch layers (flux_model.py); the result says which. Switched by dspattn.use, nothing else
+changes. Bar: 1:2 at least 1.12 times as fast as cuDNN; --check exits 1 below it.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import dspattn
+from bench.clients.flux_model import Shape, Transformer
+from bench.common import results, timing
+
+PATTERNS = ("1:2", "2:4")
+BAR = {"1:2": 1.12}
+
+
+def plain(shape, device, dtype):
+    """(forward, what it is) of the model in flux_model.py."""
+    with torch.device(device):
+        model = Transformer(shape).to(dtype).eval()
+        inputs = (
+            torch.randn(1, shape.image_tokens, shape.image_channels, dtype=dtype),
+            torch.randn(1, shape.text_tokens, shape.text_channels, dtype=dtype),
+            torch.randn(1, shape.pooled_channels, dtype=dtype),
+        )
+    return lambda: model(*inputs), "plain PyTorch layers"
+
+
+def from_diffusers(shape, device, dtype):
+    """The same of diffusers' own model."""
+    import diffusers
+
+    rope = [shape.head_dim // 8, shape.head_dim * 7 // 16, shape.head_dim * 7 // 16]
+    with torch.device(device):
+        model = diffusers.FluxTransformer2DModel(
+            num_layers=shape.joint_blocks, num_single_layers=shape.single_blocks, attention_head_dim=shape.head_dim,
+            num_attention_heads=shape.heads, in_channels=shape.image_channels, axes_dims_rope=rope,
+            joint_attention_dim=shape.text_channels, pooled_projection_dim=shape.pooled_channels,
+        ).to(dtype).eval()  # fmt: skip
+        inputs = {
+            "hidden_states": torch.randn(1, shape.image_tokens, shape.image_channels, dtype=dtype),
+            "encoder_hidden_states": torch.randn(1, shape.text_tokens, shape.text_channels, dtype=dtype),
+            "pooled_projections": torch.randn(1, shape.pooled_channels, dtype=dtype),
+            "timestep": torch.ones(1, dtype=dtype),
+            "img_ids": torch.rand(shape.image_tokens, 3),
+            "txt_ids": torch.zeros(shape.text_tokens, 3),
+        }
+    return lambda: model(**inputs, return_dict=False)[0], f"diffusers {diffusers.__version__}"
+
+
+def contenders(forward, device):
+    """{name: forward with that attention}."""
+
+    def stock():
+        # cuDNN's or none: PyTorch would take another kernel in silence.
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if device == "cuda" else contextlib.nullcontext():
+            return forward()
+
+    def pruned(pattern):
+        with dspattn.use(pattern):
+            return forward()
+
+    return {"stock": stock, **{pattern: lambda pattern=pattern: pruned(pattern) for pattern in PATTERNS}}
+
+
+def measure(shape, device, dtype, model, repeats):
+    """One row of the result."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        forward, what = (plain if model == "plain" else from_diffusers)(shape, device, dtype)
+        functions = contenders(forward, device)
+        outs = {name: function().float() for name, function in functions.items()}
+        if device == "cuda":
+            timing.warm_up()
+            times = timing.in_turn(functions, repeats)
+        else:
+            times = timing.in_turn_on_cpu(functions, 0.0, "wall")
+    reference = outs["stock"].norm()
+    return {
+        "model": what, "n": shape.tokens, "heads": shape.heads, "d": shape.head_dim, "dtype": str(dtype)[6:],
+        "blocks": [shape.joint_blocks, shape.single_blocks], "times": times,
+        "ratios": {p: round(times["stock"]["median_us"] / times[p]["median_us"], 4) for p in PATTERNS},
+        "relative_difference": {p: round(float((outs[p] - outs["stock"]).norm() / reference), 4) for p in PATTERNS},
+    }  # fmt: skip
+
+
+def found_diffusers():
+    try:
+        import diffusers  # noqa: F401
+    except Exception as error:  # whatever a package for another torch raises when it is imported
+        print(f"diffusers is not used: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description="A whole forward pass of Flux's shapes, pruned and not.")
+    parser.add_argument("--out", help="result file; default: standard output")
+    parser.add_argument("--model", choices=["diffusers", "plain"], help="default: diffusers where it can be imported")
+    parser.add_argument("--path", help="a folder with the diffusers package")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a model of toy size, for trying the program")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--check", action="store_true", help="exit 1 below the bar")
+    given = parser.parse_args(arguments)
+    if given.path:
+        sys.path.insert(0, given.path)
+    model = given.model or ("diffusers" if found_diffusers() else "plain")
+    shape = Shape(1, 1, 2, 16, 160, 32, 8, 24, 16) if given.tiny else Shape()
+    dtype = torch.bfloat16 if given.device == "cuda" else torch.float32
+    row = measure(shape, given.device, dtype, model, given.repeats)
+    facts = results.gpu() if given.device == "cuda" else results.cpu()
+    if given.out:
+        results.write(given.out, facts, [row])
+    else:
+        print(json.dumps({**facts, "rows": [row]}, indent=1))
+    missed = [p for p, bar in BAR.items() if row["ratios"][p] < bar]
+    for pattern in missed:
+        print(f"{pattern}: {row['ratios'][pattern]} times stock, bar {BAR[pattern]}", file=sys.stderr)
+    return 1 if given.check and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

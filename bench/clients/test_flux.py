@@ -1,0 +1,34 @@
+"""The Flux benchmark at toy size on the CPU: it prunes where it says so, and nothing else changes."""
+
+import pytest
+import torch
+
+import dspattn
+from bench.clients import flux
+from bench.clients.flux_model import Shape
+from bench.common import results
+
+TINY = Shape(1, 1, 2, 16, 160, 32, 8, 24, 16)
+
+
+@pytest.mark.parametrize("build", [flux.plain, flux.from_diffusers])
+def test_every_attention_call_is_switched(build):
+    if build is flux.from_diffusers:
+        pytest.importorskip("diffusers", reason="diffusers is not installed", exc_type=ImportError)
+    torch.manual_seed(0)
+    forward, _ = build(TINY, "cpu", torch.float32)
+    with torch.no_grad():
+        stock = forward()
+        with dspattn.use("dense") as switched:
+            torch.testing.assert_close(forward(), stock, atol=1e-4, rtol=1e-4)
+        assert switched.served == TINY.joint_blocks + TINY.single_blocks and not switched.left
+        with dspattn.use("1:2"):
+            assert (forward() - stock).abs().max() > 1e-4
+
+
+def test_result_file(tmp_path):
+    out = tmp_path / "flux.json"
+    flux.main(["--device", "cpu", "--tiny", "--model", "plain", "--out", str(out)])
+    (row,) = results.read(out)["rows"]
+    assert row["n"] == 192 and set(row["ratios"]) == {"1:2", "2:4"} and min(row["ratios"].values()) > 0
+    assert 0 < row["relative_difference"]["2:4"] < 1

@@ -1,0 +1,82 @@
+"""Whether the library serves a problem, asked while torch.compile traces it.
+
+The operator itself checks its arguments when it runs, which in compiled code is too late to choose another way, and in
+the C++ library's words. So tracing calls it once on tensors of the same types and sizes but with an empty batch: that
+checks everything but the tensors' elements and strides, and computes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _ops
+from ._schema import TENSORS, ProblemArguments
+from .errors import DspattnError
+
+BATCHED = ("q", "k", "v", "allowed", "bias", "key_lengths")  # whose first dimension is the batch
+Kind = tuple[tuple[int | None, ...], torch.dtype, torch.device]  # of a tensor; None: a size that is not fixed
+
+
+def require_served(problem: ProblemArguments) -> None:
+    """Raise the reasons that the library has against a problem. For code that is being traced."""
+    kinds = []
+    for tensor in problem[:TENSORS]:
+        kinds.append(None if tensor is None else (_fixed(tensor.shape), tensor.dtype, tensor.device))
+    reasons = _reasons(tuple(kinds), _fixed(problem[TENSORS:]))
+    if reasons:
+        raise DspattnError(reasons.split("\n"))
+
+
+def _fixed(values: Any) -> tuple[Any, ...]:
+    return tuple([None if isinstance(value, (torch.SymInt, torch.SymFloat)) else value for value in values])
+
+
+@torch.compiler.assume_constant_result
+def _reasons(kinds: tuple[Kind | None, ...], options: tuple[Any, ...]) -> str:
+    """What the operator says to such a problem, one reason a line."""
+    names = dict(zip(ProblemArguments._fields, kinds, strict=False))
+    sizes = _sizes({name: kind[0] for name, kind in names.items() if kind is not None})
+    if sizes is None:
+        return ""
+    with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._AutoDispatchBelowAutograd():
+        tensors = [None if kind is None else _empty(sizes[name], kind) for name, kind in names.items()]
+        fixed = ProblemArguments(*tensors, *options)  # type: ignore[arg-type]
+        defaults = ProblemArguments._field_defaults
+        try:
+            _ops.attention(*(defaults.get(n) if v is None else v for n, v in fixed._asdict().items()))
+        except RuntimeError as error:
+            refusal = _ops.translated(error)
+            return "\n".join(refusal.reasons) if isinstance(refusal, DspattnError) else ""
+    return ""
+
+
+def _sizes(given: dict[str, Any]) -> dict[str, Any] | None:
+    """The sizes that the call is made with: no batch, or no rows where it is packed. None: nothing can be asked."""
+    if any(None in shape for shape in given.values()):
+        given = {name: _any_length(name, shape) for name, shape in given.items()}
+    batch, packed = given["q"][0], "cu_q" in given
+    if "block_table" in given or any(None in shape for shape in given.values()):
+        return None
+    if packed:
+        return {name: (*shape[:2], 0, shape[3]) if name in ("q", "k", "v") else shape for name, shape in given.items()}
+    of_batch = {name: shape for name, shape in given.items() if name in BATCHED}
+    if any(shape[0] not in (1, batch) for shape in of_batch.values()):
+        return None  # the reason would name the empty batch
+    return given | {name: (0, *shape[1:]) for name, shape in of_batch.items() if shape[0] == batch}
+
+
+def _any_length(name: str, shape: Any) -> Any:
+    """One position in the place of any number of them, where sizes are not fixed."""
+    if name in ("q", "k", "v"):
+        return (1, shape[1], 1, shape[3])
+    if name in ("allowed", "bias"):
+        return (1, 1, 1, 1)
+    return {"key_lengths": (1,), "cu_q": (2,), "cu_k": (2,)}.get(name, shape)
+
+
+def _empty(shape: Any, kind: Kind) -> Tensor:
+    """One element stands for all, where there are any: masks may be large."""
+    return torch.zeros(1 if 0 not in shape else shape, dtype=kind[1], device=kind[2]).expand(shape)

@@ -1,0 +1,451 @@
+#include <cmath>
+
+#include "cuda/blocks/means.h"
+#include "cuda/device/device.h"
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/packed_half.h"
+
+namespace dspattn::cuda::blocks {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWidth = 8;         // columns of V that a thread loads at once: 16 bytes
+constexpr int kAtOnce = 4;        // keys whose V a thread loads together: the fewest that it has of a block
+constexpr int kCtasAtOnce = 4;    // of sum_blocks() on a multiprocessor: some load while others add up
+constexpr int kRowsOfChunk = 64;  // query rows whose means a CTA of row_means() computes
+constexpr int kMostColumns = 256;
+
+// Where a sequence lies and which keys it has.
+struct Sequence {
+  tile::MeanTable::Sequence place;
+  int batch = 0;  // of V
+  int rows = 0, keys = 0;
+  int key_length = 0;  // of which so many are seen
+};
+
+__device__ __forceinline__ Sequence sequence_of(const MeansParams& params, int index) {
+  const WorkParams& work = params.work;
+  Sequence sequence{{index, 0, 0}, index, work.n_q, work.n_k, 0};
+  if (work.cumulative_q.present()) {
+    const tile::RowSpan queries = tile::packed_span(work.cumulative_q, index, work.q_rows, work.n_q);
+    const tile::RowSpan keys = tile::packed_span(work.cumulative_k, index, work.k_rows, work.n_k);
+    sequence = {{index, keys.begin, queries.begin}, 0, queries.count, keys.count, 0};
+  }
+  sequence.key_length = tile::visible_keys(work.key_lengths, index, sequence.keys);
+  return sequence;
+}
+
+// V of one head of a sequence, and which of its keys no mask hides.
+struct Values {
+  const MeansParams& params;
+  const std::uint16_t* rows;
+  std::int64_t allowed, bias;  // elements of the masks at key 0
+
+  __device__ __forceinline__ Values(const MeansParams& p, const Sequence& sequence, int head) : params(p) {
+    rows = static_cast<const std::uint16_t*>(p.v.data) +
+           p.v.offset(sequence.batch, p.heads_per_key_head.quotient(head), sequence.place.k_row);
+    allowed = sequence.place.index * p.allowed.batch_stride + head * p.allowed.head_stride;
+    bias = sequence.place.index * p.bias.batch_stride + head * p.bias.head_stride;
+  }
+
+  __device__ __forceinline__ bool hidden(int key) const {
+    if (params.allowed.data != nullptr &&
+        static_cast<const std::uint8_t*>(params.allowed.data)[allowed + key * params.allowed.key_stride] == 0) {
+      return true;
+    }
+    if (params.bias.data == nullptr) return false;
+    const std::int64_t at = bias + key * params.bias.key_stride;
+    if (params.bias_bytes == 4) return static_cast<const float*>(params.bias.data)[at] == -INFINITY;
+    const std::uint16_t bits = static_cast<const std::uint16_t*>(params.bias.data)[at];
+    return bits == (params.type == DType::bf16 ? 0xFF80u : 0xFC00u);
+  }
+
+  __device__ __forceinline__ float number(std::uint32_t low_half) const {
+    if (params.type == DType::bf16) return __uint_as_float(low_half << 16);
+    float low, high;
+    ptx::unpack_f16x2(low_half & 0xFFFFu, low, high);
+    return low;
+  }
+  // One column; 0 past the last.
+  __device__ __forceinline__ float at(int key, int column) const {
+    return column < params.columns ? number(rows[key * params.v.row_stride + column]) : 0.0f;
+  }
+  __device__ __forceinline__ void add(const uint4& x, float (&sums)[kWidth]) const {
+    const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sums[2 * i] += number(words[i]);
+      sums[2 * i + 1] += number(words[i] >> 16);
+    }
+  }
+  // Aligned rows, none of which a mask hides.
+  __device__ __forceinline__ bool simple() const {
+    return params.vector != 0 && params.allowed.data == nullptr && params.bias.data == nullptr;
+  }
+  // Of kAtOnce such keys; all loads are on their way before the first sum.
+  __device__ __forceinline__ void load_together(int key, int column, uint4 (&x)[kAtOnce]) const {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      x[i] = make_uint4(0, 0, 0, 0);
+      if (column < params.columns) {
+        x[i] = *reinterpret_cast<const uint4*>(rows + (key + i) * params.v.row_stride + column);
+      }
+    }
+  }
+  // Adds kWidth columns from `column` on to `sums`.
+  __device__ __forceinline__ void add(int key, int column, float (&sums)[kWidth]) const {
+    if (column >= params.columns) return;
+    const std::uint16_t* from = rows + key * params.v.row_stride + column;
+    if (params.vector != 0) {
+      add(*reinterpret_cast<const uint4*>(from), sums);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        if (column + i < params.columns) sums[i] += number(from[i]);
+      }
+    }
+  }
+};
+
+// An entry's number; of no key 0. A division would be a call, around which registers are spilled.
+__device__ __forceinline__ float mean_of(float sum, int count) {
+  return count > 0 ? sum * ptx::reciprocal_fast(static_cast<float>(count)) : 0.0f;
+}
+
+// How the threads of sum_blocks() share a block of 128 keys: each has kWidth columns of some neighbouring keys, its
+// run.
+struct BlockShare {
+  int column, run, runs, keys;
+
+  __device__ __forceinline__ explicit BlockShare(int stride) {
+    const int across = stride / kWidth;
+    runs = kThreads / across;
+    keys = tile::kBlockKeys / runs;
+    column = static_cast<int>(threadIdx.x) % across * kWidth;
+    run = static_cast<int>(threadIdx.x) / across;
+  }
+};
+
+struct RunSums {
+  float sums[kThreads * kWidth];  // [run][column]
+  int counts[kThreads];           // of the run's keys that no mask hides
+};
+
+// Adds up every run of keys [0, length) of `values`, of which there are at most 128.
+__device__ __forceinline__ void add_runs(const Values& values, const BlockShare& share, int first_key, int length,
+                                         RunSums& runs) {
+  float sums[kWidth] = {};
+  int count = 0;
+  int done = 0;
+  if (values.simple()) {
+    const int present = min(share.keys, length - share.run * share.keys);
+#pragma unroll 2
+    for (; done + kAtOnce <= present; done += kAtOnce) {
+      uint4 x[kAtOnce];
+      values.load_together(first_key + share.run * share.keys + done, share.column, x);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) values.add(x[i], sums);
+    }
+    count = done;
+  }
+  for (int i = done; i < share.keys; ++i) {
+    const int key = share.run * share.keys + i;
+    if (key < length && !values.hidden(first_key + key)) {
+      values.add(first_key + key, share.column, sums);
+      ++count;
+    }
+  }
+  float* to = runs.sums + static_cast<int>(threadIdx.x) * kWidth;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) to[i] = sums[i];
+  if (share.column == 0) runs.counts[share.run] = count;
+  __syncthreads();  // every run's sum is known to all
+}
+
+// The whole block at place `block` of the head's.
+__device__ __forceinline__ void sum_block(const MeansParams& params, int head, std::int64_t block, RunSums& runs) {
+  int index = 0;
+  if (params.work.cumulative_k.present()) {
+    // The last sequence that begins at or before the block's place: no other can have a block there.
+    for (int low = 0, high = params.sequences; low < high;) {
+      const int middle = (low + high) / 2;
+      const int begin = tile::clamp_length(params.work.cumulative_k.at(middle), 0, params.work.k_rows);
+      if (begin / tile::kBlockKeys <= block) {
+        index = middle;
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+  } else {
+    index = static_cast<int>(block / params.table.blocks);
+  }
+  const Sequence sequence = sequence_of(params, index);
+  const std::int64_t rank = block - params.table.block_of(sequence.place);
+  if (rank < 0 || (rank + 1) * tile::kBlockKeys > sequence.key_length) return;
+  const BlockShare share(params.stride);
+  add_runs(Values(params, sequence, head), share, static_cast<int>(rank) * tile::kBlockKeys, tile::kBlockKeys, runs);
+  const std::int64_t place = head * params.table.all_blocks + block;
+  const int column = static_cast<int>(threadIdx.x);
+  if (column < params.stride) {
+    float sum = 0;
+    for (int run = 0; run < share.runs; ++run) sum += runs.sums[run * params.stride + column];
+    params.sums[place * params.stride + column] = sum;
+  }
+  if (threadIdx.x == 0) {
+    int count = 0;
+    for (int run = 0; run < share.runs; ++run) count += runs.counts[run];
+    params.counts[place] = count;
+  }
+}
+
+// The means of a sequence's first keys, up to 127 of them.
+__device__ __forceinline__ void average_first_keys(const MeansParams& params, int head, int index, RunSums& runs) {
+  const Sequence sequence = sequence_of(params, index);
+  const int length = min(sequence.key_length, params.table.first_keys);
+  const BlockShare share(params.stride);
+  const Values values(params, sequence, head);
+  add_runs(values, share, 0, length, runs);
+  float sums[kWidth] = {};
+  int count = 0;
+  for (int run = 0; run < share.run; ++run) {
+    const float* from = runs.sums + run * params.stride + share.column;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) sums[i] += from[i];
+    count += runs.counts[run];
+  }
+  float* to = params.means + (head * params.table.entries + params.table.edge_of(sequence.place)) * params.stride;
+  const auto write = [&](int key) {
+    auto* entry = reinterpret_cast<float4*>(to + static_cast<std::int64_t>(key) * params.stride + share.column);
+    entry[0] = make_float4(mean_of(sums[0], count), mean_of(sums[1], count), mean_of(sums[2], count),
+                           mean_of(sums[3], count));
+    entry[1] = make_float4(mean_of(sums[4], count), mean_of(sums[5], count), mean_of(sums[6], count),
+                           mean_of(sums[7], count));
+  };
+  int done = 0;
+  if (values.simple()) {
+    const int present = min(share.keys, length - share.run * share.keys);
+    for (; done + kAtOnce <= present; done += kAtOnce) {
+      const int key = share.run * share.keys + done;
+      uint4 x[kAtOnce];
+      values.load_together(key, share.column, x);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        values.add(x[i], sums);
+        ++count;
+        write(key + i);
+      }
+    }
+  }
+  for (int i = done; i < share.keys; ++i) {
+    const int key = share.run * share.keys + i;
+    if (key >= length) return;
+    if (!values.hidden(key)) {
+      values.add(key, share.column, sums);
+      ++count;
+    }
+    write(key);
+  }
+}
+
+// A CTA for every whole block of a head, and one for the first keys of each of its sequences. From the last sequence to
+// the first, whose V the kernel that follows then finds in the L2 cache.
+__global__ void __launch_bounds__(kThreads, kCtasAtOnce) sum_blocks(const MeansParams params) {
+  __shared__ RunSums runs;
+  ptx::start_next_kernel();
+  const unsigned task = gridDim.x - 1 - blockIdx.x;
+  const auto heads = static_cast<unsigned>(params.heads);
+  const auto head = static_cast<int>(task % heads);
+  const std::int64_t rank = task / heads;
+  if (rank < params.table.all_blocks) {
+    sum_block(params, head, rank, runs);
+  } else {
+    average_first_keys(params, head, static_cast<int>(rank - params.table.all_blocks), runs);
+  }
+}
+
+// Sums of blocks [first, last) of a sequence, whose block 0 stands at `place`, and of how many keys.
+struct Total {
+  float sum = 0;
+  int count = 0;
+
+  __device__ __forceinline__ void add(const MeansParams& params, std::int64_t place, int column) {
+    sum += params.sums[place * params.stride + column];
+    count += params.counts[place];
+  }
+};
+
+// Rows see all keys before their last: the means of the blocks from a sequence's first on. A CTA for every head of a
+// sequence, a thread for every column.
+__global__ void __launch_bounds__(kMostColumns) prefix_means(const MeansParams params) {
+  ptx::start_next_kernel();
+  ptx::wait_for_kernels_before();
+  const int head = static_cast<int>(blockIdx.x) / params.sequences;
+  const Sequence sequence = sequence_of(params, static_cast<int>(blockIdx.x) - head * params.sequences);
+  const int column = static_cast<int>(threadIdx.x);
+  const std::int64_t place = head * params.table.all_blocks + params.table.block_of(sequence.place);
+  const std::int64_t first = head * params.table.entries + params.table.entry_of_blocks(sequence.place, {0, 1});
+  const int blocks = sequence.key_length / tile::kBlockKeys;
+  constexpr int kBatch = 8;  // loaded before the first is stored: the compiler does not know that they are others
+  Total total;
+  for (int begin = 0; begin < blocks; begin += kBatch) {
+    float sums[kBatch];
+    int counts[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const std::int64_t at = place + min(begin + i, blocks - 1);
+      sums[i] = params.sums[at * params.stride + column];
+      counts[i] = params.counts[at];
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (begin + i >= blocks) break;
+      total.sum += sums[i];
+      total.count += counts[i];
+      params.means[(first + begin + i) * params.stride + column] = mean_of(total.sum, total.count);
+    }
+  }
+}
+
+// Which rows of a chunk have an entry of their own, neither of whole blocks nor of first keys.
+__device__ __forceinline__ bool has_own_entry(const tile::MeanTable& table, const tile::KeyInterval& keys) {
+  const tile::KeyBlockRange whole = tile::whole_blocks(keys);
+  return keys.end > keys.begin && whole.end <= whole.begin && (table.by_row != 0 || keys.begin > 0);
+}
+
+// One column of V, as a thread of row_means() has it.
+struct RowColumn {
+  const MeansParams& params;
+  const Sequence& sequence;
+  tile::RowBand band;
+  Values values;
+  int head, column;
+
+  __device__ __forceinline__ float& mean(std::int64_t entry) const {
+    return params.means[(head * params.table.entries + entry) * params.stride + column];
+  }
+  __device__ __forceinline__ void add(int key, Total& total) const {
+    if (values.hidden(key)) return;
+    total.sum += values.at(key, column);
+    ++total.count;
+  }
+
+  // Rows [begin, end) that see whole blocks; rows that see the same ones follow one another.
+  __device__ __forceinline__ void average_blocks(int begin, int end) const {
+    const std::int64_t place = head * params.table.all_blocks + params.table.block_of(sequence.place);
+    tile::KeyBlockRange last;
+    for (int row = begin; row < end; ++row) {
+      const tile::KeyBlockRange whole = tile::whole_blocks(tile::interval_of(band, row));
+      if (whole.end <= whole.begin || (whole.begin == last.begin && whole.end == last.end)) continue;
+      last = whole;
+      Total total;
+#pragma unroll 4
+      for (int block = whole.begin; block < whole.end; ++block) total.add(params, place + block, column);
+      mean(params.table.entry_of_blocks(sequence.place, whole)) = mean_of(total.sum, total.count);
+    }
+  }
+
+  // Rows [begin, end) where mask tensors hide keys: of whole blocks those that are not hidden, or of all keys, where
+  // that leaves none.
+  __device__ __forceinline__ void average_masked(int begin, int end) const {
+    const std::int64_t place = head * params.table.all_blocks + params.table.block_of(sequence.place);
+    tile::KeyBlockRange last;
+    Total blocks;
+    for (int row = begin; row < end; ++row) {
+      const tile::KeyInterval keys = tile::interval_of(band, row);
+      if (keys.end <= keys.begin) continue;
+      const tile::KeyBlockRange whole = tile::whole_blocks(keys);
+      if (row == begin || whole.begin != last.begin || whole.end != last.end) {
+        blocks = {};
+        for (int block = whole.begin; block < whole.end; ++block) blocks.add(params, place + block, column);
+        last = whole;
+      }
+      Total total = blocks;
+      if (total.count == 0) {
+        for (int key = keys.begin; key < keys.end; ++key) add(key, total);
+      }
+      mean(params.table.entry_of_row(sequence.place, row)) = mean_of(total.sum, total.count);
+    }
+  }
+
+  // Rows [begin, end), the first of which sees the key with which the last one begins, the pivot. Every row's keys are
+  // some before the pivot and some from there on: from the pivot down and from the pivot up they are added one by one,
+  // each key twice instead of once for every row. `counts`: of a row's keys before the pivot, for all columns.
+  __device__ __forceinline__ void average_rows(int begin, int end, int* counts) const {
+    const int pivot = band.begin(end - 1);
+    Total below;
+    int key = pivot;
+    for (int row = end - 1; row >= begin; --row) {
+      const tile::KeyInterval keys = tile::interval_of(band, row);
+      for (; key > keys.begin; --key) add(key - 1, below);
+      if (has_own_entry(params.table, keys)) mean(params.table.entry(sequence.place, band, row)) = below.sum;
+      if (column == 0) counts[row - begin] = below.count;
+    }
+    __syncthreads();  // all counts are written
+    Total above;
+    key = pivot;
+    for (int row = begin; row < end; ++row) {
+      const tile::KeyInterval keys = tile::interval_of(band, row);
+      for (; key < keys.end; ++key) add(key, above);
+      if (has_own_entry(params.table, keys)) {
+        float& entry = mean(params.table.entry(sequence.place, band, row));
+        entry = mean_of(entry + above.sum, counts[row - begin] + above.count);
+      }
+    }
+    __syncthreads();  // and read
+  }
+};
+
+// Windows bound the first key, or there are mask tensors: the means of every row. A CTA for every kRowsOfChunk rows of
+// a head of a sequence, a thread for every column.
+__global__ void __launch_bounds__(kMostColumns) row_means(const MeansParams params, int chunks) {
+  __shared__ int counts[kRowsOfChunk];
+  ptx::start_next_kernel();
+  ptx::wait_for_kernels_before();
+  const auto chunk = static_cast<int>(blockIdx.x % chunks);
+  const auto sequence_head = static_cast<int>(blockIdx.x / chunks);
+  const int head = sequence_head / params.sequences;
+  const Sequence sequence = sequence_of(params, sequence_head - head * params.sequences);
+  const WorkParams& work = params.work;
+  const tile::RowBand band{work.left, work.right,
+                           work.offset + (work.bottom_right != 0 ? sequence.keys - sequence.rows : 0),
+                           sequence.key_length};
+  const RowColumn column{params, sequence, band, Values(params, sequence, head), head, static_cast<int>(threadIdx.x)};
+  const int end = min(sequence.rows, (chunk + 1) * kRowsOfChunk);
+  if (params.table.all_rows != 0) return column.average_masked(chunk * kRowsOfChunk, end);
+  column.average_blocks(chunk * kRowsOfChunk, end);
+  for (int row = chunk * kRowsOfChunk; row < end;) {
+    const tile::KeyInterval keys = tile::interval_of(band, row);
+    int next = row + 1;
+    if (has_own_entry(params.table, keys)) {
+      while (next < end && band.begin(next) <= keys.end && band.begin(next) < band.end(next)) ++next;
+      column.average_rows(row, next, counts);
+    }
+    row = next;
+  }
+}
+
+}  // namespace
+
+void launch_means(const MeansParams& params, cudaStream_t stream) {
+  const tile::MeanTable& table = params.table;
+  const std::int64_t tasks = table.all_blocks + (table.first_keys > 0 ? params.sequences : 0);
+  if (tasks > 0) {
+    launch("the sums of V", &sum_blocks, {.ctas = grid_of(tasks * params.heads), .threads = kThreads}, stream, params);
+  }
+  const std::int64_t sequence_heads = std::int64_t{params.heads} * params.sequences;
+  const LaunchShape shape{.threads = params.stride, .may_overlap = tasks > 0};
+  if (table.per_block == 1 && table.all_rows == 0) {
+    if (table.all_blocks == 0) return;
+    LaunchShape prefix = shape;
+    prefix.ctas = grid_of(sequence_heads);
+    launch("the means of V", &prefix_means, prefix, stream, params);
+    return;
+  }
+  const int chunks = (params.work.n_q + kRowsOfChunk - 1) / kRowsOfChunk;
+  LaunchShape rows = shape;
+  rows.ctas = grid_of(sequence_heads * chunks);
+  launch("the means of V by rows", &row_means, rows, stream, params, chunks);
+}
+
+}  // namespace dspattn::cuda::blocks

@@ -1,0 +1,108 @@
+// The weight of a row's pruned keys, which goes to a mean of V (rest = mean, docs/rest.md): summed beside the weights
+// that are kept.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/blocks/references.h"
+#include "cuda/blocks/scores16.h"
+#include "cuda/ptx/packed_half.h"
+#include "cuda/tile/coarse_exp2.h"
+
+namespace dspattn::cuda::blocks {
+
+// Sums over one tile. Weights in fp16 are added in fp16: a lane adds 16 of them for a row, whose errors are no larger
+// than those of the weights themselves.
+template <bool kCoarse>
+struct HalfRestSum {
+  std::uint32_t sums = 0;
+
+  __device__ __forceinline__ void add(const HalfExponents& exponents, const tile::LeftOut& scores) {
+    sums = ptx::add_f16x2(sums, ptx::add_f16x2(weight(exponents, scores.first), weight(exponents, scores.second)));
+  }
+  __device__ __forceinline__ void set(float row0, float row1) {
+    const float factor = kCoarse ? tile::kCoarseExcess : 1.0f;
+    sums = ptx::pack_f16x2(row0 * factor, row1 * factor);
+  }
+  __device__ __forceinline__ void get(float& row0, float& row1) const {
+    ptx::unpack_f16x2(sums, row0, row1);
+    if constexpr (kCoarse) {
+      row0 *= 1.0f / tile::kCoarseExcess;
+      row1 *= 1.0f / tile::kCoarseExcess;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static std::uint32_t weight(const HalfExponents& exponents, std::uint32_t score) {
+    const std::uint32_t x = exponents.argument(score);
+    return kCoarse ? tile::coarse_exp2_f16x2(x) : ptx::exp2_f16x2(x);
+  }
+};
+
+struct RestSum {
+  float sum0 = 0, sum1 = 0;
+
+  __device__ __forceinline__ void add(const Exponents& exponents, const tile::LeftOut& scores) {
+    float values[4];
+    exponents.weigh(scores.first, scores.second, values);
+    sum0 += values[0] + values[1];
+    sum1 += values[2] + values[3];
+  }
+  __device__ __forceinline__ void get(float& row0, float& row1) const {
+    row0 = sum0;
+    row1 = sum1;
+  }
+};
+
+template <typename C>
+HalfRestSum<C::kCoarseRest> rest_sum_of(const HalfExponents&);
+template <typename C>
+RestSum rest_sum_of(const Exponents&);
+
+// The sum that goes with a way to take exponentials.
+template <typename C, typename How>
+using RestSumOf = decltype(rest_sum_of<C>(How{}));
+
+// Sums up what is not kept of a tile.
+template <typename C, typename Packed>
+__device__ __forceinline__ void sum_left_out(const Packed& packed, const Exponents& exponents, RestSum& sum) {
+#pragma unroll
+  for (int m = 0; m < C::kTileK / 16; ++m) {
+    sum.add(exponents, left_out<C>(packed.word(m, 0), packed.word(m, 1), packed.word(m, 2), packed.word(m, 3)));
+  }
+}
+
+// Of a thread's two rows; nothing where pruned keys are left out of the softmax. Where exponentials are taken in fp16,
+// a tile's sums are two fp16 numbers: registers are short, and what they lose is less than the weights have lost.
+template <typename C, bool kPresent = C::kRestMean>
+struct RestState {
+  using Tile = std::conditional_t<C::kHalfExponentials, HalfRestSum<C::kCoarseRest>, RestSum>;
+
+  float sum0 = 0, sum1 = 0;  // so far, of this thread's keys
+  Tile tile;                 // of the last tile, not yet in those
+
+  __device__ __forceinline__ void set_tile(const Tile& sums) { tile = sums; }
+  __device__ __forceinline__ void set_tile(const RestSum& sums) requires(!std::is_same_v<Tile, RestSum>) {
+    tile.set(sums.sum0, sums.sum1);
+  }
+  __device__ __forceinline__ void add_tile() {
+    float tile0, tile1;
+    tile.get(tile0, tile1);
+    sum0 += tile0;
+    sum1 += tile1;
+  }
+  __device__ __forceinline__ void shrink(const Raised& by) {
+    sum0 *= by.shrink0;
+    sum1 *= by.shrink1;
+  }
+};
+template <typename C>
+struct RestState<C, false> {
+  template <typename Sums>
+  __device__ __forceinline__ void set_tile(const Sums&) {}
+  __device__ __forceinline__ void add_tile() {}
+  __device__ __forceinline__ void shrink(const Raised&) {}
+};
+
+}  // namespace dspattn::cuda::blocks

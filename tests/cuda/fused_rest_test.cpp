@@ -1,0 +1,106 @@
+// The fused forward with rest = mean: a row of every kind, by what it sees. Judged against the oracle, with mask
+// tensors and without.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "check/check.h"
+#include "cuda/fused_rows.h"
+#include "cuda/sm90/forward/rows.h"
+
+namespace dspattn {
+namespace {
+
+using check::Case;
+
+class RestRow : public Robust {
+ protected:
+  Case problem(std::int64_t heads, std::int64_t n_q, std::int64_t n_k) const {
+    Case drawn = row().problem(heads, n_q, n_k);
+    drawn.rest = Rest::mean;
+    return drawn;
+  }
+};
+
+// Whole blocks and none, in a block and beyond it; heads that share keys.
+TEST_P(RestRow, FullAndCausal) {
+  expect_right(problem(2, 70, 384));
+  expect_right(problem(2, 40, 77), false);
+  Case causal = problem(4, 260, 260);
+  causal.kv_heads = 2;
+  causal.causal = true;
+  expect_right(causal);
+  causal.offset = -3;
+  causal.n_k = 300;
+  expect_right(causal, false);
+}
+
+// Windows narrower than two blocks, whose rows have means of their own, and wider ones.
+TEST_P(RestRow, Windows) {
+  for (const std::int64_t left : {20, 140, 300}) {
+    Case drawn = problem(2, 330, 330);
+    drawn.window_left = left;
+    drawn.window_right = left / 2;
+    expect_right(drawn, left == 140);
+  }
+}
+
+// NaN in V past a sequence's keys reaches nothing.
+TEST_P(RestRow, Lengths) {
+  Case lengths = problem(2, 140, 384);
+  lengths.batch = 4;
+  lengths.key_lengths = {384, 0, 100, 300};
+  lengths.nan_past_length = true;
+  expect_right(lengths);
+  lengths.causal = true;
+  lengths.window_left = 290;
+  expect_right(lengths, false);
+  Case packed = problem(2, 320, 256);
+  packed.packed = true;
+  packed.batch = 4;
+  packed.cu_q = {0, 320, 321, 421, 549};
+  packed.cu_k = {0, 256, 384, 384, 446};
+  packed.causal = true;
+  expect_right(packed);
+}
+
+// Masks with one query row, of all heads and of each; keys that they hide are in no mean.
+TEST_P(RestRow, MasksWithOneQueryRow) {
+  for (std::int64_t index = 0; index < 3; ++index) {
+    Case drawn = problem(2, 70, 272);
+    drawn.index = index;
+    drawn.causal = index == 1;
+    if (index != 1) drawn.allowed = check::Broadcast{{true, index == 0, true, false}, {}};
+    if (index != 0) drawn.bias = check::Broadcast{{true, false, true, false}, {}};
+    drawn.bias_dtype = index == 1 ? DType::f32 : drawn.dtype;
+    expect_right(drawn, false);
+  }
+}
+
+// References that are raised, and those that fp16 is too coarse for.
+TEST_P(RestRow, LargeScores) {
+  Case drawn = problem(2, 70, 261);
+  drawn.magnitude = 64;
+  expect_right(drawn, false);
+  drawn.magnitude = 4096;
+  drawn.causal = true;
+  expect_right(drawn, false);
+}
+
+// More items than CTAs, and in pairs.
+TEST_P(RestRow, MoreItemsThanPairs) {
+  expect_right(problem(cuda::device_facts(0).multiprocessors / 2 + 1, 130, 384), false);
+}
+
+std::vector<std::string> row_names() {
+  std::vector<std::string> names;
+  for (const core::KernelRow& row : cuda::sm90::fused_rows()) names.emplace_back(row.info.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, RestRow, ::testing::ValuesIn(row_names()),
+                         [](const ::testing::TestParamInfo<std::string>& row) { return row.param; });
+
+}  // namespace
+}  // namespace dspattn

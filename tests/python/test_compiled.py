@@ -1,0 +1,130 @@
+"""Errors and fallbacks in code that torch.compile traces: the same as without it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import dspattn
+from test_errors import CASES, KV2, K, Q, V
+
+# Whatever can be known from sizes, types and options; what only elements tell is found when the code runs.
+TRACED = (
+    "dropout", "pattern words", "interleave", "grouping", "window", "zero scale", "float64", "mixed types", "head dim",
+    "d of key", "n of value", "heads", "gqa heads", "one dim", "mask shape", "mask type", "bias type",
+    "kernel",
+)  # fmt: skip
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(function, backend="eager", **{"fullgraph": True, **options})
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_errors_keep_type_and_names(name: str) -> None:
+    call, words = CASES[name]
+    with pytest.raises(dspattn.DspattnError) as plain:
+        call()
+    with pytest.raises(dspattn.DspattnError) as traced:
+        compiled(call)()
+    assert traced.value.reasons == plain.value.reasons and str(traced.value) == str(plain.value)
+    assert all(word in str(traced.value) for word in words)
+
+
+def test_error_outside_of_a_full_graph() -> None:
+    def guarded(q: torch.Tensor) -> torch.Tensor:
+        try:
+            return dspattn.attention(q, K, V, pattern="5:4")
+        except dspattn.DspattnError as error:
+            return q + len(error.reasons)
+
+    assert torch.equal(compiled(guarded, fullgraph=False)(Q), Q + 1)
+    with pytest.raises(dspattn.DspattnError, match="5:4") as caught:
+        compiled(lambda q: dspattn.attention(q.sin(), K, V, pattern="5:4").cos(), fullgraph=False)(Q)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert type(again) is dspattn.DspattnError and again.reasons == caught.value.reasons
+    with pytest.raises(dspattn.DspattnError, match="5:4") as caught:
+        compiled(guarded)(Q)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert type(again) is dspattn.DspattnError and again.reasons == caught.value.reasons
+
+
+def test_error_while_exporting() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            return dspattn.attention(q, K, V, dropout_p=0.5)
+
+    for strict in (False, True):
+        with pytest.raises(dspattn.DspattnError, match="dropout_p"):
+            torch.export.export(Model(), (Q,), strict=strict)
+
+
+LEFT: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
+    "type": (lambda: sdpa(Q.double(), K.double(), V.double()), "query.dtype: expected float32"),
+    "size": (lambda: sdpa(*[torch.ones(1, 1, 2, 257)] * 3), r"query.shape\[3\]: expected a head dimension"),
+}
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("name", LEFT)
+def test_use_without_strict_falls_back(name: str, fullgraph: bool) -> None:
+    call, reason = LEFT[name]
+    function = compiled(lambda: (call() * 2, sdpa(Q, K, V)), fullgraph=fullgraph)
+    with pytest.warns(UserWarning, match=f"1 x {reason}"), dspattn.use("1:2", strict=False) as switched:
+        left, served = function()
+    assert torch.equal(left, call() * 2)
+    assert torch.equal(served, dspattn.attention(Q, K, V, pattern="1:2"))
+    assert switched.served == 1 and sum(switched.left.values()) == 1
+    with pytest.raises(dspattn.DspattnError, match=rf"{reason}[\s\S]*strict=False"), dspattn.use("1:2"):
+        compiled(call, fullgraph=fullgraph)()
+
+
+def test_fallback_has_gradients() -> None:
+    leaf = Q.double().requires_grad_()
+    function = torch.compile(lambda q: sdpa(q, K.double(), V.double()).sin(), backend="aot_eager", fullgraph=True)
+    with pytest.warns(UserWarning, match="float64"), dspattn.use("1:2", strict=False):
+        (got,) = torch.autograd.grad(function(leaf).sum(), leaf)
+    (wanted,) = torch.autograd.grad(sdpa(leaf, K.double(), V.double()).sin().sum(), leaf)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_sizes_that_are_not_fixed() -> None:
+    """Asking the library while tracing neither fixes them nor refuses what it serves."""
+
+    def call(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return dspattn.attention(q, k, k, mask, key_lengths=lengths, pattern="1:2", enable_gqa=True)
+
+    count = torch._dynamo.testing.CompileCounter()
+    torch._dynamo.reset()
+    function = torch.compile(call, backend=count, fullgraph=True, dynamic=True)
+    for batch, n_q, n_k in ((2, 6, 10), (3, 7, 12), (5, 4, 9)):
+        q, k = torch.randn(batch, 4, n_q, 16), torch.randn(batch, 2, n_k, 16)
+        given = (q, k, torch.rand(batch, 1, n_q, n_k) > 0.3, torch.full((batch,), n_k - 1, dtype=torch.int32))
+        assert torch.equal(function(*given), call(*given))
+    assert count.frame_count == 1
+    with pytest.raises(dspattn.DspattnError, match=r"query\.dtype"):
+        function(q.double(), k.double(), *given[2:])
+
+
+def test_packed_batches() -> None:
+    cu = torch.tensor([0, 3, 6], dtype=torch.int32)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return dspattn.varlen_attention(x, x, x, cu, cu, 3, 3, pattern="1:2")
+
+    packed = torch.randn(6, 2, 8)
+    assert torch.equal(compiled(call)(packed), call(packed))
+    with pytest.raises(dspattn.DspattnError, match=r"query\.dtype: expected float32"):
+        compiled(call)(packed.double())
+
+
+def test_grouped_heads_are_served() -> None:
+    given = (Q, KV2, KV2)
+    function = compiled(lambda *x: dspattn.attention(*x, enable_gqa=True, is_causal=True))
+    assert torch.equal(function(*given), dspattn.attention(*given, enable_gqa=True, is_causal=True))

@@ -1,0 +1,52 @@
+"""examples/finetune.py at a size that takes seconds: it learns, and an interrupted run ends as one that was not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tqdm")
+pytest.importorskip("matplotlib")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "finetune.py"
+
+
+@pytest.fixture(scope="module")
+def finetune() -> Any:
+    spec = importlib.util.spec_from_file_location("finetune", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_learns_and_resumes(finetune: Any, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over seven lazy dogs; " * 150)
+    arguments = [
+        "--tiny", "--text", str(text), "--steps", "12", "--length", "160", "--batch", "2", "--micro", "1", "--rate",
+        "1e-2", "--warm-up", "2", "--dropout", "0.1", "--checkpointing", "--device", "cpu", "--validation-windows", "2",
+    ]  # fmt: skip
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert finetune.main([*arguments, "--out", str(whole), "--save-model"]) == 0
+    content = json.loads((whole / "finetune.json").read_text())
+    assert [run["attention"] for run in content["runs"]] == list(finetune.ATTENTIONS)
+    for run in content["runs"]:
+        assert len(run["losses"]) == 12 and run["losses"][-1] < 0.8 * run["losses"][0]
+        assert run["validation_perplexity"]["after"] < run["validation_perplexity"]["before"]
+    assert (whole / "finetune.png").stat().st_size > 0 and (whole / "sdpa-seed0" / "config.json").is_file()
+
+    pruned = [*arguments, "--attention", "dspattn_2_4", "--out", str(parts)]
+    assert finetune.main([*pruned, "--stop-after", "5"]) == 130
+    assert not (parts / "finetune.json").exists()
+    assert finetune.main([*pruned, "--resume"]) == 0
+    (resumed,) = json.loads((parts / "finetune.json").read_text())["runs"]
+    (wanted,) = [run for run in content["runs"] if run["attention"] == "dspattn_2_4"]
+    assert resumed["losses"] == wanted["losses"]
+    assert resumed["validation_perplexity"] == wanted["validation_perplexity"]

@@ -1,0 +1,63 @@
+"""dspattn.parallel with CUDA tensors: two processes on one card, by NCCL where it takes two ranks on a card, else by
+gloo with what travels staged in host memory. Skipped without a GPU; a problem that no kernel serves there is skipped
+with the kernels' reasons."""
+
+import pytest
+import torch
+
+import parallel_problems as problems
+from parallel_pool import Failure, Pool
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use")
+
+
+def reduced(group, rank):
+    total = torch.ones(1, device="cuda")
+    torch.distributed.all_reduce(total, group=group)
+    return float(total)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    for backend in ("nccl", "gloo"):
+        opened = Pool(world=2, backend=backend)
+        if all(result == 2.0 for result in opened.run(reduced)):
+            print(f"two processes on one card by {backend}")
+            yield opened
+            opened.close()
+            return
+        opened.close()
+    pytest.fail("neither NCCL nor gloo moves CUDA tensors between two processes on this card")
+
+
+def joined(pool, problem):
+    pieces = pool.run(problems.on_rank, problem)
+    reasons = [str(piece) for piece in pieces if isinstance(piece, Failure)]
+    if reasons and all("DspattnError: kernel " in reason or "refused the call" in reason for reason in reasons):
+        pytest.skip(f"no kernel serves this here: {reasons[0].splitlines()[0]}")
+    assert not reasons, reasons
+    return problems.joined(problem, pieces)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype,pattern", [("bfloat16", "2:4"), ("float16", "2:4"), ("bfloat16", "1:2")])
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+def test_sixteen_bits_err_at_most_twice_as_much_as_plain_low_precision(pool, method, dtype, pattern, causal):
+    problem = problems.plain_problem(
+        1, device="cuda", world=2, method=method, dtype=dtype, pattern=pattern, is_causal=causal, d=64, d_v=64
+    )
+    for name, (ours, plain) in problems.errors(problem, joined(pool, problem)).items():
+        assert ours <= 2 * plain, f"{name}: {ours} where plain low precision has {plain}: {problem}"
+
+
+@pytest.mark.parametrize("lengths", [None, [300, 5, 0, 900]], ids=["one sequence", "packed"])
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+def test_float32_equals_one_process(pool, method, lengths):
+    """Products in tf32: what differs is the order in which parts are added up, and which parts are rounded."""
+    given = {"lengths": lengths} if lengths else {}
+    problem = problems.plain_problem(
+        2, device="cuda", world=2, method=method, dtype="float32", pattern="1:2", d=64, d_v=64, integers=True, **given
+    )
+    for name, ours, wanted in zip(problems.GRADIENTS, joined(pool, problem), problems.whole(problem), strict=True):
+        allowed = 5e-3 * float(wanted[wanted.isfinite()].abs().max())
+        torch.testing.assert_close(ours, wanted, atol=allowed, rtol=5e-3, msg=lambda text, name=name: f"{name}: {text}")
