@@ -131,6 +131,7 @@ if wanted bench; then
   export DSPATTN_BENCH_LIBRARY=$build/bench/libdspattn_bench_shim.so
   run forward "$python" -m bench.forward.measure --out "$out/forward.json" --check
   run few_queries "$python" -m bench.decode.measure --out "$out/decode.json" --check
+  run backward "$python" -m bench.backward.measure --out "$out/backward.json" --check
   run forward_fp32 "$python" -m bench.forward.fp32 --out "$out/forward_fp32.json" --check
   run general "$python" -m bench.general.measure --out "$out/general.json" --check
 fi

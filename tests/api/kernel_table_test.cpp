@@ -44,8 +44,8 @@ TEST(KernelTable, ChoosesTheFirstRowWithNothingAgainstTheProblem) {
   std::set<std::string> chosen;
   for_problems([&](const Problem& problem, Pass pass) {
     const auto verdicts = consider(problem, pass);
-    auto first = std::find_if(verdicts.begin(), verdicts.end(),
-                              [](const Verdict& v) { return v.reasons.empty() && !v.yields; });
+    auto first =
+        std::find_if(verdicts.begin(), verdicts.end(), [](const Verdict& v) { return v.reasons.empty() && !v.yields; });
     if (first == verdicts.end()) {
       first = std::find_if(verdicts.begin(), verdicts.end(), [](const Verdict& v) { return v.reasons.empty(); });
     }

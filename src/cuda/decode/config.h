@@ -63,8 +63,8 @@ inline constexpr int kChoiceTiles = 4;
 //   weights  of every warp: [rows][kept keys + 16 bytes], in the inputs' type; 8 rows in different banks
 //   codes    of every warp: [rows][groups] bytes (tile/few_rows.h)
 //
-// (where scores are there already: a ring of `batch` V tiles and as many tiles of scores, and weights and codes of each)
-// and at the end, over all of it, every warp's 16 rows of output in fp32; behind both
+// (where scores are there already: a ring of `batch` V tiles and as many tiles of scores, and weights and codes of
+// each) and at the end, over all of it, every warp's 16 rows of output in fp32; behind both
 //
 //   stats    of every warp's rows: reference and sum
 struct SharedLayout {

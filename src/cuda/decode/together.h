@@ -17,8 +17,7 @@ namespace dspattn::cuda::decode {
 // Of a row and a tile, in the workspace.
 template <typename C>
 __device__ __forceinline__ float* workspace_scores(const Params& p, int unit, int index, int row) {
-  return p.together.scores +
-         ((static_cast<std::int64_t>(unit) * p.together.tiles + index) * p.rows + row) * C::kTileK;
+  return p.together.scores + ((static_cast<std::int64_t>(unit) * p.together.tiles + index) * p.rows + row) * C::kTileK;
 }
 
 // All of a team's tiles, after begin().
@@ -208,8 +207,7 @@ __global__ void __launch_bounds__(kThreads, ctas_by_registers(C::kType, C::kHead
   auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.stats);
   for (int row = team.warp; row < p.rows; row += kWarps) {
     const std::int64_t first = static_cast<std::int64_t>(part.unit) * p.splits.value * p.rows + row;
-    const RowStats joined =
-        join_parts(p.together.stats + first, p.splits.value, p.rows, team.lane, p.scales.exponent);
+    const RowStats joined = join_parts(p.together.stats + first, p.splits.value, p.rows, team.lane, p.scales.exponent);
     if (team.lane == 0) whole[row] = {joined.reference, joined.sum == 0 ? 0.0f : 1.0f / joined.sum};
   }
   __syncthreads();  // every row's reference and sum are there
