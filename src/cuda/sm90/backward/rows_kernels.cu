@@ -177,8 +177,12 @@ __global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ B
       const std::uint32_t pair = params.type == DType::bf16 ? ptx::pack_bf16x2(a, b) : ptx::pack_f16x2(a, b);
       auto* to = static_cast<std::uint16_t*>(params.d_q.data) +
                  params.d_q.offset(tile.rows.batch, tile.head, tile.rows.q_row + row) + column;
-      if (column < params.d_q.columns) to[0] = static_cast<std::uint16_t>(pair);
-      if (column + 1 < params.d_q.columns) to[1] = static_cast<std::uint16_t>(pair >> 16);
+      if (column + 1 < params.d_q.columns && reinterpret_cast<std::uintptr_t>(to) % 4 == 0) {
+        *reinterpret_cast<std::uint32_t*>(to) = pair;
+      } else {
+        if (column < params.d_q.columns) to[0] = static_cast<std::uint16_t>(pair);
+        if (column + 1 < params.d_q.columns) to[1] = static_cast<std::uint16_t>(pair >> 16);
+      }
     }
   }
 }
