@@ -40,6 +40,7 @@ fuzz: setup  ## run the fuzzers; SECONDS_EACH=600 for longer
 
 plots: setup  ## redraw the pictures and tables of docs/ from the committed measurements
 	@.venv/bin/python experiments/quality/plot.py && .venv/bin/python experiments/quality/tables.py
+	@! test -e experiments/quality/results/gpu || .venv/bin/python experiments/quality/gpu_figures.py
 	@.venv/bin/python -m experiments.theory plots
 	@.venv/bin/python -m bench.pipeline.plot && .venv/bin/python -m bench.pipeline.tables
 	@.venv/bin/python -m bench.forward.plot bench/results/forward_h200.json docs/images/forward_h200.png

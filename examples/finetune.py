@@ -212,7 +212,7 @@ def train(run: Run, data: Tensor, judged: Tensor, options: argparse.Namespace, p
                 for part in parts:
                     loss = forward(run.model, part, options.device) * (len(part) / options.batch)
                     loss.backward()
-                    total += float(loss)  # waits for the device
+                    total += float(loss.detach())  # waits for the device
                 torch.nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
                 run.optimizer.step()
                 run.optimizer.zero_grad()

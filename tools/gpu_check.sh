@@ -116,6 +116,7 @@ if wanted sanitizers; then
     [lengths]='cuda_fused_gpu_tests *DeviceLengthsOf*'
     [few_queries]='cuda_decode_gpu_tests *Random*/*bf16_d128:*Random*/*fp32_d64:*Graph*/*bf16_d64:*EveryNumber*/*fp16_d64'
     [tf32]='cuda_fused_tf32_gpu_tests *RandomProblems/*'
+    [general]='cuda_general_gpu_tests *RandomProblems/*bf16_2_4:*RandomProblems/*fp16_other:*RandomProblems/*fp32_1_2'
     [backward]='cuda_backward_gpu_tests *RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128:*Packed*/*2_4_bf16_d256'
     [pipeline]='cuda_pipeline_tests *EveryKernelOnSmallProblems:*ANanScore*:*EmptyProblems*'
   )
@@ -132,6 +133,7 @@ if wanted bench; then
   run few_queries "$python" -m bench.decode.measure --out "$out/decode.json" --check
   run backward "$python" -m bench.backward.measure --out "$out/backward.json" --check
   run forward_fp32 "$python" -m bench.forward.fp32 --out "$out/forward_fp32.json" --check
+  run general "$python" -m bench.general.measure --out "$out/general.json" --check
 fi
 
 printf '\n=== summary (outputs in %s)\n' "$out"

@@ -83,13 +83,15 @@ def latency(
 ) -> list[Row]:
     """Figure 1: every mechanism against length, with the split into stages."""
     rows = []
-    for dtype in dtypes:
-        for n in lengths:
+    for n in lengths:  # outermost: where time runs out, what is missing are the longest of every type
+        for dtype in dtypes:
             batch = batch_for(n, tokens)
             say(f"latency: {dtype}, n = {n}, batch {batch}")
             for one in contenders.contenders(device, dtype):
                 shape = _shape(dtype, batch, n)
-                found = attempt(one.name, lambda one=one, shape=shape: _timed(one, clock, shape, device, compiled))
+                found = attempt(
+                    one.name, lambda one=one, shape=shape: _timed(one, clock, shape, device, compiled), clock
+                )
                 rows.append(
                     {"part": "latency", "kernel": one.name, "kind": one.kind, "pattern": one.pattern,
                      "grouping": one.grouping, **shape, **found}
@@ -113,7 +115,7 @@ def memory(device: str, lengths: Sequence[int], dtypes: Sequence[str], batch: in
                         attend(*tensors)  # whatever is kept for later calls is not the call's
                         return {"peak_bytes": clock.peak_bytes(lambda: attend(*tensors))}
 
-                found = attempt(one.name, measured)
+                found = attempt(one.name, measured, clock)
                 found.pop("median_us", None)
                 rows.append(
                     {"part": "memory", "kernel": one.name, "kind": one.kind, "pattern": one.pattern,
@@ -171,7 +173,7 @@ def overhead(device: str, lengths: Sequence[int], dtypes: Sequence[str], tokens:
 
                 rows.append(
                     {"part": "overhead", "kernel": name, "pattern": "dense" if name == "product" else pattern,
-                     "grouping": "consecutive", **_shape(dtype, batch, n), **attempt(name, timed)}
+                     "grouping": "consecutive", **_shape(dtype, batch, n), **attempt(name, timed, clock)}
                 )  # fmt: skip
     for row in rows:
         product = next(
@@ -199,7 +201,7 @@ def density(
         say(f"density: {dtype}, n = {n}, batch {batch}")
         for one, share in cases:
             shape = _shape(dtype, batch, n)
-            found = attempt(one.name, lambda one=one, shape=shape: _timed(one, clock, shape, device, False))
+            found = attempt(one.name, lambda one=one, shape=shape: _timed(one, clock, shape, device, False), clock)
             rows.append(
                 {"part": "density", "kernel": one.name, "density": share, "pattern": one.pattern,
                  "grouping": one.grouping, **shape, **found}

@@ -26,12 +26,44 @@ RESULTS = HERE / "results"
 Run = Callable[[], Any]
 
 
-class Clock:
-    """Times calls on one device: CUDA events on a GPU, the processor's clock on the CPU."""
+NO_TIME = "no time left (--budget-seconds)"
 
-    def __init__(self, device: str, repeats: int, warmup: int = 3) -> None:
+
+class NoTimeError(RuntimeError):
+    """The figure's share of the run is spent."""
+
+
+class Clock:
+    """Times calls on one device: CUDA events on a GPU, the processor's clock on the CPU.
+
+    ``case_seconds`` bounds the calls of one case, of which there are then fewer; after ``until`` (time.monotonic) no
+    case begins.
+    """
+
+    def __init__(self, device: str, repeats: int, warmup: int = 3, case_seconds: float = float("inf")) -> None:
         self.cuda = device == "cuda"
-        self.repeats, self.warmup = repeats, warmup
+        self.repeats, self.warmup, self.case_seconds = repeats, warmup, case_seconds
+        self.until = float("inf")
+
+    def check_time(self) -> None:
+        if time.monotonic() > self.until:
+            raise NoTimeError(NO_TIME)
+
+    def _warmed(self, run: Run) -> int:
+        """Warms up, and how many calls fit into a case's time, three at least."""
+        begun = time.monotonic()
+        seconds = 0.0
+        for _ in range(self.warmup):
+            before = time.monotonic()
+            run()
+            if self.cuda:
+                torch.cuda.synchronize()
+            seconds = time.monotonic() - before
+            if time.monotonic() - begun > self.case_seconds:
+                break
+        if seconds * self.repeats <= self.case_seconds:
+            return self.repeats
+        return min(self.repeats, max(3, int(self.case_seconds / seconds)))
 
     def _mark(self) -> Any:
         if not self.cuda:
@@ -46,10 +78,8 @@ class Clock:
 
     def times(self, run: Run) -> dict[str, float]:
         """Median and spread (p90 - p10) of a call."""
-        for _ in range(self.warmup):
-            run()
         marks = []
-        for _ in range(self.repeats):
+        for _ in range(self._warmed(run)):
             first = self._mark()
             run()
             marks.append((first, self._mark()))
@@ -65,7 +95,7 @@ class Clock:
     def stages(self, run: Run) -> dict[str, float]:
         """Microseconds of each stage that the mechanism names, and of what is left: medians over single calls."""
         whole: list[dict[str, float]] = []
-        for _ in range(min(self.repeats, 20)):
+        for _ in range(min(self.repeats, 20 if self.case_seconds == float("inf") else 5)):
             marks: list[tuple[str, Any, Any]] = []
             with observed(self, marks):
                 first = self._mark()
@@ -129,15 +159,23 @@ def live_bytes(run: Run) -> int:
     return peak
 
 
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=HERE, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+def _said(*command: str) -> str:
+    """What a command prints; nothing where it fails or is not there."""
+    try:
+        return subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def revision() -> str:
-    """The commit measured, -dirty when its code has uncommitted changes; results and documents are not code."""
-    found = _git("rev-parse", "--short=12", "HEAD") or "unknown"
-    changed = _git("status", "--porcelain", "--", ":/", ":(top,exclude)experiments/*/results/*", ":(top,exclude)docs")
+    """The commit measured, -dirty when its code has uncommitted changes; results and documents are not code. Outside a
+    checkout DSPATTN_COMMIT names it."""
+    if named := os.environ.get("DSPATTN_COMMIT"):
+        return named
+    found = _said("git", "rev-parse", "--short=12", "HEAD") or "unknown"
+    changed = _said(
+        "git", "status", "--porcelain", "--", ":/", ":(top,exclude)experiments/*/results/*", ":(top,exclude)docs"
+    )
     return found + ("-dirty" if changed else "")
 
 
@@ -148,18 +186,22 @@ def machine(device: str) -> dict[str, Any]:
     if device == "cpu":
         return {"name": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     about: dict[str, Any] = {"name": torch.cuda.get_device_name(), "cores": os.cpu_count()}
-    asked = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.max.sm", "--format=csv,noheader,nounits"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if asked.returncode == 0:
-        driver, clock, most = (part.strip() for part in asked.stdout.splitlines()[0].split(","))
-        about |= {"driver": driver, "sm_clock_mhz": int(clock), "sm_clock_max_mhz": int(most)}
+    asked = _said("nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.max.sm", "--format=csv,noheader,nounits")
+    if asked:
+        driver, *clocks = (part.strip() for part in asked.splitlines()[0].split(","))
+        # Where a clock cannot be read, nvidia-smi says so in words.
+        clock, most = (int(word) if word.isdigit() else None for word in clocks)
+        about |= {"driver": driver, "sm_clock_mhz": clock, "sm_clock_max_mhz": most}
     return about
 
 
-def write(name: str, device: str, rows: list[dict[str, Any]]) -> Path:
-    """results/<name>_<machine>.json, in the shape of all committed measurements."""
+def write(name: str, device: str, rows: list[dict[str, Any]]) -> Path | None:
+    """results/<name>_<machine>.json, in the shape of all committed measurements. Cases that had no time are no rows:
+    they are named under left_out. None, and no file, where there was time for nothing."""
+    unmeasured = [row for row in rows if row.get("skipped") == NO_TIME]
+    rows = [row for row in rows if row.get("skipped") != NO_TIME]
+    if not rows:
+        return None
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     label = platform.machine()
     if device == "cuda":
@@ -172,6 +214,9 @@ def write(name: str, device: str, rows: list[dict[str, Any]]) -> Path:
         "device": machine(device),
         "versions": versions,
     }
+    if unmeasured:
+        named = ("dtype", "n_k", "kernel", "density", "heads", "feed_forward")
+        head["left_out"] = [", ".join(f"{key} {row[key]}" for key in named if row.get(key)) for row in unmeasured]
     lines = ",\n    ".join(json.dumps(row) for row in rows)
     path = RESULTS / f"{name}_{label}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,13 +224,17 @@ def write(name: str, device: str, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def attempt(what: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def attempt(what: str, work: Callable[[], dict[str, Any]], clock: Clock) -> dict[str, Any]:
     """The measured entries, or why there are none: a mechanism that cannot run a case is a result, not a failure."""
     try:
+        clock.check_time()
         return work()
+    except NoTimeError as error:
+        return {"median_us": None, "skipped": str(error)}
     except (RuntimeError, ValueError, NotImplementedError) as error:  # torch's out-of-memory error is a RuntimeError
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        print(f"  {what}: skipped ({reason})", file=sys.stderr, flush=True)
-        return {"median_us": None, "skipped": reason}
+    # Behind the handler: until it ends, the error's traceback holds the tensors of the call that failed.
+    if clock.cuda:
+        torch.cuda.empty_cache()
+    print(f"  {what}: skipped ({reason})", file=sys.stderr, flush=True)
+    return {"median_us": None, "skipped": reason}

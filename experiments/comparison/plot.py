@@ -67,7 +67,9 @@ def latency(rows: Rows) -> Figure:
         ]
         _lines(axes[0][column], per_token, "time")
         axes[0][column].set(ylabel="µs per token", title=f"{dtype}, 4 heads, d = 64")
-        longest = max(row["n_k"] for row in mine if row.get("stages"))
+        longest = max((row["n_k"] for row in of(mine, kernel="full") if row["median_us"]), default=None)
+        if longest is None:
+            continue  # nothing to compare with
         shown = [row for row in of(mine, n_k=longest) if row.get("stages")]
         base = of(mine, n_k=longest, kernel="full")[0]["median_us"]
         axis = axes[1][column]
@@ -106,9 +108,10 @@ def overhead(rows: Rows) -> Figure:
             points = [
                 (row["n_k"], row["median_us"] / of(mine, kernel="product", n_k=row["n_k"])[0]["median_us"])
                 for row in of(mine, kernel=name)
-                if row["median_us"]
+                if row["median_us"] and of(mine, kernel="product", n_k=row["n_k"])[0]["median_us"]
             ]
-            axis.plot(*zip(*points, strict=True), "o-", label=name)
+            if points:
+                axis.plot(*zip(*points, strict=True), "o-", label=name)
         axis.set(xscale="log", xlabel="sequence length n", ylabel="time over the product alone", title=dtype, ylim=0)
         axis.legend(fontsize=8)
     return figure
@@ -121,8 +124,10 @@ def density(rows: Rows) -> Figure:
     for axis, dtype in zip(axes[0], dtypes, strict=True):
         mine = of(rows, dtype=dtype)
         for name, rule, colour in (("fixed", "fixed", "#2471a3"), ("top_k", "top-k", "#7d3c98")):
-            points = [(row["density"], row["ratio"]["unfused"]) for row in of(mine, kernel=name) if row.get("ratio")]
-            axis.plot(*zip(*sorted(points), strict=True), "o-", color=colour, label=f"{name}, measured")
+            measured = [row for row in of(mine, kernel=name) if row["ratio"].get("unfused")]
+            points = [(row["density"], row["ratio"]["unfused"]) for row in measured]
+            if points:
+                axis.plot(*zip(*sorted(points), strict=True), "o-", color=colour, label=f"{name}, measured")
             model = [(row["density"], row["speedup"]) for row in of(theory, rule=rule) if row.get("speedup")]
             if model:
                 axis.plot(*zip(*sorted(model), strict=True), "--", color=colour, lw=1, label=f"{name}, model")

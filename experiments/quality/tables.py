@@ -15,6 +15,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE))
+
+import gpu_figures  # noqa: E402
+
 PATTERNS = ("4:8", "2:4", "1:2", "1:4")  # from the mildest to the harshest
 GROUPINGS = ("interleaved", "consecutive")
 MINUS = "\N{MINUS SIGN}"
@@ -144,10 +148,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args(arguments)
     results = read_results(HERE / "results")
+    on_a_gpu = gpu_figures.read_rows()
     wrong = 0
     for path, table, marker in (
         (ROOT / "docs" / "quality.md", full_table(results), "quality table"),
         (ROOT / "docs" / "quality.md", kept_table(), "kept scores"),
+        (ROOT / "docs" / "quality.md", gpu_figures.losses_table(on_a_gpu), "context table"),
+        (ROOT / "docs" / "quality.md", gpu_figures.speed_table(on_a_gpu), "speed table"),
         (ROOT / "README.md", short_table(results), "quality table"),
     ):
         before = path.read_text(encoding="utf-8")

@@ -54,10 +54,9 @@ enum class Fp32Products : std::uint8_t { tf32_allowed, full };
 // What becomes of the weight of the pruned keys.
 //   drop: it is left out of the softmax
 //   mean: the softmax is over all visible keys, and the pruned ones together bring the mean of V over the whole blocks
-//   of
-//         128 keys that the row sees (where it sees no whole block: over the keys that it sees). The LSE is then that
-//         of all visible scores. For inference: there are no gradients. Not with mask tensors of more than one query
-//         row.
+//         of 128 keys that the row sees (where it sees no whole block: over the keys that it sees). The LSE is then
+//         that of all visible scores. For inference: there are no gradients. Not with mask tensors of more than one
+//         query row.
 enum class Rest : std::uint8_t { drop, mean };
 
 // Whose scores choose the keys.

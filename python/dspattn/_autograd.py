@@ -137,7 +137,7 @@ def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Te
         d_lse = d_lse.float().masked_fill(lse == float("-inf"), 0)
     results = BackwardArguments(
         _rows(torch.zeros_like(out) if d_out is None else d_out), out, lse, d_lse,
-        wants_d_bias=BIAS < len(needed) and needed[BIAS], wants_d_sinks=SINKS < len(needed) and needed[SINKS],
+        wants_d_bias=len(needed) > BIAS and needed[BIAS], wants_d_sinks=len(needed) > SINKS and needed[SINKS],
     )  # fmt: skip
     grads = (attention_backward if traced else _AttentionBackward.apply)(*results, *problem)
     for name, grad in zip(DIFFERENTIABLE, grads, strict=True):

@@ -31,7 +31,11 @@ def require_served(problem: ProblemArguments) -> None:
 
 
 def _fixed(values: Any) -> tuple[Any, ...]:
-    return tuple([None if isinstance(value, (torch.SymInt, torch.SymFloat)) else value for value in values])
+    """The values, with None for numbers that the compiled code takes as they come. A tracer shows those as plain ints
+    and floats; only PyTorch's own function tells."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return tuple([v if v is None or isinstance(v, str) or has_static_value(v) else None for v in values])
 
 
 @torch.compiler.assume_constant_result

@@ -126,10 +126,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             "rest": self.rest, "selection": self.selection, "dropout_p": self.dropout if self.training else 0.0,
         }  # fmt: skip
         weights = attention_weights(q, k, mask, **options) if need_weights else None
-        if weights is not None and options["dropout_p"] > 0:
-            out = weights @ v  # the output belongs to the weights that are returned
-        else:
-            out = attention(q, k, v, mask, **options)
+        # What dropout leaves of the weights that are returned, the output is made of.
+        dropped = weights if options["dropout_p"] > 0 else None
+        out = attention(q, k, v, mask, **options) if dropped is None else dropped @ v
         out = out.transpose(1, 2).reshape(batch, n_q, self.embed_dim)
         out = torch.nn.functional.linear(out, self.out_proj.weight, self.out_proj.bias)
         if weights is not None:

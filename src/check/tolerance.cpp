@@ -13,6 +13,7 @@ namespace {
 
 constexpr double kTiny = 1e-37;            // results may flush below fp32's normal numbers
 constexpr double kLeastWeight = 0x1p-126;  // an exponential below fp32's normal numbers may come out as any of them
+constexpr double kNothing = 1e-30;         // beside results of 16-bit inputs, where all that is exact is 0
 constexpr double kOutOfReach = 1e30;       // a score this far from 0 is its bias, if that is what is extreme
 constexpr double kFp16Reach = 60000;       // a 16-bit kernel may hold scores in fp16, clamped to its largest number
 
@@ -206,7 +207,7 @@ double largest_magnitude(const std::vector<double>& values) {
 std::vector<double> twice_plain(const std::vector<double>& plain, const std::vector<double>& exact, DType dtype,
                                 double variance) {
   const double error = std::max(largest_difference(plain, exact), 2 * std::sqrt(variance));
-  return std::vector<double>(exact.size(), 2 * error + core::epsilon_of(dtype) * largest_magnitude(exact));
+  return std::vector<double>(exact.size(), 2 * error + core::epsilon_of(dtype) * largest_magnitude(exact) + kNothing);
 }
 
 // Variance of a rounding error relative to the number rounded: uniform over half a unit in the last place.

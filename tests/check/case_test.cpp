@@ -116,6 +116,8 @@ TEST(Case, TheWholeContractIsDrawn) {
       {"fp32 results of bf16", [](const Case& c) { return c.fp32_results && c.dtype == DType::bf16; }},
       {"mean", [](const Case& c) { return c.rest == Rest::mean && !c.pattern.is_dense(); }},
       {"mean with masks", [](const Case& c) { return c.rest == Rest::mean && c.allowed && c.bias; }},
+      {"shared", [](const Case& c) { return c.choice == Choice::shared && c.heads > c.kv_heads; }},
+      {"shared and mean", [](const Case& c) { return c.choice == Choice::shared && c.rest == Rest::mean; }},
       {"mean beside NaN", [](const Case& c) { return c.rest == Rest::mean && c.nan_past_length; }},
       {"dropout by numbers", [](const Case& c) { return c.dropout > 0 && !c.dropout_state; }},
       {"dropout by state in backward", [](const Case& c) { return c.dropout_state && c.pass == Pass::backward; }},

@@ -347,6 +347,13 @@ std::vector<Fault> faults() {
           [](const Case& c) { return plain(c) && c.scale && *c.scale * std::sqrt(double(c.d)) < 0.8; },
           [](Problem& p) { p.scale.reset(); }),
       in_problem(
+          "lets each head choose",
+          [](const Case& c) {
+            return sees_all(c) && ordinary(c) && c.choice == Choice::shared && c.grouping == Grouping::consecutive &&
+                   c.n_q >= 4 && c.n_k >= 16;
+          },
+          [](Problem& p) { p.choice = Choice::each_head; }),
+      in_problem(
           "drops the rest", [](const Case& c) { return prunes(c) && c.rest == Rest::mean; },
           [](Problem& p) { p.rest = Rest::drop; }),
       in_problem(

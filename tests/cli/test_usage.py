@@ -49,6 +49,8 @@ def test_each_command_has_help(dspattn, command):
         (["verify", "--pass", "sideways"], '--pass: expected forward or backward, got "sideways"'),
         (["verify", "--pass", ""], '--pass: expected a value, got ""'),
         (["verify", "--rest", "mean", "--pass", "backward"], "--rest: expected drop with --pass backward"),
+        (["verify", "--selection", "shared", "--pass", "backward"], "--selection: expected own with --pass backward"),
+        (["kernels", "--selection", "any"], '--selection: expected own or shared, got "any"'),
         (["verify", "--kernel", "imaginary"], '"imaginary"'),
         (["verify", "--head-dim", "300"], "--head-dim: expected 1 to 256, got 300"),
         (["verify", "--pattern", "9:4"], '"9:4"'),

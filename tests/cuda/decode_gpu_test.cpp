@@ -18,6 +18,7 @@
 #include "api/device_memory.h"
 #include "check/check.h"
 #include "check/random.h"
+#include "core/half.h"
 #include "cuda/decode/rows.h"
 #include "cuda/device/device.h"
 
@@ -333,6 +334,118 @@ TEST_P(DecodeRow, NonFiniteValuesOfPrunedKeysReachNoRow) {
     args.problem.q.stride[1] = 0;
     Inputs shape(row(), 1, heads, 1, 1, 1);
     for (const float x : run(args, shape)) ASSERT_TRUE(std::isfinite(x)) << heads << " heads";
+  }
+}
+
+// Pages in any order give the bits that one piece gives; what is no page is as past the length.
+TEST_P(DecodeRow, PagesInAnyOrder) {
+  constexpr std::int64_t kPage = 48, kBlocks = 9;
+  Inputs in(row(), 2, 4, 2, 1, kPage * kBlocks);
+  const core::DeviceBuffer lengths = on_device({430, 217});
+  ForwardArgs args = in.args(GetParam());
+  args.problem.mask.key_lengths = {lengths.data(), DType::i32, {2}};
+  const std::vector<float> wanted = run(args, in);
+
+  // Page (b, i) goes to place 5 (9 b + i) modulo 19; the others hold NaN.
+  constexpr std::int64_t kPlaces = 19;
+  const std::size_t page_bytes = static_cast<std::size_t>(kPage * row().dim) * size_bytes(row().dtype);
+  std::vector<std::int32_t> table;
+  for (std::int64_t i = 0; i < 2 * kBlocks; ++i) table.push_back(static_cast<std::int32_t>(5 * i % kPlaces));
+  std::vector<core::DeviceBuffer> pages;
+  for (std::size_t tensor = 1; tensor <= 2; ++tensor) {
+    std::vector<std::uint8_t> piece(in.buffers[tensor].bytes());
+    in.buffers[tensor].download(piece.data());
+    std::vector<std::uint8_t> cut(static_cast<std::size_t>(kPlaces) * 2 * page_bytes, 0xFF);
+    for (std::size_t b = 0; b < 2; ++b) {
+      for (std::size_t head = 0; head < 2; ++head) {
+        for (std::size_t i = 0; i < kBlocks; ++i) {
+          const auto place = static_cast<std::size_t>(table[b * kBlocks + i]);
+          std::memcpy(cut.data() + (place * 2 + head) * page_bytes,
+                      piece.data() + ((b * 2 + head) * kBlocks + i) * page_bytes, page_bytes);
+        }
+      }
+    }
+    pages.emplace_back(gpu_memory(), cut.size());
+    pages.back().upload(cut.data());
+  }
+  table[8] = -1;  // the keys from 384 on, as if the length were that
+  table[2 * kBlocks - 1] = std::numeric_limits<std::int32_t>::max();  // past the length anyway
+  const core::DeviceBuffer places = on_device(table);
+  args.problem.k = {pages[0].data(), row().dtype, {kPlaces, 2, kPage, row().dim}};
+  args.problem.v = {pages[1].data(), row().dtype, {kPlaces, 2, kPage, row().dim}};
+  args.problem.block_table = {places.data(), DType::i32, {2, kBlocks}};
+  const std::vector<float> found = run(args, in);
+  const core::DeviceBuffer shorter = on_device({384, 217});
+  ForwardArgs plain = in.args(GetParam());
+  plain.problem.mask.key_lengths = {shorter.data(), DType::i32, {2}};
+  const std::vector<float> cut_short = run(plain, in);
+  const std::size_t half = static_cast<std::size_t>(4 * row().dim);  // of the first sequence
+  for (std::size_t i = 0; i < half; ++i) ASSERT_NEAR(found[i], cut_short[i], 1e-2 * (1 + std::abs(cut_short[i])));
+  EXPECT_EQ(std::memcmp(found.data() + half, wanted.data() + half, 4 * half), 0) << "the second sequence";
+}
+
+// Heads that choose together, beside a plain computation of the contract's words: the keys of the largest sums of the
+// heads' softmax stay.
+TEST_P(DecodeRow, HeadsChooseTogether) {
+  if (row().dtype == DType::f32 || row().dim > 128) GTEST_SKIP() << "not compiled";
+  for (const std::int64_t n_q : {1, 3}) {
+    for (const Pattern pattern : {Pattern{2, 4}, Pattern{1, 2}}) {
+      constexpr std::int64_t kHeads = 4, kKeys = 500;
+      const Inputs in(row(), 1, kHeads, 1, n_q, kKeys);
+      ForwardArgs args = in.args(GetParam());
+      args.problem.pattern = pattern;
+      args.problem.choice = Choice::shared;
+      args.problem.mask.causal = true;
+      args.problem.scale = 0.05;
+      const std::vector<float> found = run(args, in);
+      std::vector<std::vector<double>> tensors;
+      for (const core::DeviceBuffer& buffer : in.buffers) {
+        std::vector<std::uint16_t> bits(buffer.bytes() / 2);
+        buffer.download(bits.data());
+        tensors.emplace_back();
+        for (const std::uint16_t x : bits) {
+          tensors.back().push_back(row().dtype == DType::bf16 ? core::decode_bf16(x) : core::decode_f16(x));
+        }
+      }
+      const auto dim = static_cast<std::size_t>(row().dim);
+      for (std::int64_t i = 0; i < n_q; ++i) {
+        const auto keys = static_cast<std::size_t>(kKeys - n_q + i + 1);  // that the query sees
+        std::vector<std::vector<double>> scores(kHeads, std::vector<double>(keys));
+        std::vector<double> shares(keys, 0.0);
+        for (std::size_t h = 0; h < kHeads; ++h) {
+          double sum = 0;
+          for (std::size_t j = 0; j < keys; ++j) {
+            const double* q =
+                tensors[0].data() + (h * static_cast<std::size_t>(n_q) + static_cast<std::size_t>(i)) * dim;
+            for (std::size_t c = 0; c < dim; ++c) scores[h][j] += 0.05 * q[c] * tensors[1][j * dim + c];
+            sum += std::exp(scores[h][j]);
+          }
+          for (std::size_t j = 0; j < keys; ++j) shares[j] += std::exp(scores[h][j]) / sum;
+        }
+        std::vector<bool> kept(keys);
+        for (std::size_t j = 0; j < keys; ++j) {
+          const KeyPlace own = place_of_key(static_cast<std::int64_t>(j), pattern.group, Grouping::interleaved);
+          int better = 0;
+          for (int e = 0; e < pattern.group; ++e) {
+            const auto rival =
+                static_cast<std::size_t>(key_at_place(own.group, e, pattern.group, Grouping::interleaved));
+            if (rival < keys && (shares[rival] > shares[j] || (shares[rival] == shares[j] && rival < j))) ++better;
+          }
+          kept[j] = better < pattern.keep;
+        }
+        for (std::size_t h = 0; h < kHeads; ++h) {
+          double sum = 0, first = 0;
+          for (std::size_t j = 0; j < keys; ++j) {
+            if (!kept[j]) continue;
+            sum += std::exp(scores[h][j]);
+            first += std::exp(scores[h][j]) * tensors[2][j * dim];
+          }
+          const std::size_t at = h * static_cast<std::size_t>(n_q) + static_cast<std::size_t>(i);
+          EXPECT_NEAR(found[kHeads * static_cast<std::size_t>(n_q) * dim + at], std::log(sum), 2e-3);
+          EXPECT_NEAR(found[at * dim], first / sum, 5e-3) << "head " << h;
+        }
+      }
+    }
   }
 }
 

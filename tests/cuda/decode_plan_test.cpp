@@ -127,6 +127,24 @@ TEST(DecodePlan, YieldsWhereQueriesAreMany) {
   EXPECT_FALSE(yields_to({.batch = 16, .n_q = 8}, kA100)) << "there is no kernel for many queries";
 }
 
+TEST(DecodePlan, HeadsThatChooseTogetherShareTheirRowsOfV) {
+  const auto together = [](const Asked& asked) {
+    Problem problem = asked.problem();
+    problem.choice = Choice::shared;
+    return plan_of(static_cast<int>(asked.d), problem, kH200);
+  };
+  const Plan one = together({});
+  EXPECT_EQ(one.teams.gather, 1);
+  EXPECT_EQ(one.choice_tiles, kChoiceTiles);
+  EXPECT_GE(one.workspace_bytes, one.scores_offset + std::size_t{8} * 4 * 8192 * 4);
+  const Plan many = together({.n_q = 4, .d = 64});
+  EXPECT_EQ(many.teams.gather, 0);
+  Teams choice = many.teams;
+  choice.batch = many.choice_tiles;
+  EXPECT_LT(many.choice_tiles, kChoiceTiles);
+  EXPECT_LE(shared_layout(DType::bf16, 64, choice).bytes, kH200.shared_bytes);
+}
+
 TEST(DecodePlan, IsPrinted) {
   const std::string text = to_string(Asked{}.plan());
   EXPECT_NE(text.find("33 CTAs"), std::string::npos) << text;

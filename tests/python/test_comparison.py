@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +77,53 @@ def test_every_figure(rows: dict[str, list[dict[str, Any]]], tmp_path: Path, mon
 
 
 def test_what_cannot_run_is_a_row_with_its_reason() -> None:
-    from measuring import attempt
+    from measuring import NO_TIME, Clock, attempt
 
     def refuse() -> dict[str, Any]:
         raise RuntimeError("too long\nand more")
 
-    assert attempt("it", refuse) == {"median_us": None, "skipped": "too long"}
+    clock = Clock("cpu", repeats=1)
+    assert attempt("it", refuse, clock) == {"median_us": None, "skipped": "too long"}
+    clock.until = 0.0
+    assert attempt("it", lambda: {"median_us": 1.0}, clock)["skipped"] == NO_TIME
+
+
+def test_a_bounded_run_times_fewer_calls_and_ends_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import measuring
+    import run
+
+    calls = 0
+
+    def slow() -> None:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.01)
+
+    measuring.Clock("cpu", repeats=50, warmup=3, case_seconds=0.05).times(slow)
+    assert 6 <= calls <= 8
+    calls = 0
+    measuring.Clock("cpu", repeats=50, warmup=3, case_seconds=0.001).times(slow)
+    assert calls == 4  # one shows how slow it is
+
+    ends = run.ends_of(run.FIGURES, 100.0)
+    assert list(ends.values()) == sorted(ends.values())
+    assert ends["memory"] - time.monotonic() == pytest.approx(100.0, abs=1.0)
+    monkeypatch.setattr(measuring, "RESULTS", tmp_path)
+    sizes = {**run.SIZES["cpu"], "lengths": [64], "density_n": 64, "model_lengths": [64]}
+    monkeypatch.setitem(run.SIZES, "cpu", sizes)
+    assert run.main(["all", "--device", "cpu", "--tokens", "64", "--budget-seconds", "1e-9"]) == 0
+    assert capsys.readouterr().out.count("there was no time for any case") == len(run.FIGURES)
+    assert not list(tmp_path.iterdir())
+    row = {"kernel": "full", "dtype": "bf16", "n_k": 64, "median_us": 1.0}
+    path = measuring.write("latency", "cpu", [row, {**row, "n_k": 128, "skipped": measuring.NO_TIME}])
+    assert path is not None
+    content = json.loads(path.read_text())
+    assert content["rows"] == [row] and content["left_out"] == ["dtype bf16, n_k 128, kernel full"]
+    with pytest.raises(SystemExit):
+        run.main(["all", "--budget-seconds", "0"])
+    assert "--budget-seconds: expected more than 0, got 0" in capsys.readouterr().err
 
 
 def test_the_separate_pruning_keeps_what_the_epilogue_keeps() -> None:

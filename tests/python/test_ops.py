@@ -64,8 +64,7 @@ def test_opcheck_attention(name: str, requires_grad: bool) -> None:
 def test_opcheck_attention_backward(name: str) -> None:
     given = problem(tensors(), **PROBLEMS[name])
     out, lse = _ops.attention(*given)
-    problem = ProblemArguments(*given)
-    wanted = (problem.bias is not None, problem.sinks is not None)
+    wanted = (given.bias is not None, given.sinks is not None)
     d_lse = torch.randn_like(lse) if wanted[0] else None
     torch.library.opcheck(_ops.attention_backward, (torch.randn_like(out), out, lse, d_lse, *wanted, *given))
 

@@ -186,6 +186,24 @@ def test_a_padded_text_is_pruned_with_the_mean() -> None:
     assert torch.equal(again, found["dspattn_2_4_mean"])
 
 
+def test_compiled_models_with_padding_and_a_static_cache() -> None:
+    model = decoder(sliding_window=None)
+    model.set_attn_implementation("dspattn_2_4_mean")
+    inputs = text(140, 20)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+
+    def next_logits(decode: Any) -> torch.Tensor:
+        cache = transformers.StaticCache(config=model.config, max_cache_len=160)
+        model(**inputs, past_key_values=cache)
+        mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 1), value=1)
+        return decode(input_ids=torch.full((2, 1), 7), attention_mask=mask, past_key_values=cache).logits
+
+    with torch.no_grad():
+        assert torch.equal(compiled(**inputs, use_cache=False).logits, model(**inputs, use_cache=False).logits)
+        assert torch.equal(next_logits(compiled), next_logits(model))
+    torch._dynamo.reset()
+
+
 def test_masks_of_transformers_that_are_no_window_are_refused() -> None:
     model = decoder(sliding_window=None)
     model.set_attn_implementation("dspattn_2_4_mean")

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import contract
 import pytest
 import torch
 import transformers
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils.checkpoint import checkpoint
 
+import contract
 import dspattn
 
 Q, K, V = (torch.randn(2, 4, n, 16, generator=torch.Generator().manual_seed(n)) for n in (40, 50, 50))

@@ -54,7 +54,10 @@ def test_nested_blocks_and_decorator() -> None:
 
 
 def test_strict_raises_with_the_reason() -> None:
-    with pytest.raises(dspattn.DspattnError, match=r"dropout_p: expected .*below 1, got 1[\s\S]*strict=False"), dspattn.use():
+    with (
+        pytest.raises(dspattn.DspattnError, match=r"dropout_p: expected .*below 1, got 1[\s\S]*strict=False"),
+        dspattn.use(),
+    ):
         imported_by_name(Q, K, V, dropout_p=1.0)
     with pytest.raises(dspattn.DspattnError, match="float64"), dspattn.use():
         imported_by_name(Q.double(), K.double(), V.double())

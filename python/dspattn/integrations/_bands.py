@@ -32,13 +32,17 @@ class Band(NamedTuple):
 def window_of(mask_function: Any) -> Window | None:
     """How far before and after its own position a query sees by a mask function of transformers, None for no bound;
     None for functions that say anything else."""
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+    if mask_function is causal_mask_function:
+        return None, 0
+    if mask_function is bidirectional_mask_function:
+        return None, None
+    if torch.compiler.is_compiling():  # a compiler cannot look into a closure
+        return None
     name = getattr(mask_function, "__qualname__", "").split(".")[0]
     code = getattr(mask_function, "__code__", None)
     cells = dict(zip(code.co_freevars, mask_function.__closure__ or (), strict=True)) if code is not None else {}
-    if name == "causal_mask_function":
-        return None, 0
-    if name == "bidirectional_mask_function":
-        return None, None
     if name == "sliding_window_overlay":
         return cells["sliding_window"].cell_contents - 1, None
     if name == "sliding_window_bidirectional_overlay":

@@ -33,8 +33,8 @@ _CALLS_SDPA = re.compile(r"scaled_dot_product_attention\(")
 _TAKES_MASK = re.compile(r"\bmask\b|_mask\b")
 # What some modules hand to the attention function that has no counterpart here: (name, where the value comes from).
 _FOREIGN = re.compile(r"\b(indices|block_indices)=(self\.\w+|\w+)")
-# Sinks keep a model from PyTorch's own attention, which knows none, and not from this package's.
-_SINKS = re.compile(r"\b(?:s_aux|sinks)=self\.\w+")
+# Sinks and soft caps keep a model from PyTorch's own attention, which knows neither, and not from this package's.
+_SERVED_HERE = re.compile(r"\b(?:s_aux|sinks|softcap)=self\.\w+")
 
 
 def is_ours(name: object) -> bool:
@@ -97,7 +97,9 @@ def _class_refuses(cls: Any) -> str:
         return ""
     if not cls._can_set_attn_implementation() or _TABLE_OF_CLASSES.search(source):
         return OWN_CODE
-    if not cls._supports_sdpa and not _SINKS.search(source):
+    # A model that takes no other attention by name either works on its masks, which it expects to be additive.
+    only_for_want_of_them = cls._supports_flash_attn and _SERVED_HERE.search(source)
+    if not cls._supports_sdpa and not only_for_want_of_them:
         foreign = sorted({name for name, value in _FOREIGN.findall(source) if value != "None"})
         more = f", and it adds {', '.join(foreign)} to its attention" if foreign else ""
         return f"transformers does not offer it masks for scaled_dot_product_attention, which dspattn needs{more}"

@@ -18,7 +18,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import DspattnError
 from ..functional import attention, varlen_attention
 from ..patterns import Grouping, parse_grouping, parse_pattern
 from .huggingface import implementation_name
@@ -64,8 +63,8 @@ def write(folder: str | Path, pattern: str = "2:4", grouping: Grouping = "interl
 def flash_functions(pattern: str, grouping: Grouping) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """``flash_attn_func`` and ``flash_attn_varlen_func`` as the flash-attention package has them, pruned.
 
-    What they take that is not offered here is in their signatures on purpose: transformers leaves out, in silence, what
-    a signature does not have.
+    Soft caps and sinks (``s_aux``) are in their signatures on purpose: transformers leaves out sinks, in silence, where
+    a signature does not have them.
     """
     chosen: dict[str, Any] = {"pattern": pattern, "grouping": grouping, "alignment": "bottom_right"}
 
@@ -81,11 +80,11 @@ def flash_functions(pattern: str, grouping: Grouping) -> tuple[Callable[..., Ten
         deterministic: bool = False,  # it always is
         s_aux: Tensor | None = None,
     ) -> Tensor:
-        _refuse(dropout_p, softcap, s_aux)
         q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
         out: Tensor = attention(
-            q, k, v, is_causal=causal, scale=softmax_scale, enable_gqa=True, window=_window(window_size), **chosen
-        )
+            q, k, v, dropout_p=dropout_p, is_causal=causal, scale=softmax_scale, enable_gqa=True,
+            window=_window(window_size), soft_cap=softcap or None, sinks=s_aux, **chosen,
+        )  # fmt: skip
         return out.transpose(1, 2)
 
     def flash_attn_varlen_func(
@@ -104,10 +103,10 @@ def flash_functions(pattern: str, grouping: Grouping) -> tuple[Callable[..., Ten
         deterministic: bool = False,
         s_aux: Tensor | None = None,
     ) -> Tensor:
-        _refuse(dropout_p, softcap, s_aux)
         out: Tensor = varlen_attention(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), is_causal=causal,
-            scale=softmax_scale, window=_window(window_size), **chosen,
+            q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), dropout_p=dropout_p,
+            is_causal=causal, scale=softmax_scale, window=_window(window_size), soft_cap=softcap or None, sinks=s_aux,
+            **chosen,
         )  # fmt: skip
         return out
 
@@ -117,15 +116,3 @@ def flash_functions(pattern: str, grouping: Grouping) -> tuple[Callable[..., Ten
 def _window(size: tuple[int, int]) -> tuple[int | None, int | None] | None:
     left, right = (None if side < 0 else side for side in size)
     return None if left is None and right is None else (left, right)
-
-
-def _refuse(dropout_p: float, softcap: float, s_aux: Tensor | None) -> None:
-    reasons = []
-    if dropout_p:
-        reasons.append(f"dropout_p: expected 0 (attention dropout is not offered here), got {dropout_p}")
-    if softcap:
-        reasons.append(f"softcap: expected 0 (soft caps are not offered here), got {softcap}")
-    if s_aux is not None:
-        reasons.append("s_aux: expected None (attention sinks are not offered here), got a tensor")
-    if reasons:
-        raise DspattnError(reasons)

@@ -7,8 +7,9 @@ behind it for ``rest="mean"``, and ``dspattn_dense``. They are registered with `
 function that goes with them, with ``AttentionMaskInterface``, when both packages are imported, in either order.
 
 Padded batches, causal models with a cache and generation, grouped-query attention, sliding windows, relative position
-biases, soft caps (``softcap``), attention sinks (``s_aux``) and dropout in training are served. A cache that drops keys outside a sliding window does not change the result: groups are
-counted from key 0 of the sequence, so the mask function says how far the kept keys are from a group's start.
+biases, soft caps (``softcap``), attention sinks (``s_aux``) and dropout in training are served. A cache that drops keys
+outside a sliding window does not change the result: groups are counted from key 0 of the sequence, so the mask function
+says how far the kept keys are from a group's start.
 What a model passes that has no counterpart here raises.
 """
 

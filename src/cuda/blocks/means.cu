@@ -10,6 +10,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWidth = 8;         // columns of V that a thread loads at once: 16 bytes
+constexpr int kAtOnce = 4;        // keys whose V a thread loads together: the fewest that it has of a block
+constexpr int kCtasAtOnce = 4;    // of sum_blocks() on a multiprocessor: some load while others add up
 constexpr int kRowsOfChunk = 64;  // query rows whose means a CTA of row_means() computes
 constexpr int kMostColumns = 256;
 
@@ -68,18 +70,34 @@ struct Values {
   __device__ __forceinline__ float at(int key, int column) const {
     return column < params.columns ? number(rows[key * params.v.row_stride + column]) : 0.0f;
   }
+  __device__ __forceinline__ void add(const uint4& x, float (&sums)[kWidth]) const {
+    const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sums[2 * i] += number(words[i]);
+      sums[2 * i + 1] += number(words[i] >> 16);
+    }
+  }
+  // Aligned rows, none of which a mask hides.
+  __device__ __forceinline__ bool simple() const {
+    return params.vector != 0 && params.allowed.data == nullptr && params.bias.data == nullptr;
+  }
+  // Of kAtOnce such keys; all loads are on their way before the first sum.
+  __device__ __forceinline__ void load_together(int key, int column, uint4 (&x)[kAtOnce]) const {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      x[i] = make_uint4(0, 0, 0, 0);
+      if (column < params.columns) {
+        x[i] = *reinterpret_cast<const uint4*>(rows + (key + i) * params.v.row_stride + column);
+      }
+    }
+  }
   // Adds kWidth columns from `column` on to `sums`.
   __device__ __forceinline__ void add(int key, int column, float (&sums)[kWidth]) const {
     if (column >= params.columns) return;
     const std::uint16_t* from = rows + key * params.v.row_stride + column;
     if (params.vector != 0) {
-      const uint4 x = *reinterpret_cast<const uint4*>(from);
-      const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sums[2 * i] += number(words[i]);
-        sums[2 * i + 1] += number(words[i] >> 16);
-      }
+      add(*reinterpret_cast<const uint4*>(from), sums);
     } else {
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
@@ -89,9 +107,9 @@ struct Values {
   }
 };
 
-// An entry's number: no key, no value.
+// An entry's number; of no key 0. A division would be a call, around which registers are spilled.
 __device__ __forceinline__ float mean_of(float sum, int count) {
-  return count > 0 ? sum / static_cast<float>(count) : 0.0f;
+  return count > 0 ? sum * ptx::reciprocal_fast(static_cast<float>(count)) : 0.0f;
 }
 
 // How the threads of sum_blocks() share a block of 128 keys: each has kWidth columns of some neighbouring keys, its
@@ -118,8 +136,19 @@ __device__ __forceinline__ void add_runs(const Values& values, const BlockShare&
                                          RunSums& runs) {
   float sums[kWidth] = {};
   int count = 0;
-#pragma unroll 4
-  for (int i = 0; i < share.keys; ++i) {
+  int done = 0;
+  if (values.simple()) {
+    const int present = min(share.keys, length - share.run * share.keys);
+#pragma unroll 2
+    for (; done + kAtOnce <= present; done += kAtOnce) {
+      uint4 x[kAtOnce];
+      values.load_together(first_key + share.run * share.keys + done, share.column, x);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) values.add(x[i], sums);
+    }
+    count = done;
+  }
+  for (int i = done; i < share.keys; ++i) {
     const int key = share.run * share.keys + i;
     if (key < length && !values.hidden(first_key + key)) {
       values.add(first_key + key, share.column, sums);
@@ -186,22 +215,42 @@ __device__ __forceinline__ void average_first_keys(const MeansParams& params, in
     count += runs.counts[run];
   }
   float* to = params.means + (head * params.table.entries + params.table.edge_of(sequence.place)) * params.stride;
-  for (int i = 0; i < share.keys; ++i) {
+  const auto write = [&](int key) {
+    auto* entry = reinterpret_cast<float4*>(to + static_cast<std::int64_t>(key) * params.stride + share.column);
+    entry[0] =
+        make_float4(mean_of(sums[0], count), mean_of(sums[1], count), mean_of(sums[2], count), mean_of(sums[3], count));
+    entry[1] =
+        make_float4(mean_of(sums[4], count), mean_of(sums[5], count), mean_of(sums[6], count), mean_of(sums[7], count));
+  };
+  int done = 0;
+  if (values.simple()) {
+    const int present = min(share.keys, length - share.run * share.keys);
+    for (; done + kAtOnce <= present; done += kAtOnce) {
+      const int key = share.run * share.keys + done;
+      uint4 x[kAtOnce];
+      values.load_together(key, share.column, x);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        values.add(x[i], sums);
+        ++count;
+        write(key + i);
+      }
+    }
+  }
+  for (int i = done; i < share.keys; ++i) {
     const int key = share.run * share.keys + i;
     if (key >= length) return;
     if (!values.hidden(key)) {
       values.add(key, share.column, sums);
       ++count;
     }
-    float* entry = to + static_cast<std::int64_t>(key) * params.stride + share.column;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) entry[j] = mean_of(sums[j], count);
+    write(key);
   }
 }
 
 // A CTA for every whole block of a head, and one for the first keys of each of its sequences. From the last sequence to
 // the first, whose V the kernel that follows then finds in the L2 cache.
-__global__ void __launch_bounds__(kThreads) sum_blocks(const MeansParams params) {
+__global__ void __launch_bounds__(kThreads, kCtasAtOnce) sum_blocks(const MeansParams params) {
   __shared__ RunSums runs;
   ptx::start_next_kernel();
   const unsigned task = gridDim.x - 1 - blockIdx.x;
@@ -236,11 +285,25 @@ __global__ void __launch_bounds__(kMostColumns) prefix_means(const MeansParams p
   const int column = static_cast<int>(threadIdx.x);
   const std::int64_t place = head * params.table.all_blocks + params.table.block_of(sequence.place);
   const std::int64_t first = head * params.table.entries + params.table.entry_of_blocks(sequence.place, {0, 1});
+  const int blocks = sequence.key_length / tile::kBlockKeys;
+  constexpr int kBatch = 8;  // loaded before the first is stored: the compiler does not know that they are others
   Total total;
-#pragma unroll 8
-  for (int block = 0; block < sequence.key_length / tile::kBlockKeys; ++block) {
-    total.add(params, place + block, column);
-    params.means[(first + block) * params.stride + column] = mean_of(total.sum, total.count);
+  for (int begin = 0; begin < blocks; begin += kBatch) {
+    float sums[kBatch];
+    int counts[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const std::int64_t at = place + min(begin + i, blocks - 1);
+      sums[i] = params.sums[at * params.stride + column];
+      counts[i] = params.counts[at];
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (begin + i >= blocks) break;
+      total.sum += sums[i];
+      total.count += counts[i];
+      params.means[(first + begin + i) * params.stride + column] = mean_of(total.sum, total.count);
+    }
   }
 }
 

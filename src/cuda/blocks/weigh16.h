@@ -46,7 +46,7 @@ struct Weigher {
     std::uint32_t word[2] = {}, across[2] = {};
     float values[kHeld][8];
     RestSumOf<C, How> left_out;
-    constexpr bool kSumsAtOnce = std::is_same_v<How, HalfExponents>;
+    constexpr bool kSumsAtOnce = std::is_same_v<How, HalfExponents> || C::kConsumers == 3;
     const auto write = [&](int u, const float* value) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

@@ -33,6 +33,12 @@ int is_vector(const ConstTensorView& tensor) {
   return aligned ? 1 : 0;
 }
 
+std::uint32_t plain_row_bytes(const Problem& problem, const ConstTensorView& tensor) {
+  const std::int64_t bytes = tensor.step(2) * static_cast<std::int64_t>(size_bytes(tensor.dtype));
+  const bool plain = is_vector(tensor) != 0 && !problem.block_table.present() && bytes > 0 && bytes < tile::kMaxRows;
+  return plain ? static_cast<std::uint32_t>(bytes) : 0;
+}
+
 Scales scales_of(DType type, double scale, bool has_bias) {
   const double unit = type == DType::f32 ? (has_bias ? std::min(1.0, core::selection_scale(scale)) : 1.0)
                                          : core::selection_scale(scale);
@@ -71,7 +77,7 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
     const int tiles_of_block = tile::kBlockKeys / tile_keys(problem.q.dtype, plan.dim);
     p.together = {reinterpret_cast<float*>(workspace + plan.scores_offset),
                   reinterpret_cast<RowStats*>(workspace + plan.whole_offset),
-                  tile::divide_up(geometry.n_k, tile::kBlockKeys) * tiles_of_block};
+                  tile::divide_up(geometry.n_k, tile::kBlockKeys) * tiles_of_block, plan.choice_tiles};
   }
   p.pages = pages_of(problem);
   p.allowed = mask_of(problem.mask.allowed);
@@ -100,6 +106,8 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.vector_q = is_vector(problem.q);
   p.vector_k = is_vector(problem.k);
   p.vector_v = is_vector(problem.v);
+  p.k_row_bytes = plain_row_bytes(problem, problem.k);
+  p.v_row_bytes = plain_row_bytes(problem, problem.v);
   return p;
 }
 

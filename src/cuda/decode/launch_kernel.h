@@ -8,23 +8,11 @@
 
 namespace dspattn::cuda::decode {
 
-// The most shared memory of any way the warps can be teamed.
-template <typename C>
-constexpr int most_shared_bytes(int batch) {
-  int most = 0;
-  for (const int warps : {1, 2, 4}) {
-    const int bytes = shared_layout(C::kType, C::kHeadDim, {.warps = warps, .batch = batch}).bytes;
-    most = bytes > most ? bytes : most;
-  }
-  return most;
-}
-
 template <typename C, typename Kernel>
 void launch_one(const char* name, Kernel kernel, const Params& params, std::int64_t ctas, bool follows,
                 cudaStream_t stream) {
   const DeviceFacts& device = current_device_facts();
-  const int most = most_shared_bytes<C>(params.teams.batch > 0 ? kChoiceTiles : 0);
-  allow_shared_memory(kernel, most < device.shared_bytes ? most : device.shared_bytes);
+  allow_shared_memory(kernel, device.shared_bytes);  // the same number for every problem
   launch(name, kernel,
          {.ctas = grid_of(ctas),
           .threads = kThreads,
@@ -36,12 +24,12 @@ void launch_one(const char* name, Kernel kernel, const Params& params, std::int6
 template <DType kType, int kDim>
 void launch_kernel(const Params& params, std::int64_t ctas, cudaStream_t stream) {
   using C = Config<kType, kDim>;
-  static_assert(most_shared_bytes<C>(0) <= kSharedLimit);
+  static_assert(shared_layout(kType, kDim, {}).bytes <= kSharedLimit);
   if constexpr (chooses_together(kType, kDim)) {
     if (params.together.scores != nullptr) {
       launch_one<C>("decode scores", score_kernel<C>, params, ctas, false, stream);
       Params choice = params;
-      choice.teams.batch = kChoiceTiles;
+      choice.teams.batch = params.together.batch;
       launch_one<C>("decode choice", choice_kernel<C>, choice, ctas, true, stream);
       return;
     }

@@ -36,7 +36,7 @@ template <typename C, typename RowAt>
 __device__ __forceinline__ void copy_rows(std::uint32_t tile, int rows, int columns, int vector, int thread,
                                           int threads, const void* valid_address, RowAt row_at) {
   const int chunk = thread & 7;
-#pragma unroll 4
+#pragma unroll 1
   for (int row = thread >> 3; row < rows; row += threads >> 3) {
     const Bits<C>* from = row_at(row);
 #pragma unroll
@@ -52,5 +52,74 @@ __device__ __forceinline__ void copy_rows(std::uint32_t tile, int rows, int colu
     }
   }
 }
+
+// The copies of one thread, of rows that are aligned and not far apart, with few instructions: copies are what there is
+// most of. A thread has a chunk of every panel.
+template <typename C>
+struct PlainCopies {
+  std::uint32_t row_bytes;  // from one row to the next
+  int bytes[C::kPanels];    // 16, or 0 past the last column
+
+  __device__ __forceinline__ PlainCopies(std::uint32_t stride_bytes, int columns, int thread)
+      : row_bytes(stride_bytes) {
+#pragma unroll
+    for (int panel = 0; panel < C::kPanels; ++panel) {
+      bytes[panel] = (8 * panel + (thread & 7)) * (16 / C::kElementBytes) < columns ? 16 : 0;
+    }
+  }
+  template <int kRows>
+  __device__ __forceinline__ void copy(std::uint32_t to, const std::uint8_t* from, bool hidden) const {
+#pragma unroll
+    for (int panel = 0; panel < C::kPanels; ++panel) {
+      // Where nothing is read the address need not be one.
+      ptx::cp_async_16(to + panel * kRows * 128, from + 128 * panel, hidden ? 0 : bytes[panel]);
+    }
+  }
+
+  // All rows of a tile: a thread has the same element of all its groups. `from`: the thread's chunk of that element of
+  // group 0.
+  __device__ __forceinline__ void copy_tile(std::uint32_t tile, const std::uint8_t* from, int group_step, int thread,
+                                            int warps) const {
+    const int element = thread >> 3 & 3;
+    const auto group_bytes = static_cast<std::uint32_t>(group_step) * row_bytes;
+    // Rows of even and of odd groups lie differently in the swizzle, each kind alike.
+    const std::uint32_t even = tile + static_cast<std::uint32_t>(tile::swizzled_offset(element, thread & 7));
+    const std::uint32_t odd = tile + static_cast<std::uint32_t>(tile::swizzled_offset(4 + element, thread & 7));
+    if (warps == 1) {
+#pragma unroll
+      for (int group = 0; group < C::kGroups; ++group) {
+        copy<C::kTileK>((group % 2 == 0 ? even : odd) + static_cast<std::uint32_t>(group / 2 * 1024), from, false);
+        from += group_bytes;
+      }
+      return;
+    }
+    const int first = thread >> 5;
+    from += static_cast<std::uint64_t>(group_bytes) * static_cast<std::uint32_t>(first);
+#pragma unroll 2
+    for (int group = first; group < C::kGroups; group += warps) {
+      copy<C::kTileK>((group % 2 == 0 ? even : odd) + static_cast<std::uint32_t>(group / 2 * 1024), from, false);
+      from += static_cast<std::uint64_t>(group_bytes) * static_cast<std::uint32_t>(warps);
+    }
+  }
+
+  // The kept rows of a tile, by one warp: two of a group, which 16 lanes have. Offsets of a group's elements from its
+  // first, in keys, are bytes of `elements`. `from`: the thread's chunk of group 0's first element.
+  __device__ __forceinline__ void copy_kept(std::uint32_t tile, const std::uint8_t* from, int group_step,
+                                            std::uint32_t elements, const std::uint8_t* kept, int lane) const {
+    const int which = lane >> 3 & 1;
+    const std::uint32_t to = tile + static_cast<std::uint32_t>(tile::swizzled_offset(lane >> 3, lane & 7));
+    const std::uint32_t beside = tile + static_cast<std::uint32_t>(tile::swizzled_offset(4 + (lane >> 3), lane & 7));
+    const auto group_bytes = static_cast<std::uint32_t>(group_step) * row_bytes;
+    from += static_cast<std::uint64_t>(group_bytes) * static_cast<std::uint32_t>(lane >> 4);
+#pragma unroll
+    for (int i = 0; i < C::kGroups / 2; ++i) {
+      const std::uint32_t code = kept[2 * i + (lane >> 4)];
+      const std::uint32_t key = elements >> (8 * tile::kept_element(code, which)) & 0xFFu;
+      copy<C::kTileK / 2>((i % 2 == 0 ? to : beside) + static_cast<std::uint32_t>(i / 2 * 1024),
+                          from + static_cast<std::uint64_t>(key) * row_bytes, tile::kept_is_hidden(code, which));
+      from += 2 * static_cast<std::uint64_t>(group_bytes);
+    }
+  }
+};
 
 }  // namespace dspattn::cuda::decode

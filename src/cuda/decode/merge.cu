@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   ptx::wait_for_kernels_before();  // the parts are written
   const RowStats joined = join_parts(p.partials.stats + first, splits, p.rows, lane, p.scales.exponent);
   float values[kColumns] = {};
-#pragma unroll 2
+#pragma unroll 4
   for (int i = warp; i < splits; i += kWarps) {
     const std::int64_t at = first + static_cast<std::int64_t>(i) * p.rows;
     const float factor = part_factor(p.partials.stats[at], joined.reference, p.scales.exponent);

@@ -60,6 +60,7 @@ struct Together {
   float* scores = nullptr;    // [units, tiles, rows, tile keys]: compared scores, -inf where hidden
   RowStats* stats = nullptr;  // [units, splits, rows]: of all visible keys
   int tiles = 0;              // of a unit
+  int batch = 1;              // tiles whose V a team asks for at once
 };
 
 struct Params {
@@ -82,6 +83,8 @@ struct Params {
   Scales scales;
   Teams teams;
   int vector_q = 0, vector_k = 0, vector_v = 0;  // rows are 16-byte aligned
+  // Bytes from one row to the next, where rows are aligned, in one piece and not too far apart; else 0.
+  std::uint32_t k_row_bytes = 0, v_row_bytes = 0;
 };
 
 }  // namespace dspattn::cuda::decode

@@ -83,6 +83,11 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
     plan.workspace_bytes = plan.stats_offset + aligned(rows * 2 * sizeof(float));
   }
   if (plan.together) {
+    Teams choice = plan.teams;
+    for (choice.batch = kChoiceTiles; choice.batch > 1; choice.batch /= 2) {
+      if (shared_layout(type, dim, choice).bytes <= device.shared_bytes) break;
+    }
+    plan.choice_tiles = choice.batch;
     const auto rows = static_cast<std::size_t>(plan.units) * static_cast<std::size_t>(plan.rows);
     const auto blocks = static_cast<std::size_t>(tile::divide_up(geometry.n_k, tile::kBlockKeys));
     plan.scores_offset = plan.workspace_bytes;

@@ -25,6 +25,7 @@ struct Plan {
   // Where things lie in the workspace: partial results, their stats; where heads choose together, scores and stats.
   std::size_t stats_offset = 0, scores_offset = 0, whole_offset = 0;
   bool together = false;
+  int choice_tiles = 0;  // of a batch, where heads choose together
   std::size_t workspace_bytes = 0;
 
   std::int64_t ctas() const { return units * splits; }

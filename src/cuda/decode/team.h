@@ -119,25 +119,48 @@ struct Team {
 
   // Row 4 u + e of a tile is element e of group u. `index` at or past the team's end: nothing.
   __device__ __forceinline__ void load_k(int index, int buffer) const {
-    if (index < part.tiles.end) {
-      copy_rows<C>(k_tile(buffer), C::kTileK, p.d, p.vector_k, thread, threads, k,
-                   [&](int row) { return row_of(k, p.k, index, row >> 2, row & 3); });
-    }
+    if (index < part.tiles.end) load_tile(k_tile(buffer), k, p.k, p.k_row_bytes, p.d, p.vector_k, index);
     ptx::cp_async_commit();
   }
   // `kept`: codes of the team's first row.
   __device__ __forceinline__ void load_v(int index, std::uint32_t to, const std::uint8_t* kept) const {
     const int columns = p.results.out.columns;
-    if (p.teams.gather != 0) {
+    if (p.teams.gather == 0) {
+      load_tile(to, v, p.v, p.v_row_bytes, columns, p.vector_v, index);
+    } else if (p.v_row_bytes != 0 && p.teams.warps == 1) {
+      const tile::KeyMap& keys = p.keys;
+      const std::uint32_t elements = static_cast<std::uint32_t>(keys.pair_step) << 8 |
+                                     static_cast<std::uint32_t>(keys.half_step) << 16 |
+                                     static_cast<std::uint32_t>(keys.half_step + keys.pair_step) << 24;
+      PlainCopies<C>(p.v_row_bytes, columns, lane)
+          .copy_kept(to, first_chunk(v, p.v, index, 0), keys.group_step, elements, kept, lane);
+    } else {
       copy_rows<C>(to, C::kTileK / 2, columns, p.vector_v, thread, threads, v, [&](int row) -> const Bits<C>* {
         const std::uint32_t code = kept[row >> 1];
         if (tile::kept_is_hidden(code, row & 1)) return nullptr;
         return row_of(v, p.v, index, row >> 1, tile::kept_element(code, row & 1));
       });
-    } else {
-      copy_rows<C>(to, C::kTileK, columns, p.vector_v, thread, threads, v,
-                   [&](int row) { return row_of(v, p.v, index, row >> 2, row & 3); });
     }
+  }
+
+  // All rows of a tile. A thread always has the same element of its groups.
+  __device__ __forceinline__ void load_tile(std::uint32_t to, const Bits<C>* base, const blocks::RowsView& view,
+                                            std::uint32_t row_bytes, int columns, int vector, int index) const {
+    const int block = block_of(index);
+    if (row_bytes != 0 && block >= part.begin && block + tile::kBlockKeys <= part.end) {
+      PlainCopies<C>(row_bytes, columns, thread)
+          .copy_tile(to, first_chunk(base, view, index, thread >> 3 & 3), p.keys.group_step, thread, p.teams.warps);
+    } else {
+      copy_rows<C>(to, C::kTileK, columns, vector, thread, threads, base,
+                   [&](int row) { return row_of(base, view, index, row >> 2, row & 3); });
+    }
+  }
+
+  // This thread's chunk of an element of a tile's group 0.
+  __device__ __forceinline__ const std::uint8_t* first_chunk(const Bits<C>* base, const blocks::RowsView& view,
+                                                             int index, int element) const {
+    const int key = block_of(index) + p.keys.key(part_of(index), 0, element);
+    return reinterpret_cast<const std::uint8_t*>(base + key * view.row_stride) + 16 * (thread & 7);
   }
 
   // Scores of a K tile; then it may be overwritten.

@@ -10,6 +10,7 @@
 
 #include "cuda/decode/params.h"
 #include "cuda/ptx/packed_half.h"
+#include "cuda/ptx/single.h"
 
 namespace dspattn::cuda::decode {
 
@@ -57,6 +58,7 @@ struct Weigher {
   bool has_row;
   int begin = 0, end = 0;  // keys that the row sees by diagonal, window and length
   MaskRow allowed, bias;
+  bool plain;                   // neither mask tensors nor pages
   float reference = -INFINITY;  // the largest score so far
   float sum = 0;                // of this lane's weights, relative to it
 
@@ -91,10 +93,16 @@ struct Weigher {
 
   // Makes compared scores of a tile's products. Returns the largest of this lane's.
   __device__ __forceinline__ float mask(int block, int part) {
+    const bool interior = plain && begin <= block && block + tile::kBlockKeys <= end;
     float largest = -INFINITY;
     each_group([&](int group) {
-      const float4 x = mask_group(scores[group], block, part, group);
+      float4 x = scores[group];
+      x = interior ? compared(make_float4(x.x * p.scales.unit, x.y * p.scales.unit, x.z * p.scales.unit,
+                                          x.w * p.scales.unit))
+                   : mask_group(x, block, part, group);
       scores[group] = x;
+      const float top = ptx::max_nan(ptx::max_nan(x.x, x.y), ptx::max_nan(x.z, x.w));
+      if (std::isnan(top)) sum = NAN;  // shows in the row's results, whatever is selected
       largest = fmaxf(largest, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
     });
     return largest;
@@ -158,7 +166,8 @@ struct Weigher {
         begin(band.begin(which.query)),
         end(band.end(which.query)),
         allowed(params.allowed, 1, sequence, kv_head * params.heads_per_kv_head + which.head, which.query),
-        bias(params.bias, params.bias_bytes, sequence, kv_head * params.heads_per_kv_head + which.head, which.query) {}
+        bias(params.bias, params.bias_bytes, sequence, kv_head * params.heads_per_kv_head + which.head, which.query),
+        plain(params.allowed.data == nullptr && params.bias.data == nullptr && params.pages.table == nullptr) {}
 
   __device__ __forceinline__ float4 mask_group(const float4& raw, int block, int part, int group) {
     float x[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -172,16 +181,17 @@ struct Weigher {
       x[e] *= p.scales.unit;
       if (seen[e] && bias.data != nullptr) seen[e] = add_bias(key, x[e]);
     }
+    const float4 y = compared(make_float4(x[0], x[1], x[2], x[3]));
+    return make_float4(seen[0] ? y.x : -INFINITY, seen[1] ? y.y : -INFINITY, seen[2] ? y.z : -INFINITY,
+                       seen[3] ? y.w : -INFINITY);
+  }
+
+  __device__ __forceinline__ float4 compared(float4 x) const {
     if (p.scales.rounds != 0) {
-      round_to_half(x[0], x[1]);
-      round_to_half(x[2], x[3]);
+      round_to_half(x.x, x.y);
+      round_to_half(x.z, x.w);
     }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (!seen[e]) x[e] = -INFINITY;
-      if (std::isnan(x[e])) sum = NAN;  // shows in the row's results, whatever is selected
-    }
-    return make_float4(x[0], x[1], x[2], x[3]);
+    return x;
   }
 
   // False: the bias masks the key.

@@ -37,6 +37,10 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.bias = mask_of(problem.mask.bias);
   p.bias_type =
       problem.mask.bias.present() && problem.mask.bias.dtype != DType::f32 ? BiasType::as_inputs : BiasType::f32;
+  if (problem.sinks.present()) {
+    p.sinks = static_cast<const float*>(problem.sinks.data);
+    p.sink_stride = problem.sinks.step(0);
+  }
   p.work = work_of(problem);
   p.tiles = tile::key_tiles(layout_of(plan.kind), problem.pattern, problem.grouping, plan.shape.tile_k);
   p.scales = scales_of(type, geometry.scale, problem.mask.bias.present());

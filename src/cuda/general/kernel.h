@@ -132,11 +132,38 @@ __device__ __forceinline__ int own_row() {
   return (thread >> 5) * 16 * C::kRowBlocks + ((thread & 31) >> 2);
 }
 
+// A logit without a value in the softmax of one of a lane's two rows (kRow 0: row g, 1: row g + 8); its weight is added
+// to the row's sum.
+template <typename C, int kRow>
+__device__ __forceinline__ void add_sink(const ScoreScales& scales, float sink, float& sum, float& minus,
+                                         float (&out)[C::kHeadDim / 2]) {
+  constexpr float kLog2E = 1.442695040888963f;
+  const float logit = sink * kLog2E;  // base 2, as the reference below
+  const float unit = C::kReferenceIsScore ? scales.exp2_scale : 1.0f;
+  const bool empty = sum == 0;
+  const float reference = empty ? logit : fmaxf(-minus * unit, logit);
+  const float shrink = empty ? 0.0f : ptx::exp2_fast(-minus * unit - reference);
+  sum = sum * shrink + ptx::exp2_fast(logit - reference);
+  minus = -reference / unit;
+#pragma unroll
+  for (int i = 2 * kRow; i < C::kHeadDim / 2; i += 4) {
+    out[i] = empty ? 0.0f : out[i] * shrink;  // whatever V holds
+    out[i + 1] = empty ? 0.0f : out[i + 1] * shrink;
+  }
+}
+
 template <typename C>
 __device__ __forceinline__ void store_block(const ForwardParams& params, const RowsItem& item, int row,
-                                            const RowBlock<C>& block) {
+                                            RowBlock<C>& block) {
   const int lane = own_thread() & 31;
-  const RowSums sums = sum_up(block.state);
+  RowSums sums = sum_up(block.state);
+  if (params.sinks != nullptr) {
+    const float sink = params.sinks[item.head * params.sink_stride];
+    if (sink != -INFINITY) {
+      add_sink<C, 0>(params.scales, sink, sums.sum0, block.state.minus0, block.out);
+      add_sink<C, 1>(params.scales, sink, sums.sum1, block.state.minus1, block.out);
+    }
+  }
   store_lse<C>(params.lse, params.scales, item, row, lane, sums, block.state);
   if (C::kIsFp32 || params.fp32_out != 0) {
     store_rows<InFp32<C>>(params.out, params.vector_out, item, row, lane, block.out, sums);

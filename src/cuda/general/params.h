@@ -21,6 +21,8 @@ struct ForwardParams {
   LseView lse;         // [batch, heads, rows]
   MaskTensor allowed;  // bytes, zero = masked
   MaskTensor bias;
+  const float* sinks = nullptr;  // [heads], a logit of every row of a head; null: none
+  std::int64_t sink_stride = 0;
   BiasType bias_type = BiasType::f32;
   WorkParams work;
   tile::KeyTiles tiles;

@@ -20,7 +20,7 @@ core::KernelRow forward_row() {
   row.plan = &describe_plan;
   row.forward_workspace = [](const ForwardArgs&) { return std::size_t{0}; };
   row.forward = &forward_launch;
-  row.features.add(core::Feature::fp32_results);
+  row.features = {core::Feature::fp32_results, core::Feature::sinks};
   return row;
 }
 

@@ -173,8 +173,8 @@ __device__ __forceinline__ void weigh_rows(const ForwardParams& params, RowBlock
   const float scale = params.scales.exp2_scale;
   const blocks::tf32::MinusTops tops = blocks::tf32::minus_tops<C>(block.scores);
   const auto fits = [scale](float minus, float minus_top) {
-    // A tile without a visible key asks for nothing.
-    return std::isnan(minus_top) || (minus - minus_top) * scale <= C::kLargestWeightLog2;
+    // A tile without a visible key asks for nothing of a row that has a reference.
+    return !std::isnan(minus) && (std::isnan(minus_top) || (minus - minus_top) * scale <= C::kLargestWeightLog2);
   };
   blocks::Raised raised{1, 1, false, false};
   const bool raises = __all_sync(~0u, fits(block.state.minus0, tops.row0) && fits(block.state.minus1, tops.row1)) == 0;

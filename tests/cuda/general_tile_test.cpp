@@ -1,0 +1,238 @@
+// The general kernel's maps, selection and plan, where there is no GPU: which key stands where in a tile
+// (tile/key_tiles.h), which are kept (tile/select_any.h), which tiles rows see, which shapes a card gets.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/half.h"
+#include "cuda/general/plan.h"
+#include "cuda/tile/key_tiles.h"
+#include "cuda/tile/select_any.h"
+#include "dspattn/pattern.h"
+
+namespace {
+
+using namespace dspattn;
+using namespace dspattn::cuda;
+using tile::TileLayout;
+
+constexpr Grouping kGroupings[] = {Grouping::consecutive, Grouping::interleaved};
+
+// Every key of a row is in exactly one column of one tile, and a group's keys are in one tile, in lanes and order that
+// selection counts on. kTileK columns.
+template <TileLayout kLayout, int kTileK>
+void expect_whole_groups(Pattern pattern, Grouping grouping) {
+  const tile::KeyTiles tiles = tile::key_tiles(kLayout, pattern, grouping, kTileK);
+  const int keys = 3 * tiles.span;
+  std::vector<int> seen(static_cast<std::size_t>(keys), 0);
+  for (int index = 0; index < 3 << tiles.parts_log2; ++index) {
+    std::set<std::int64_t> groups;
+    int present = 0;
+    for (int column = 0; column < kTileK; ++column) {
+      const int in_span = tile::key_of_column<kLayout, kTileK>(tiles, tiles.part(index), column);
+      if (in_span < 0) continue;
+      ASSERT_LT(in_span, tiles.span);
+      const int key = tiles.first_key(index) + in_span;
+      ++seen[static_cast<std::size_t>(key)];
+      ++present;
+      const KeyPlace place = place_of_key(key, pattern.group, grouping);
+      groups.insert(place.group);
+      if (kLayout == TileLayout::places && !pattern.is_dense()) {
+        const int lane_place = (column >> 1 & 3) * (kTileK / 4) + 2 * (column >> 3) + (column & 1);
+        EXPECT_EQ(lane_place & ((1 << tiles.places_log2) - 1), place.element);
+      }
+    }
+    if (!pattern.is_dense()) {
+      EXPECT_EQ(static_cast<int>(groups.size()) * pattern.group, present);
+    }
+  }
+  EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](int count) { return count == 1; }))
+      << to_string(pattern) << " " << to_string(grouping);
+}
+
+TEST(KeyTiles, EveryKeyIsInOneColumnAndEveryGroupInOneTile) {
+  for (const Grouping grouping : kGroupings) {
+    for (int group = 1; group <= kMaxGroup; ++group) {
+      if (grouping == Grouping::interleaved && kInterleaveBlock % group != 0) continue;
+      expect_whole_groups<TileLayout::places, 64>({1, group}, grouping);
+      expect_whole_groups<TileLayout::places, 32>({1, group}, grouping);
+    }
+    expect_whole_groups<TileLayout::fours, 64>({2, 4}, grouping);
+    expect_whole_groups<TileLayout::fours, 64>({1, 2}, grouping);
+    expect_whole_groups<TileLayout::pairs, 64>({1, 2}, grouping);
+    expect_whole_groups<TileLayout::pairs, 32>({1, 2}, grouping);
+  }
+}
+
+// A dense product's A operand has the scores of column c where V has its row: columns 2t, 2t + 1 of 16 bits; of tf32
+// first 2t, then 2t + 1.
+TEST(KeyTiles, RowsOfVFollowTheWeights) {
+  const tile::KeyTiles tiles = tile::key_tiles(TileLayout::places, {3, 8}, Grouping::interleaved, 32);
+  for (int part = 0; part < 4; ++part) {
+    for (int step = 0; step < 4; ++step) {
+      for (int t = 0; t < 4; ++t) {
+        for (int i = 0; i < 2; ++i) {
+          const int key = tile::key_of_column<TileLayout::places, 32>(tiles, part, 8 * step + 2 * t + i);
+          EXPECT_EQ((tile::key_of_v_row<TileLayout::places, 32, true>(tiles, part, 8 * step + 4 * i + t)), key);
+          EXPECT_EQ((tile::key_of_v_row<TileLayout::places, 32, false>(tiles, part, 8 * step + 2 * t + i)), key);
+        }
+      }
+    }
+  }
+}
+
+// The copy loop adds the keys of a row's bits.
+TEST(KeyTiles, KeysOfFilledTilesAddUpBitByBit) {
+  for (const Grouping grouping : kGroupings) {
+    for (const int group : {1, 2, 4, 8, 16, 32}) {
+      const tile::KeyTiles tiles = tile::key_tiles(TileLayout::places, {1, group}, grouping, 64);
+      ASSERT_TRUE(tiles.is_filled());
+      for (int row = 0; row < 64; ++row) {
+        const auto key = [&](int of) { return tile::key_of_column<TileLayout::places, 64>(tiles, 0, of); };
+        EXPECT_EQ(key(row), key(row & 15) + key(row & 48));
+      }
+    }
+  }
+}
+
+TEST(KeyTiles, RangesAgreeWithWhatEveryRowSees) {
+  for (const tile::KeyTiles& tiles : {tile::key_tiles(TileLayout::places, {2, 5}, Grouping::consecutive, 64),
+                                      tile::key_tiles(TileLayout::fours, {2, 4}, Grouping::interleaved, 64),
+                                      tile::key_tiles(TileLayout::places, {1, 8}, Grouping::consecutive, 32)}) {
+    for (const int left : {0, 30, 1 << 29}) {
+      for (const int diagonal : {-100, 0, 77}) {
+        const tile::RowBand band{left, 0, diagonal, 300};
+        for (int first = 0; first < 400; first += 64) {
+          const tile::TileRange seen = tile::visible_tiles(tiles, band, first, first + 63);
+          const tile::TileRange inside = tile::interior_tiles(tiles, band, first, first + 63);
+          for (int span = 0; span * tiles.span < 400; ++span) {
+            bool any = false, all = tiles.is_filled();
+            for (int row = first; row < first + 64; ++row) {
+              for (int key = span * tiles.span; key < (span + 1) * tiles.span; ++key) {
+                const bool visible = key >= band.begin(row) && key < band.end(row);
+                any = any || visible;
+                all = all && visible;
+              }
+            }
+            const int index = span << tiles.parts_log2;
+            if (any) {
+              EXPECT_TRUE(index >= seen.begin && index < seen.end);
+            }
+            EXPECT_EQ(index >= inside.begin && index < inside.end, all);
+          }
+        }
+      }
+    }
+  }
+}
+
+// The contract's choice among the scores of a group.
+std::vector<bool> expected(const std::vector<float>& scores, int keep) {
+  std::vector<int> order(scores.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    return scores[static_cast<std::size_t>(a)] > scores[static_cast<std::size_t>(b)];
+  });
+  std::vector<bool> kept(scores.size(), false);
+  for (int i = 0; i < keep; ++i) kept[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = true;
+  return kept;
+}
+
+TEST(KeepLargest, IsTheContractsChoiceInEveryGroupOfALane) {
+  std::mt19937 random(3);
+  for (int places_log2 = 1; places_log2 <= 4; ++places_log2) {
+    const int group = 1 << places_log2;
+    for (int keep = 1; keep < group; ++keep) {
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        std::array<float, 16> low{}, high{};
+        std::uint32_t words[16];
+        float single[16];
+        for (std::size_t i = 0; i < 16; ++i) {  // few values: many ties
+          low[i] = static_cast<float>(random() % 5) - 2.0f;
+          high[i] = static_cast<float>(random() % 5) - 2.0f;
+          words[i] = ptx::pack_f16x2(low[i], high[i]);
+          single[i] = low[i];
+        }
+        const auto exchange = [](auto word, int) { return word; };
+        tile::keep_largest<tile::PackedKeys>(words, keep, places_log2, 0, exchange);
+        tile::keep_largest<tile::SingleKeys>(single, keep, places_log2, 0, exchange);
+        for (int first = 0; first < 16; first += group) {
+          const auto at = [&](const std::array<float, 16>& of) {
+            return expected(std::vector<float>(of.begin() + first, of.begin() + first + group), keep);
+          };
+          const std::vector<bool> kept_low = at(low), kept_high = at(high);
+          for (int i = 0; i < group; ++i) {
+            const std::uint32_t kept = tile::is_kept<tile::PackedKeys>(words[first + i]);
+            EXPECT_EQ((kept & 0xFFFFu) != 0, kept_low[static_cast<std::size_t>(i)]);
+            EXPECT_EQ(kept >> 16 != 0, kept_high[static_cast<std::size_t>(i)]);
+            EXPECT_EQ(tile::is_kept<tile::SingleKeys>(single[first + i]) != 0, kept_low[static_cast<std::size_t>(i)]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Problems by shape alone; nothing is read.
+Problem problem_of(DType type, std::int64_t d, Pattern pattern = {2, 4}) {
+  auto* stand_in = reinterpret_cast<void*>(std::uintptr_t{1} << 12);
+  Problem problem;
+  problem.device = {DeviceType::cuda, 0};
+  problem.q = {stand_in, type, {2, 4, 1000, d}};
+  problem.k = problem.v = {stand_in, type, {2, 4, 1000, d}};
+  problem.pattern = pattern;
+  return problem;
+}
+TensorView out_for(const Problem& problem) {
+  return {const_cast<void*>(problem.q.data), problem.q.dtype, {2, 4, 1000, problem.v.extent(3)}};
+}
+
+constexpr int kAda = 99 * 1024, kAmpere = 163 * 1024, kHopper = 227 * 1024;
+
+TEST(GeneralPlan, ChoosesStagesByWhatACardHas) {
+  const auto plan = [](DType type, std::int64_t d, int shared) {
+    const Problem problem = problem_of(type, d);
+    DeviceFacts device;
+    device.present = true;
+    device.shared_bytes = shared;
+    return general::plan_forward(problem, out_for(problem), device);
+  };
+  // Two CTAs with two stages where they fit, with one stage where not.
+  EXPECT_EQ(plan(DType::bf16, 64, kAda).stages, 2);
+  EXPECT_EQ(plan(DType::bf16, 128, kHopper).stages, 2);
+  EXPECT_EQ(plan(DType::bf16, 128, kAmpere).stages, 1);
+  EXPECT_EQ(plan(DType::bf16, 128, kAmpere).resident, 2);
+  // One CTA at d = 256, with a second stage where there is room for it.
+  EXPECT_EQ(plan(DType::bf16, 256, kAmpere).stages, 2);
+  EXPECT_EQ(plan(DType::bf16, 256, kAmpere).resident, 1);
+  EXPECT_EQ(plan(DType::bf16, 256, kAda).stages, 1);
+  // Every shape has a place on the smallest card.
+  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
+    for (const std::int64_t d : {1, 64, 65, 128, 200, 256}) {
+      EXPECT_LE(plan(type, d, kAda).shared_bytes() + general::kReservedBytes, kAda + 1024);
+    }
+  }
+}
+
+TEST(GeneralPlan, ChoosesProductsByTypeAndPattern) {
+  using general::Kind;
+  EXPECT_EQ(general::kind_of(problem_of(DType::bf16, 64, {2, 4})), Kind::fours);
+  EXPECT_EQ(general::kind_of(problem_of(DType::f16, 64, {1, 2})), Kind::fours);
+  EXPECT_EQ(general::kind_of(problem_of(DType::f16, 64, {1, 4})), Kind::any);
+  EXPECT_EQ(general::kind_of(problem_of(DType::bf16, 64, Pattern::dense())), Kind::any);
+  EXPECT_EQ(general::kind_of(problem_of(DType::f32, 64, {1, 2})), Kind::pairs);
+  EXPECT_EQ(general::kind_of(problem_of(DType::f32, 64, {2, 4})), Kind::any);
+  Problem precise = problem_of(DType::f32, 64, {1, 2});
+  precise.fp32_products = Fp32Products::full;
+  EXPECT_EQ(general::kind_of(precise), Kind::precise);
+  EXPECT_EQ(general::dim_of(problem_of(DType::bf16, 65)), 128);
+  EXPECT_EQ(general::dim_of(problem_of(DType::bf16, 129)), 256);
+}
+
+}  // namespace
