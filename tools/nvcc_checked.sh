@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Runs the CUDA compiler and fails when ptxas reports what makes these kernels slow or hang: serialised wgmma (C751x, C752x)
-# or register spills. With rest = mean (fused_mean_*) registers are so short that a few bytes may be spilled outside the
-# loops over key tiles; the test cuda_loop_spills sees to it that none are within. Usage: nvcc_checked.sh <nvcc command line>
+# or register spills. -DDSPATTN_MAY_SPILL_BYTES=N allows a kernel so many; the test cuda_loop_spills then sees to it that
+# none are in loops over key tiles. Usage: nvcc_checked.sh <nvcc command line>
 set -uo pipefail
 log=$("$@" 2>&1)
 status=$?
 # Per-kernel resource usage is only interesting when something is wrong with it.
-case "$*" in
-  *fused_mean_*) allowed=64 ;;
-  *) allowed=0 ;;
-esac
+allowed=0
+for argument in "$@"; do
+  case $argument in
+    -DDSPATTN_MAY_SPILL_BYTES=*) allowed=${argument#*=} ;;
+  esac
+done
 bad=$(awk -v allowed="$allowed" '
   /C75[0-9][0-9]/ { print; next }
   match($0, /[0-9]+ bytes spill stores/) && substr($0, RSTART) + 0 > allowed' <<<"$log")

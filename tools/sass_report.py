@@ -23,8 +23,8 @@ Not reported are loads of one address for the whole warp, made of uniform regist
 description of a work item is read, which threads write with plain stores and which stays as it is beyond the item's
 arrivals. A load by lanes of memory that the arrival does not hand over is reported too: use its result before.
 
---spills finds spills in loops with tensor core products, the innermost of them: elsewhere they cost next to nothing. Exits
-with 1 when there are any.
+--spills finds spills in loops with tensor core products, the innermost of them: elsewhere they cost next to nothing.
+Exits with 1 when there are any.
 
 Needs cuobjdump and nvdisasm, of the CUDA toolkit or of the PyPI packages nvidia-cuda-cuobjdump and
 nvidia-cuda-nvdisasm; an instance also needs nvcc.

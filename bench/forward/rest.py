@@ -50,7 +50,11 @@ def judged(rows):
     """What the bars say of mean's rows: [(what, value, bar)]."""
     means = [row for row in rows if row["rest"] == "mean"]
     found = [
-        (f"{row['pattern']} n = {row['n']} d = {row['d']} {row['mask']}, beside drop", row["ratio"]["drop"], BESIDE_DROP)
+        (
+            f"{row['pattern']} n = {row['n']} d = {row['d']} {row['mask']}, beside drop",
+            row["ratio"]["drop"],
+            BESIDE_DROP,
+        )
         for row in means
         if row["n"] >= BESIDE_DROP_FROM
     ]

@@ -60,7 +60,7 @@ def _reasons(kinds: tuple[Kind | None, ...], options: tuple[Any, ...]) -> str:
 def _sizes(given: dict[str, Any]) -> dict[str, Any] | None:
     """The sizes that the call is made with: no batch, or no rows where it is packed. None: nothing can be asked."""
     if any(None in shape for shape in given.values()):
-        given = {name: _any_length(name, shape) for name, shape in given.items()}
+        given = _one_of_any_size(given)
     batch, packed = given["q"][0], "cu_q" in given
     if "block_table" in given or any(None in shape for shape in given.values()):
         return None
@@ -72,13 +72,19 @@ def _sizes(given: dict[str, Any]) -> dict[str, Any] | None:
     return given | {name: (0, *shape[1:]) for name, shape in of_batch.items() if shape[0] == batch}
 
 
-def _any_length(name: str, shape: Any) -> Any:
-    """One position in the place of any number of them, where sizes are not fixed."""
-    if name in ("q", "k", "v"):
-        return (1, shape[1], 1, shape[3])
-    if name in ("allowed", "bias"):
-        return (1, 1, 1, 1)
-    return {"key_lengths": (1,), "cu_q": (2,), "cu_k": (2,)}.get(name, shape)
+def _one_of_any_size(given: dict[str, Any]) -> dict[str, Any]:
+    """Sizes for every tensor where some are not fixed: those that are, and small ones that agree with each other."""
+    heads, kv_heads, d, d_k, d_v = (
+        given[name][dim] for name, dim in (("q", 1), ("k", 1), ("q", 3), ("k", 3), ("v", 3))
+    )
+    if None in (heads, kv_heads):
+        heads = kv_heads = 1
+    if None in (d, d_k):
+        d = d_k = 64
+    d_v = 64 if d_v is None else d_v
+    sizes = {"q": (1, heads, 1, d), "k": (1, kv_heads, 1, d_k), "v": (1, kv_heads, 1, d_v), "sinks": (heads,)}
+    sizes |= {"allowed": (1, 1, 1, 1), "bias": (1, 1, 1, 1), "key_lengths": (1,), "cu_q": (2,), "cu_k": (2,)}
+    return given | {name: size for name, size in sizes.items() if name in given}
 
 
 def _empty(shape: Any, kind: Kind) -> Tensor:

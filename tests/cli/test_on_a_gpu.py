@@ -31,7 +31,7 @@ def test_verify_on_a_gpu(dspattn):
     assert re.search(r"sm90_fused_2_4_fp16_d32: [1-9]", result.stdout)
 
 
-def test_bench_on_a_gpu_needs_no_dense_kernel(dspattn, tmp_path):
+def test_bench_on_a_gpu_beside_the_general_kernel_s_dense_attention(dspattn, tmp_path):
     result = dspattn(
         "bench", "--device", "cuda", "--dtype", "bf16", "--n", 64, "--d", 32, "--heads", 2, "--seconds", 0.001,
         "--json", "times.json",
@@ -39,18 +39,20 @@ def test_bench_on_a_gpu_needs_no_dense_kernel(dspattn, tmp_path):
     assert result.returncode == 0, result.stderr
     table = result.stdout.splitlines()
     assert [line.split()[-1] for line in table[1:3]] == ["sm90_fused_2_4_bf16_d32", "sm90_fused_1_2_bf16_d32"]
-    assert all(line.split()[-2] == "-" for line in table[1:3])
-    assert "no kernel of this build computes dense attention there" in table[3] and len(table) == 4
+    assert all(re.fullmatch(r"\d+\.\d\dx", line.split()[-2]) for line in table[1:3]) and len(table) == 3
     rows = json.loads((tmp_path / "times.json").read_text())["rows"]
     assert [row["pattern"] for row in rows] == ["2:4", "1:2"]
     for row in rows:
-        assert row["median_us"] > 0 and row["peers"] == {"dense": None} and row["skipped"]["dense"]
+        assert row["median_us"] > 0 and row["peers"]["dense"]["kernel"] == "general_bf16"
 
 
-def test_bench_says_why_when_dense_is_asked_for_on_a_gpu(dspattn):
-    result = dspattn("bench", "--device", "cuda", "--pattern", "dense", "--n", 64)
-    assert result.returncode == 2
-    assert "kernel sm90_fused_1_2_fp32_d64 cannot serve: --pattern: takes 1:2, got dense" in result.stderr
+@pytest.mark.parametrize("pattern", ["dense", "3:7"])
+def test_kernels_names_the_general_one_for_other_patterns(dspattn, pattern):
+    arguments = ("--device", "cuda", "--dtype", "bf16", "--n", 300, "--pattern", pattern, "--grouping", "consecutive")
+    result = dspattn("kernels", *arguments)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("would serve: general_bf16\n")
+    assert "tensor cores, pruned weights are zeros" in result.stdout
 
 
 def test_run_on_a_gpu(dspattn, tmp_path):

@@ -56,6 +56,8 @@ check::CheckOptions options_of(const Class& of, std::int64_t index, bool short_o
   options.device = {DeviceType::cuda, 0};
   options.beside_cpu = true;
   options.limits.pass = Pass::forward;
+  options.limits.rest = Rest::drop;
+  options.limits.choice = Choice::each_head;
   options.limits.dtype = of.dtype;
   options.limits.pattern = of.patterns[static_cast<std::size_t>(index) % of.patterns.size()];
   const Pattern pattern = *options.limits.pattern;
@@ -133,6 +135,8 @@ TEST_P(General, GivesTheSameBitsOverReruns) {
     check::CheckOptions options;
     options.device = {DeviceType::cuda, 0};
     options.limits.pass = Pass::forward;
+    options.limits.rest = Rest::drop;
+    options.limits.choice = Choice::each_head;
     options.limits.dtype = of.dtype;
     options.limits.pattern = of.patterns.front();
     options.limits.max_n = 1025;
@@ -153,16 +157,20 @@ TEST_P(General, GivesTheSameBitsOverReruns) {
 INSTANTIATE_TEST_SUITE_P(Classes, General, ::testing::ValuesIn(classes()),
                          [](const ::testing::TestParamInfo<Class>& of) { return of.param.name; });
 
-// Random problems of the whole contract, as if on the GPU: a kernel is chosen by shapes, types and addresses alone.
+// Random problems as if on the GPU, without the features that the general rows do not name: a kernel is chosen by
+// shapes, types and addresses alone.
 TEST(GeneralTable, EveryValidForwardIsServed) {
   const cuda::DeviceFacts& device = cuda::device_facts(0);
   if (!device.present || device.major < 8) GTEST_SKIP() << "needs a GPU of compute capability 8.0";
   std::set<std::string> chosen;
   check::DrawLimits limits;
   limits.pass = Pass::forward;
+  limits.rest = Rest::drop;
+  limits.choice = Choice::each_head;
   limits.max_work = 100'000;
   for (std::int64_t index = 0; index < 400; ++index) {
-    const check::Case drawn = check::draw_case(9, index, limits);
+    const core::Features served = cuda::general::general_rows().front().features;
+    const check::Case drawn = check::draw_case(9, index, limits).restricted_to(served);
     const check::CaseData data(drawn, {}, core::host_memory());
     Problem problem = data.host_problem();
     problem.device = {DeviceType::cuda, 0};

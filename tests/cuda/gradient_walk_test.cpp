@@ -85,6 +85,13 @@ TEST(GradientWalk, SharesOfLowerItemsComeFirstAndNoneIsMissing) {
       }
       EXPECT_EQ(static_cast<int>(walked.size()), tiles.count());
     }
+    for (int tile = 0; tile < tiles_of(drawn); ++tile) {
+      const KeyBlockRange seen = key_blocks_of(drawn.band, tile * drawn.tile_q, last_row(drawn, tile));
+      for (const int sum : {0, 1}) {
+        EXPECT_EQ(shares_of(seen, tile, drawn.tile_q, drawn.parts, drawn.wraps, sum),
+                  static_cast<int>(shares[std::pair(tile, sum)].size()));
+      }
+    }
   }
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import dspattn
@@ -100,16 +101,17 @@ def test_sizes_that_are_not_fixed() -> None:
     def call(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         return dspattn.attention(q, k, k, mask, key_lengths=lengths, pattern="1:2", enable_gqa=True)
 
-    count = torch._dynamo.testing.CompileCounter()
+    count = CompileCounter()
     torch._dynamo.reset()
-    function = torch.compile(call, backend=count, fullgraph=True, dynamic=True)
-    for batch, n_q, n_k in ((2, 6, 10), (3, 7, 12), (5, 4, 9)):
+    function = torch.compile(call, backend=count, fullgraph=True)
+    for batch, n_q, n_k in ((2, 6, 10), (3, 7, 12), (5, 8, 9)):
         q, k = torch.randn(batch, 4, n_q, 16), torch.randn(batch, 2, n_k, 16)
         given = (q, k, torch.rand(batch, 1, n_q, n_k) > 0.3, torch.full((batch,), n_k - 1, dtype=torch.int32))
         assert torch.equal(function(*given), call(*given))
-    assert count.frame_count == 1
-    with pytest.raises(dspattn.DspattnError, match=r"query\.dtype"):
-        function(q.double(), k.double(), *given[2:])
+    assert count.frame_count == 2, "the sizes that changed are not fixed any more"
+    for dynamic in (None, True):  # True: heads and d are not fixed either
+        with pytest.raises(dspattn.DspattnError, match=r"query\.dtype"):
+            torch.compile(call, backend="eager", fullgraph=True, dynamic=dynamic)(q.double(), k.double(), *given[2:])
 
 
 def test_packed_batches() -> None:

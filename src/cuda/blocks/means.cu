@@ -11,7 +11,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWidth = 8;         // columns of V that a thread loads at once: 16 bytes
 constexpr int kAtOnce = 4;        // keys whose V a thread loads together: the fewest that it has of a block
-constexpr int kCtasAtOnce = 4;    // of sum_blocks() on a multiprocessor: some load while others add up
 constexpr int kRowsOfChunk = 64;  // query rows whose means a CTA of row_means() computes
 constexpr int kMostColumns = 256;
 
@@ -225,6 +224,7 @@ __device__ __forceinline__ void average_first_keys(const MeansParams& params, in
   int done = 0;
   if (values.simple()) {
     const int present = min(share.keys, length - share.run * share.keys);
+#pragma unroll 1
     for (; done + kAtOnce <= present; done += kAtOnce) {
       const int key = share.run * share.keys + done;
       uint4 x[kAtOnce];
@@ -250,7 +250,7 @@ __device__ __forceinline__ void average_first_keys(const MeansParams& params, in
 
 // A CTA for every whole block of a head, and one for the first keys of each of its sequences. From the last sequence to
 // the first, whose V the kernel that follows then finds in the L2 cache.
-__global__ void __launch_bounds__(kThreads, kCtasAtOnce) sum_blocks(const MeansParams params) {
+__global__ void __launch_bounds__(kThreads) sum_blocks(const MeansParams params) {
   __shared__ RunSums runs;
   ptx::start_next_kernel();
   const unsigned task = gridDim.x - 1 - blockIdx.x;

@@ -22,17 +22,18 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 
   ptx::wait_for_kernels_before();  // the parts are written
   const RowStats joined = join_parts(p.partials.stats + first, splits, p.rows, lane, p.scales.exponent);
+  // A part without keys holds zeros: loads need not wait for its stats.
   float values[kColumns] = {};
-#pragma unroll 4
+#pragma unroll 2
   for (int i = warp; i < splits; i += kWarps) {
     const std::int64_t at = first + static_cast<std::int64_t>(i) * p.rows;
-    const float factor = part_factor(p.partials.stats[at], joined.reference, p.scales.exponent);
     const float* out = p.partials.out + at * columns;
+    float loaded[kColumns];
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const int column = lane + 32 * c;
-      if (factor != 0 && column < columns) values[c] = fmaf(factor, out[column], values[c]);
-    }
+    for (int c = 0; c < kColumns; ++c) loaded[c] = lane + 32 * c < columns ? out[lane + 32 * c] : 0.0f;
+    const float factor = part_factor(p.partials.stats[at], joined.reference, p.scales.exponent);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) values[c] = fmaf(factor, loaded[c], values[c]);
   }
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) sums[warp][lane + 32 * c] = values[c];

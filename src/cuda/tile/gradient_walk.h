@@ -81,6 +81,15 @@ DSPATTN_HOST_DEVICE constexpr Turn turn_of(const KeyBlockRange& seen, int tile, 
   return {second ? 1 : 0, (last - block) * parts + parts - 1 - part};
 }
 
+// How many shares a sum has in all. The first is stored, not added: a sum without any holds anything.
+DSPATTN_HOST_DEVICE constexpr int shares_of(const KeyBlockRange& seen, int tile, int tile_q, int parts, bool wraps,
+                                            int sum) {
+  const int after = tile * tile_q / kBlockKeys + 1;  // blocks from there on belong to the second sum
+  const int split = !wraps || after > seen.end ? seen.end : after < seen.begin ? seen.begin : after;
+  const int blocks = sum == 0 ? split - seen.begin : seen.end - split;
+  return blocks > 0 ? blocks * parts : 0;
+}
+
 // Query tiles of all sequences lie one behind the other in the workspace: the first of a sequence whose rows begin at
 // `begin` of a packed tensor. Ranges of sequences that follow each other do not overlap: for a sequence of `count` rows
 // begin / t + ceil(count / t) <= (begin + count) / t + 1.

@@ -104,7 +104,7 @@ struct Consumer {
     }
   }
 
-  // Adds the warpgroup's share of the tile's dQ, when those before it are in.
+  // Adds the warpgroup's share of the tile's dQ, when those before it are in; the first is stored.
   __device__ __forceinline__ void add_share(const Step& step, const float (&d_q)[C::kSumColumns / 2]) {
     const tile::Turn turn = turn_of<C>(params, shared.item, step);
     const std::int64_t tile =
@@ -112,9 +112,17 @@ struct Consumer {
     constexpr int kShare = C::kTileQ * C::kHeadDim / C::kConsumers;
     float* to = params.scratch.sums + (tile * C::kConsumers + index) * kShare + 4 * thread();
     ptx::mbarrier_wait(ptx::shared_address(&shared.may_add[index]), number & 1);
+    if (turn.before == 0) {
 #pragma unroll
-    for (int i = 0; i < C::kSumColumns / 8; ++i) {
-      ptx::add_global_16(to + 4 * 128 * i, d_q[4 * i], d_q[4 * i + 1], d_q[4 * i + 2], d_q[4 * i + 3]);
+      for (int i = 0; i < C::kSumColumns / 8; ++i) {
+        ptx::store_global_16(to + 4 * 128 * i, __float_as_uint(d_q[4 * i]), __float_as_uint(d_q[4 * i + 1]),
+                             __float_as_uint(d_q[4 * i + 2]), __float_as_uint(d_q[4 * i + 3]));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < C::kSumColumns / 8; ++i) {
+        ptx::add_global_16(to + 4 * 128 * i, d_q[4 * i], d_q[4 * i + 1], d_q[4 * i + 2], d_q[4 * i + 3]);
+      }
     }
     ptx::named_barrier_arrive(barrier_number(NamedBarrier::shares_added, index), 128 + 32);
   }

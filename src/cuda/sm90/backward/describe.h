@@ -23,4 +23,11 @@ __device__ __forceinline__ SequenceRows sequence_rows(const BackwardParams& para
   return {work.batch, work.q_row, work.rows, work.k_row, keys, first};
 }
 
+// Which keys its rows see.
+__device__ __forceinline__ tile::RowBand band_of(const BackwardParams& params, int sequence, const SequenceRows& rows) {
+  const WorkParams& work = params.work;
+  return {work.left, work.right, work.offset + (work.bottom_right != 0 ? rows.keys - rows.rows : 0),
+          tile::visible_keys(work.key_lengths, sequence, rows.keys)};
+}
+
 }  // namespace dspattn::cuda::sm90::backward

@@ -39,9 +39,7 @@ __device__ __forceinline__ void take_item(const BackwardParams& params, Item& it
   item.first_tile = rows.first_tile;
   item.block = index.key_tile / C::kPartsPerBlock;
   item.part = index.key_tile - item.block * C::kPartsPerBlock;
-  const WorkParams& work = params.work;
-  item.band = {work.left, work.right, work.offset + (work.bottom_right != 0 ? rows.keys - rows.rows : 0),
-               tile::visible_keys(work.key_lengths, item.sequence, rows.keys)};
+  item.band = band_of(params, item.sequence, rows);
   item.tiles = tile::query_tiles_of(item.band, item.rows, item.block, C::kTileQ);
   item.walk = tile::first_of_walk(item.tiles, item.block, C::kTileQ, params.wraps != 0);
 }

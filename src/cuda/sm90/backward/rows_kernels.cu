@@ -137,10 +137,6 @@ __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__
   const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
   for (int sum = 0; sum < sums; ++sum) {
     const std::int64_t number = sum * tiles + tile.number;
-    auto* values = reinterpret_cast<uint4*>(params.scratch.sums + number * params.tile_q * params.dim);
-    for (int i = static_cast<int>(threadIdx.x); i < params.tile_q * params.dim / 4; i += kThreads) {
-      values[i] = make_uint4(0, 0, 0, 0);
-    }
     if (threadIdx.x < 2) params.scratch.counts[2 * number + threadIdx.x] = 0;
   }
 }
@@ -151,14 +147,21 @@ __global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ B
   if (!own_tile(params, tile)) return;
   const int share = params.tile_q * params.dim / 2;  // of a warpgroup: 64 rows, or half of the columns
   const bool by_rows = params.tile_q == 128;
+  const int last = min(tile.first + params.tile_q, tile.rows.rows) - 1;
+  const tile::KeyBlockRange seen = tile::key_blocks_of(band_of(params, tile.sequence, tile.rows), tile.first, last);
+  int shares[2];
+#pragma unroll
+  for (int sum = 0; sum < 2; ++sum) {
+    shares[sum] = tile::shares_of(seen, tile.first / params.tile_q, params.tile_q, 1, params.wraps != 0, sum);
+  }
   const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
   for (int i = static_cast<int>(threadIdx.x); i < share / 2; i += kThreads) {
-    const auto load = [&](std::int64_t number) {
-      return *reinterpret_cast<const float4*>(params.scratch.sums + number * 2 * share + 4 * i);
-    };
-    float4 x = load(tile.number);
-    if (params.wraps != 0) {
-      const float4 y = load(tiles + tile.number);
+    float4 x = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int sum = 0; sum < 2; ++sum) {
+      if (shares[sum] == 0) continue;
+      const std::int64_t number = sum * tiles + tile.number;
+      const float4 y = *reinterpret_cast<const float4*>(params.scratch.sums + number * 2 * share + 4 * i);
       x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
     }
     const int warpgroup = i / (share / 4);
@@ -174,8 +177,12 @@ __global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ B
       const std::uint32_t pair = params.type == DType::bf16 ? ptx::pack_bf16x2(a, b) : ptx::pack_f16x2(a, b);
       auto* to = static_cast<std::uint16_t*>(params.d_q.data) +
                  params.d_q.offset(tile.rows.batch, tile.head, tile.rows.q_row + row) + column;
-      if (column < params.d_q.columns) to[0] = static_cast<std::uint16_t>(pair);
-      if (column + 1 < params.d_q.columns) to[1] = static_cast<std::uint16_t>(pair >> 16);
+      if (column + 1 < params.d_q.columns && reinterpret_cast<std::uintptr_t>(to) % 4 == 0) {
+        *reinterpret_cast<std::uint32_t*>(to) = pair;
+      } else {
+        if (column < params.d_q.columns) to[0] = static_cast<std::uint16_t>(pair);
+        if (column + 1 < params.d_q.columns) to[1] = static_cast<std::uint16_t>(pair >> 16);
+      }
     }
   }
 }

@@ -10,7 +10,7 @@
 namespace dspattn::cuda::sm90::backward {
 
 // Writes the workspace: query tiles of Q times 2^-e and of dO as the kernel loads them, every row's log-sum-exp and
-// D = sum(dO * O) - dLSE, sums and counters of 0. And gradients of 0 for rows of a packed batch.
+// D = sum(dO * O) - dLSE, counters of 0. And gradients of 0 for rows of a packed batch.
 void launch_prepare_rows(const BackwardParams& params, cudaStream_t stream);
 
 // Gradients of 0 for all keys, where there is no query.
