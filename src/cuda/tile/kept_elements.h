@@ -24,9 +24,4 @@ DSPATTN_HOST_DEVICE inline KeptElements kept_elements(const Kept& kept) {
            lop3<kIf>(kept.both_high, kept.both_low, kept.d_over_c)}};
 }
 
-// The byte selector that picks a group's kept two out of its four 16-bit elements, by their code index0 | index1 << 2.
-DSPATTN_HOST_DEVICE constexpr std::uint32_t picking_selector(std::uint32_t code) {
-  return 0x1010u + (code & 3u) * 0x22u + (code >> 2) * 0x2200u;
-}
-
 }  // namespace dspattn::cuda::tile

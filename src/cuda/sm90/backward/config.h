@@ -48,11 +48,6 @@ struct Config {
   // dQ: of its own 64 rows each warpgroup has all columns; where both have the same rows, half of the columns.
   static constexpr int kSumColumns = kSplit == Split::queries ? kDim : kDim / 2;
 
-  // Where a warpgroup has all keys of its rows, dS is the sparse operand of dQ, in registers. It indexes keys in the
-  // order of groups: for that there is a second copy of K.
-  static constexpr bool kSparseDq = kSplit == Split::queries;
-  static constexpr int kQuarters = kSparseDq ? kTileK / 64 : 1;  // 64 keys share a metadata word
-
   // Columns are stored in panels of 64: 128 bytes, one row of the swizzle.
   static constexpr int kPanels = kDim / 64;
   static constexpr int kPanelQBytes = kTileQ * 128;  // of Q, dO, and of weights and dS

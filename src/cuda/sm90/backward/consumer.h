@@ -4,7 +4,7 @@
 //   dQ += dS K            dV += P^T dO         dK += dS^T Q
 //
 // dK and dV stay in registers for the whole walk over query tiles. P and dS go to shared memory once, zeros where
-// pruned, for the products that contract over queries; dQ takes dS from there too, or, sparse, from registers.
+// pruned, for the products that contract over queries and for dQ.
 #pragma once
 
 #include <cmath>
@@ -41,11 +41,10 @@ struct Consumer {
 
   // P and dS of the tile to shared memory. A lane's group block m has two elements in column block m and two in column
   // block kTileK / 16 + m; two neighbouring column blocks of 16 rows are stored at once. kNan: a row is NaN,
-  // and so is what it gives to every key that it sees, and to no other. `kept`: the sparse dQ's operand.
+  // and so is what it gives to every key that it sees, and to no other.
   template <bool kNan>
-  __device__ __forceinline__ void store_weights(const PackedWords<C>& packed, const Codes<C>& codes,
-                                                const Scores<C>& d_weights, const RowNumbers& own,
-                                                const RowNumbers& other, std::uint32_t (&kept)[C::kTileK / 8]) {
+  __device__ __forceinline__ void store_weights(const PackedWords<C>& packed, const Scores<C>& d_weights,
+                                                const RowNumbers& own, const RowNumbers& other) {
     const float scale = params.scales.exp2_scale;
     const std::uint32_t at = static_cast<std::uint32_t>(warp_row() + (lane() & 15)) * 128;
     const std::uint32_t chunk = static_cast<std::uint32_t>((lane() >> 4) ^ (lane() & 7)) << 4;
@@ -54,11 +53,12 @@ struct Consumer {
     const int first_block = C::kSplit == Split::keys ? index * (C::kTileK / 8) : 0;
     constexpr int kGroupBlocks = C::kTileK / 16;
 #pragma unroll
-    for (int m = 0; m < kGroupBlocks; m += 2) {
-      std::uint32_t p[2][4], ds[2][4];  // of the groups' halves; rows g and g + 8 of group block m, then of the next
+    for (int i = 0; i < kGroupBlocks; ++i) {
+      const int m = i / 2 * 2;  // of a pair of group blocks, once the first and once the second half of the groups
+      const int half = i % 2;
+      std::uint32_t p[4], ds[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int half = i / 2, b = i % 2;
+      for (int b = 0; b < 2; ++b) {
         float x[4];  // rows g and g + 8 of either element
         ptx::unpack_f16x2(packed.words[4 * (m + b) + 2 * half], x[0], x[2]);
         ptx::unpack_f16x2(packed.words[4 * (m + b) + 2 * half + 1], x[1], x[3]);
@@ -70,38 +70,20 @@ struct Consumer {
           x[k] = masked ? 0.0f : ptx::exp2_fast(fmaf(x[k], scale, k < 2 ? -own.lse : -other.lse));
           y[k] = masked ? 0.0f : x[k] * (dp[k] - (k < 2 ? own.d : other.d));
         }
-        p[half][2 * b] = pack(x[0], x[1]);
-        p[half][2 * b + 1] = pack(x[2], x[3]);
-        ds[half][2 * b] = pack(y[0], y[1]);
-        ds[half][2 * b + 1] = pack(y[2], y[3]);
+        p[2 * b] = pack(x[0], x[1]);
+        p[2 * b + 1] = pack(x[2], x[3]);
+        ds[2 * b] = pack(y[0], y[1]);
+        ds[2 * b + 1] = pack(y[2], y[3]);
       }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int block = first_block + half * kGroupBlocks + m;
-        const std::uint32_t to = static_cast<std::uint32_t>(block / 8) * C::kPanelQBytes +
-                                 (chunk ^ static_cast<std::uint32_t>(block % 8) << 4);
-        ptx::store_matrices(weights + to, p[half][0], p[half][1], p[half][2], p[half][3]);
-        ptx::store_matrices(d_scores + to, ds[half][0], ds[half][1], ds[half][2], ds[half][3]);
-      }
-      if constexpr (C::kSparseDq) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) kept[2 * m + i] = codes.pick(m + i / 2, i % 2, ds[0][i], ds[1][i]);
-      }
+      const int block = first_block + half * kGroupBlocks + m;
+      const std::uint32_t to = static_cast<std::uint32_t>(block / 8) * C::kPanelQBytes +
+                               (chunk ^ static_cast<std::uint32_t>(block % 8) << 4);
+      ptx::store_matrices(weights + to, p[0], p[1], p[2], p[3]);
+      ptx::store_matrices(d_scores + to, ds[0], ds[1], ds[2], ds[3]);
     }
   }
   __device__ __forceinline__ static std::uint32_t pack(float low, float high) {
     return C::kType == DType::bf16 ? ptx::pack_bf16x2(low, high) : ptx::pack_f16x2(low, high);
-  }
-
-  // Codes as the tensor core reads them.
-  __device__ __forceinline__ static void transpose_codes(const Codes<C>& codes,
-                                                         std::uint32_t (&metadata)[C::kQuarters]) {
-    const auto transpose = tile::QuadTranspose::of_lane(lane() & 3);
-#pragma unroll
-    for (int i = 0; i < C::kQuarters; ++i) {
-      const std::uint32_t word = transpose.exchange_pairs(codes.words[i], __shfl_xor_sync(~0u, codes.words[i], 1));
-      metadata[i] = transpose.exchange_halves(word, __shfl_xor_sync(~0u, word, 2));
-    }
   }
 
   // Adds the warpgroup's share of the tile's dQ, when those before it are in; the first is stored.
@@ -138,40 +120,26 @@ struct Consumer {
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     PackedWords<C> packed;
-    Codes<C> codes{};
-    std::uint32_t kept[C::kTileK / 8];
     const int first = step.tile * C::kTileQ;
     constexpr int kParts = C::kKeys / C::kTileK;
     const int part = item.part * kParts + (C::kSplit == Split::keys ? index : 0);
-    ScoreRows<C>{params, item, step.head, first + warp_row() + (lane() >> 2), part, lane() & 3}.prune(packed, codes,
-                                                                                                      scores, first);
+    ScoreRows<C>{params, item, step.head, first + warp_row() + (lane() >> 2), part, lane() & 3}.prune(packed, scores,
+                                                                                                      first);
     ptx::wgmma_wait<0>();
     sync(NamedBarrier::weights_free);
     const int row = warp_row() + (lane() >> 2);
     const RowNumbers own = shared.rows[ring().stage][row];
     const RowNumbers other = shared.rows[ring().stage][row + 8];
     if (__all_sync(~0u, own.lse == own.lse && other.lse == other.lse) != 0) {
-      store_weights<false>(packed, codes, d_weights, own, other, kept);
+      store_weights<false>(packed, d_weights, own, other);
     } else {
-      store_weights<true>(packed, codes, d_weights, own, other, kept);
+      store_weights<true>(packed, d_weights, own, other);
     }
     ptx::fence_async_proxy();
     sync(NamedBarrier::weights_stored);
     float d_q[C::kSumColumns / 2];
-    if constexpr (C::kSparseDq) {
-      std::uint32_t metadata[C::kQuarters];
-      transpose_codes(codes, metadata);
-      // Computed before the fence, not sunk below it.
-#pragma unroll
-      for (std::uint32_t& word : kept) ptx::pin(word);
-#pragma unroll
-      for (std::uint32_t& word : metadata) ptx::pin(word);
-      ptx::wgmma_fence();
-      products.issue_sparse_d_q(d_q, kept, metadata);
-    } else {
-      ptx::wgmma_fence();
-      products.issue_d_q(d_q);
-    }
+    ptx::wgmma_fence();
+    products.issue_d_q(d_q);
     ptx::wgmma_commit();
     products.issue_gradient(products.d_v, shared.weights, shared.d_out[ring().stage]);
     products.issue_gradient(products.d_k, shared.d_scores, shared.q[ring().stage]);

@@ -74,25 +74,20 @@ __device__ __forceinline__ void copy_keys(const BackwardParams& params, Shared<C
   constexpr int kParts = C::kKeys / C::kTileK;
   const int first = item.block * tile::kBlockKeys;
   const int present = item.band.key_length - first;
-  const auto visible = [&](int row, const tile::Slot& slot) {
+  const auto source_row = [&](int row) {
+    const tile::Slot slot = tile::slot_of_k_row(row % C::kTileK, C::kTileK);
     const int key = params.keys.key(item.part * kParts + row / C::kTileK, slot.group, slot.element);
     return key < present ? key : -1;
   };
-  const auto score_order = [&](int row) { return visible(row, tile::slot_of_k_row(row % C::kTileK, C::kTileK)); };
-  const auto copy = [&](const std::uint8_t* tile, const RowsView& source, int columns, int vector, auto source_row) {
+  const auto copy = [&](const std::uint8_t* tile, const RowsView& source, int columns, int vector) {
     copy_rows(ptx::shared_address(tile), source, source.offset(item.batch, item.kv_head, item.k_row + first), C::kKeys,
               C::kPanels, columns, vector, source_row);
   };
-  copy(shared.k, params.k, params.d, params.vector_k, score_order);
-  copy(shared.v, params.v, params.value_d, params.vector_v, score_order);
-  if constexpr (C::kSparseDq) {
-    copy(shared.k_groups, params.k, params.d, params.vector_k,
-         [&](int row) { return visible(row, tile::slot_of_v_row(row % C::kTileK)); });
-  }
+  copy(shared.k, params.k, params.d, params.vector_k);
+  copy(shared.v, params.v, params.value_d, params.vector_v);
   ptx::copy_async_wait();
   clear_nan<C>(ptx::shared_address(shared.k));
   clear_nan<C>(ptx::shared_address(shared.v));
-  if constexpr (C::kSparseDq) clear_nan<C>(ptx::shared_address(shared.k_groups));
   ptx::fence_async_proxy();
 }
 

@@ -5,7 +5,6 @@
 
 #include "cuda/blocks/scores16.h"
 #include "cuda/ptx/wgmma.h"
-#include "cuda/ptx/wgmma_shapes.h"
 #include "cuda/ptx/wgmma_stored_shapes.h"
 #include "cuda/sm90/backward/shared.h"
 
@@ -68,23 +67,6 @@ struct Products {
         ptx::wgmma_stored_first<C::kType, 0, 1>(d, own, other);
       } else {
         ptx::wgmma_stored<C::kType, 0, 1>(d, own, other);
-      }
-    }
-  }
-
-  // The same where dS is in registers: `values` are the kept ones, two a group, with their metadata.
-  __device__ __forceinline__ void issue_sparse_d_q(float (&d)[C::kSumColumns / 2],
-                                                   const std::uint32_t (&values)[C::kTileK / 8],
-                                                   const std::uint32_t (&metadata)[C::kQuarters]) {
-    const std::uint32_t b = depth_rows(shared.k_groups, 0, C::kPanelKBytes);
-#pragma unroll
-    for (int step = 0; step < C::kTileK / 32; ++step) {
-      const std::uint64_t other = ptx::descriptor(b + 2 * step * kDepthStep);
-      const std::uint32_t* a = values + 4 * step;
-      if (step % 2 == 0) {
-        ptx::wgmma_sparse<C::kType, 0>(d, a[0], a[1], a[2], a[3], other, metadata[step / 2], step > 0 ? 1 : 0);
-      } else {
-        ptx::wgmma_sparse<C::kType, 1>(d, a[0], a[1], a[2], a[3], other, metadata[step / 2], 1);
       }
     }
   }

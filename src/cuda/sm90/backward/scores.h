@@ -17,17 +17,6 @@ namespace dspattn::cuda::sm90::backward {
 
 inline constexpr std::uint32_t kPrunedPair = 0xFC00FC00u;  // -inf: its weight is 0, whatever the row's log-sum-exp
 
-// Which elements the lane's groups keep, for the sparse dQ: as tile::metadata_two_of_four gives it, 64 keys a word.
-template <typename C>
-struct Codes {
-  std::uint32_t words[C::kQuarters];
-
-  // The kept two of a group block's four values of row g (`row` 0) or g + 8 (1), which are given two to a word.
-  __device__ __forceinline__ std::uint32_t pick(int m, int row, std::uint32_t low, std::uint32_t high) const {
-    return ptx::permute_bytes(low, high, tile::picking_selector(words[m / 4] >> (16 * row + 4 * (m % 4)) & 15u));
-  }
-};
-
 // Whose scores: a thread's two rows, and the lane of its quad.
 template <typename C>
 struct ScoreRows {
@@ -98,31 +87,23 @@ struct ScoreRows {
 
   // Prunes: what is not kept becomes -inf, but masked keys (kMasked: there may be some) stay the lowest score.
   template <bool kMasked>
-  __device__ __forceinline__ static void select(PackedWords<C>& packed, Codes<C>& codes) {
-    tile::Kept kept[C::kTileK / 16];
+  __device__ __forceinline__ static void select(PackedWords<C>& packed) {
 #pragma unroll
     for (int m = 0; m < C::kTileK / 16; ++m) {
       std::uint32_t* p = packed.words + 4 * m;
-      kept[m] = C::kSelection == Selection::two_of_four ? tile::keep_two_of_four(p[0], p[1], p[2], p[3])
-                                                        : tile::keep_one_of_two(p[0], p[1], p[2], p[3]);
-      const tile::KeptElements elements = tile::kept_elements(kept[m]);
+      const tile::KeptElements kept =
+          tile::kept_elements(C::kSelection == Selection::two_of_four ? tile::keep_two_of_four(p[0], p[1], p[2], p[3])
+                                                                      : tile::keep_one_of_two(p[0], p[1], p[2], p[3]));
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const std::uint32_t stays = kMasked ? elements.mask[e] | ptx::equal_f16x2(p[e], kLowestPair) : elements.mask[e];
+        const std::uint32_t stays = kMasked ? kept.mask[e] | ptx::equal_f16x2(p[e], kLowestPair) : kept.mask[e];
         p[e] = ptx::bit_select(stays, p[e], kPrunedPair);
-      }
-      if (C::kSparseDq && m % 4 == 3) {
-        const tile::KeptPair first = tile::pair_kept<0>(kept[m - 3], kept[m - 2]);
-        const tile::KeptPair second = tile::pair_kept<2>(kept[m - 1], kept[m]);
-        codes.words[m / 4] = C::kSelection == Selection::two_of_four ? tile::metadata_two_of_four(first, second)
-                                                                     : tile::metadata_one_of_two(first, second);
       }
     }
   }
 
   // Scores as they are compared, masked and pruned. `first`: of the query tile.
-  __device__ __forceinline__ void prune(PackedWords<C>& packed, Codes<C>& codes, const Scores<C>& scores,
-                                        int first) const {
+  __device__ __forceinline__ void prune(PackedWords<C>& packed, const Scores<C>& scores, int first) const {
     if (params.bias.data != nullptr) {
       pack_biased(packed, scores);
     } else {
@@ -137,9 +118,9 @@ struct ScoreRows {
                                                      row + item.band.diagonal - key, item.band.key_length - key});
     }
     if (interior && params.allowed.data == nullptr && params.bias.data == nullptr) {
-      select<false>(packed, codes);
+      select<false>(packed);
     } else {
-      select<true>(packed, codes);
+      select<true>(packed);
     }
   }
 };

@@ -46,7 +46,6 @@ struct alignas(1024) Shared {
   std::uint8_t v[C::kTileKBytes];
   std::uint8_t weights[C::kWeightBytes];  // rows are queries, columns keys in the order of K's rows
   std::uint8_t d_scores[C::kWeightBytes];
-  std::uint8_t k_groups[C::kSparseDq ? C::kTileKBytes : 16];  // K in the order of groups
   alignas(16) RowNumbers rows[C::kStages][C::kTileQ];
   std::uint64_t full[C::kStages], empty[C::kStages];  // of q, d_out and rows; every consumer warp is done with them
   std::uint64_t may_add[C::kConsumers];               // a warpgroup's share of dQ is next
