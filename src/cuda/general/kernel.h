@@ -141,10 +141,15 @@ __device__ __forceinline__ void add_sink(const ScoreScales& scales, float sink, 
   const float logit = sink * kLog2E;  // base 2, as the reference below
   const float unit = C::kReferenceIsScore ? scales.exp2_scale : 1.0f;
   const bool empty = sum == 0;
-  const float reference = empty ? logit : fmaxf(-minus * unit, logit);
-  const float shrink = empty ? 0.0f : ptx::exp2_fast(-minus * unit - reference);
-  sum = sum * shrink + ptx::exp2_fast(logit - reference);
-  minus = -reference / unit;
+  const float reference = -minus * unit;  // of scores near the largest fp32: infinite
+  if (!empty && !(logit > reference)) {
+    sum += ptx::exp2_fast(logit - reference);
+    return;
+  }
+  // The sink is the reference now.
+  const float shrink = empty ? 0.0f : ptx::exp2_fast(reference - logit);
+  sum = sum * shrink + 1.0f;
+  minus = -logit / unit;
 #pragma unroll
   for (int i = 2 * kRow; i < C::kHeadDim / 2; i += 4) {
     out[i] = empty ? 0.0f : out[i] * shrink;  // whatever V holds
