@@ -22,8 +22,9 @@ Kind = tuple[tuple[int | None, ...], torch.dtype, torch.device]  # of a tensor; 
 
 def require_served(problem: ProblemArguments) -> None:
     """Raise the reasons that the library has against a problem. For code that is being traced."""
-    kinds = []
-    for tensor in problem[:TENSORS]:
+    kinds: list[Kind | None] = []
+    tensors: tuple[Any, ...] = problem[:TENSORS]
+    for tensor in tensors:
         kinds.append(None if tensor is None else (_fixed(tensor.shape), tensor.dtype, tensor.device))
     reasons = _reasons(tuple(kinds), _fixed(problem[TENSORS:]))
     if reasons:

@@ -52,11 +52,11 @@ def _is_caught(frame: Any) -> bool:
 
 
 @functools.cache
-def _passed_on(kind: type[Exception]) -> type[Exception]:
+def _passed_on(kind: Any) -> Any:
     """The exception as one that torch.compile passes on as it is."""
     from torch._dynamo.exc import TorchRuntimeError
 
-    def made(self: Exception, reasons: tuple[str, ...]) -> None:
+    def made(self: Any, reasons: tuple[str, ...]) -> None:
         TorchRuntimeError.__init__(self, "\n".join(reasons))
         self.reasons = reasons
 

@@ -512,6 +512,8 @@ TEST(Check, AllowsExponentialsOfFp16Scores) {
   CheckOptions options;
   options.limits = small_problems();
   options.limits.pass = Pass::forward;
+  options.limits.rest = Rest::drop;
+  options.limits.choice = Choice::each_head;
   Runner runner;
   runner.forward = forward_with_fp16_scores;
   for (std::int64_t index = 0; index < 400; index += kEvery) {
