@@ -19,7 +19,7 @@ _LOOKS_AT_ERRORS, _LETS_ERRORS_OUT = "answer", "leave_to_pytorch"
 
 
 @torch.compiler.assume_constant_result
-def raise_from_the_tracer(kind: type[Exception], *reasons: str) -> None:
+def raise_from_the_tracer(kind: Any, *reasons: str) -> None:
     """Called while tracing, before a DspattnError is raised in what is traced: raise it at once where there is no other
     way for it to reach the caller."""
     frame = _innermost_frame()
