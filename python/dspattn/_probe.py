@@ -39,7 +39,6 @@ def _fixed(values: Any) -> tuple[Any, ...]:
     return tuple([v if v is None or isinstance(v, str) or has_static_value(v) else None for v in values])
 
 
-@torch.compiler.assume_constant_result
 def _reasons(kinds: tuple[Kind | None, ...], options: tuple[Any, ...]) -> str:
     """What the operator says to such a problem, one reason a line."""
     names = dict(zip(ProblemArguments._fields, kinds, strict=False))
@@ -56,6 +55,10 @@ def _reasons(kinds: tuple[Kind | None, ...], options: tuple[Any, ...]) -> str:
             refusal = _ops.translated(error)
             return "\n".join(refusal.reasons) if isinstance(refusal, DspattnError) else ""
     return ""
+
+
+# What torch.compiler.assume_constant_result does, which would load the compiler with the package.
+_reasons._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _sizes(given: dict[str, Any]) -> dict[str, Any] | None:

@@ -11,20 +11,21 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import torch
-
 _USE = str(Path(__file__).with_name("integrations") / "sdpa.py")
 # What becomes of an error below these methods of dspattn.use: the one looks at it, the other lets it out.
 _LOOKS_AT_ERRORS, _LETS_ERRORS_OUT = "answer", "leave_to_pytorch"
 
 
-@torch.compiler.assume_constant_result
 def raise_from_the_tracer(kind: Any, *reasons: str) -> None:
     """Called while tracing, before a DspattnError is raised in what is traced: raise it at once where there is no other
     way for it to reach the caller."""
     frame = _innermost_frame()
     if frame is not None and not _may_break(frame) and not _is_caught(frame):
         raise _passed_on(kind)(reasons)
+
+
+# What torch.compiler.assume_constant_result does, which would load the compiler with the package.
+raise_from_the_tracer._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _innermost_frame() -> Any:

@@ -35,4 +35,5 @@ class DspattnError(RuntimeError, ValueError):
         return "\n".join(self.reasons)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DspattnError, (self.reasons,)
+        notes = getattr(self, "__notes__", None)
+        return DspattnError, (self.reasons,), None if notes is None else {"__notes__": notes}

@@ -54,6 +54,7 @@ check::CheckOptions options_of(const Row& row, std::int64_t index, bool short_on
   options.limits.pass = Pass::forward;
   options.limits.dtype = row.dtype;
   options.limits.pattern = row.pattern;
+  options.limits.choice = Choice::each_head;
   // Half of the problems at the row's own head dim, the others at whatever is drawn and the row serves.
   if (index % 2 == 0) options.limits.head_dim = row.dim;
   // Half of the problems are short; of the long ones most have few heads or few rows, and some are long both ways. The
@@ -144,6 +145,7 @@ TEST_P(FusedRow, GivesTheSameBitsOverAHundredReruns) {
     options.limits.pass = Pass::forward;
     options.limits.dtype = row.dtype;
     options.limits.pattern = row.pattern;
+    options.limits.choice = Choice::each_head;
     options.limits.head_dim = row.dim;
     options.limits.max_n = 1025;
     options.limits.max_work = 300'000'000;

@@ -82,6 +82,19 @@ def test_use_without_strict_falls_back(name: str, fullgraph: bool) -> None:
     assert torch.equal(left, call() * 2)
     assert torch.equal(served, dspattn.attention(Q, K, V, pattern="1:2"))
     assert switched.served == 1 and sum(switched.left.values()) == 1
+
+
+SIZES_AFTER_A_BREAK = pytest.mark.xfail(
+    strict=True, reason="behind a graph break sizes are not fixed: the operator's own error arrives when it runs"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "fullgraph"),
+    [("type", True), ("type", False), ("size", True), pytest.param("size", False, marks=SIZES_AFTER_A_BREAK)],
+)
+def test_use_with_strict_raises(name: str, fullgraph: bool) -> None:
+    call, reason = LEFT[name]
     with pytest.raises(dspattn.DspattnError, match=rf"{reason}[\s\S]*strict=False"), dspattn.use("1:2"):
         compiled(call, fullgraph=fullgraph)()
 
