@@ -120,9 +120,11 @@ Reference reference_forward(const Problem& problem, const Selection* given) {
         std::copy(row.keys.begin(), row.keys.end(), result.keys.values.begin() + index * longest);
         std::copy(row.scores.begin(), row.scores.end(), result.scores.values.begin() + index * longest);
         std::copy(row.magnitudes.begin(), row.magnitudes.end(), result.magnitudes.values.begin() + index * longest);
-        std::copy(row.mean.begin(), row.mean.end(), result.means.begin() + index * oracle.v().width);
-        std::copy(row.mean_magnitude.begin(), row.mean_magnitude.end(),
-                  result.mean_magnitudes.begin() + index * oracle.v().width);
+        if (!row.mean.empty()) {  // there are none to copy to otherwise
+          std::copy(row.mean.begin(), row.mean.end(), result.means.begin() + index * oracle.v().width);
+          std::copy(row.mean_magnitude.begin(), row.mean_magnitude.end(),
+                    result.mean_magnitudes.begin() + index * oracle.v().width);
+        }
         std::copy(row.slopes.begin(), row.slopes.end(), result.slopes.values.begin() + index * longest);
         std::copy(row.factors.begin(), row.factors.end(), result.factors.values.begin() + index * longest);
       }
