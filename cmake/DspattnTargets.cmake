@@ -14,6 +14,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LES
   target_compile_options(dspattn_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
 if(DSPATTN_SANITIZE)
+  target_compile_definitions(dspattn_options INTERFACE DSPATTN_SANITIZED)  # for tests that then do less
   target_compile_options(dspattn_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${DSPATTN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)
   target_link_options(dspattn_options INTERFACE -fsanitize=${DSPATTN_SANITIZE})

@@ -32,7 +32,7 @@ DrawLimits small_problems() {
 }
 
 // AddressSanitizer looks at accesses, not at figures: a fifth of the problems, of all kinds, is enough for it.
-#ifdef __SANITIZE_ADDRESS__
+#ifdef DSPATTN_SANITIZED
 constexpr std::int64_t kEvery = 5;
 #else
 constexpr std::int64_t kEvery = 1;

@@ -14,7 +14,7 @@
 namespace dspattn::cpu {
 
 // Sanitizers hold memory of their own and slow the oracle down.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef DSPATTN_SANITIZED
 inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;
