@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "cuda/blocks/problem_params.h"
 #include "cuda/decode/launch.h"
 #include "cuda/decode/plan.h"
 #include "cuda/device/device.h"
@@ -11,31 +12,15 @@
 namespace dspattn::cuda::decode {
 namespace {
 
-bool is_empty(const core::Geometry& g) { return g.batch == 0 || g.heads == 0 || g.n_q == 0 || g.d_v == 0; }
-
-bool is_banded(const Mask& mask) { return mask.causal || mask.window_left || mask.window_right; }
-
-blocks::RowsView rows_of(const ConstTensorView& tensor) {
-  return {tensor.data, tensor.step(0), tensor.step(1), tensor.step(2)};
-}
-
-blocks::MaskTensor mask_of(const ConstTensorView& tensor) {
-  if (!tensor.present()) return {};
-  const auto stride = [&](int dim) { return tensor.extent(dim) == 1 ? 0 : tensor.step(dim); };
-  return {tensor.data, stride(0), stride(1), stride(2), stride(3)};
-}
-
-// Rows can be copied 16 bytes at a time.
-int is_vector(const ConstTensorView& tensor) {
-  const auto width = static_cast<std::int64_t>(16 / size_bytes(tensor.dtype));
-  const bool aligned = reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.extent(3) % width == 0 &&
-                       tensor.step(0) % width == 0 && tensor.step(1) % width == 0 && tensor.step(2) % width == 0;
-  return aligned ? 1 : 0;
-}
+using blocks::is_banded;
+using blocks::is_empty;
+using blocks::is_vector;
+using blocks::mask_of;
+using blocks::rows_of;
 
 std::uint32_t plain_row_bytes(const Problem& problem, const ConstTensorView& tensor) {
   const std::int64_t bytes = tensor.step(2) * static_cast<std::int64_t>(size_bytes(tensor.dtype));
-  const bool plain = is_vector(tensor) != 0 && !problem.block_table.present() && bytes > 0 && bytes < tile::kMaxRows;
+  const bool plain = is_vector(tensor) && !problem.block_table.present() && bytes > 0 && bytes < tile::kMaxRows;
   return plain ? static_cast<std::uint32_t>(bytes) : 0;
 }
 
@@ -63,10 +48,8 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.q = rows_of(problem.q);
   p.k = rows_of(problem.k);
   p.v = rows_of(problem.v);
-  p.results.out = {args.out.data, args.out.step(0), args.out.step(1), args.out.step(2), static_cast<int>(geometry.d_v)};
-  if (args.lse.present()) {
-    p.results.lse = {static_cast<float*>(args.lse.data), args.lse.step(0), args.lse.step(1), args.lse.step(2)};
-  }
+  p.results.out = blocks::out_of(args.out);
+  p.results.lse = blocks::lse_of(args.lse);
   p.results.fp32 = args.out.dtype == DType::f32 ? 1 : 0;
   if (plan.splits > 1) {
     auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
@@ -83,10 +66,7 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.allowed = mask_of(problem.mask.allowed);
   p.bias = mask_of(problem.mask.bias);
   p.bias_bytes = problem.mask.bias.present() ? static_cast<int>(size_bytes(problem.mask.bias.dtype)) : 0;
-  if (problem.mask.key_lengths.present()) {
-    const ConstTensorView& lengths = problem.mask.key_lengths;
-    p.key_lengths = {static_cast<const std::int32_t*>(lengths.data), lengths.step(0)};
-  }
+  p.key_lengths = blocks::lengths_of(problem.mask.key_lengths);
   p.left = tile::clamped_reach(band.left);
   p.right = tile::clamped_reach(band.right);
   p.diagonal = static_cast<int>((is_banded(problem.mask) ? band.offset : 0) +
@@ -103,9 +83,9 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.scales = scales_of(problem.q.dtype, geometry.scale, problem.mask.bias.present());
   if (plan.together) p.scales.rounds = 0;  // shares of weights are compared, not scores
   p.teams = plan.teams;
-  p.vector_q = is_vector(problem.q);
-  p.vector_k = is_vector(problem.k);
-  p.vector_v = is_vector(problem.v);
+  p.vector_q = is_vector(problem.q) ? 1 : 0;
+  p.vector_k = is_vector(problem.k) ? 1 : 0;
+  p.vector_v = is_vector(problem.v) ? 1 : 0;
   p.k_row_bytes = plain_row_bytes(problem, problem.k);
   p.v_row_bytes = plain_row_bytes(problem, problem.v);
   return p;

@@ -9,10 +9,6 @@
 namespace dspattn::cuda::sm90::backward {
 namespace {
 
-OutView out_view(const TensorView& tensor) {
-  return {tensor.data, tensor.step(0), tensor.step(1), tensor.step(2), static_cast<int>(tensor.extent(3))};
-}
-
 // Of what is only read.
 LseView lse_view(const ConstTensorView& tensor) {
   if (!tensor.present()) return {};
@@ -41,9 +37,9 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.d_out = rows_of(args.d_out);
   p.lse = lse_view(args.lse);
   p.d_lse = lse_view(args.d_lse);
-  p.d_q = out_view(args.d_q);
-  p.d_k = out_view(args.d_k);
-  p.d_v = out_view(args.d_v);
+  p.d_q = blocks::out_of(args.d_q);
+  p.d_k = blocks::out_of(args.d_k);
+  p.d_v = blocks::out_of(args.d_v);
   p.allowed = mask_of(problem.mask.allowed);
   p.bias = mask_of(problem.mask.bias);
   p.bias_bytes = problem.mask.bias.present() ? static_cast<int>(size_bytes(problem.mask.bias.dtype)) : 0;
@@ -114,8 +110,8 @@ void fused_backward_launch(const BackwardKernel& kernel,
   const BackwardPlan plan = plan_of(kernel, args.problem);
   if (args.problem.q.extent(1) == 0 || plan.items + plan.query_tiles == 0) {  // nothing to compute
     const ConstTensorView& k = args.problem.k;
-    return launch_clear_keys(out_view(args.d_k), out_view(args.d_v), k.extent(0), static_cast<int>(k.extent(1)),
-                             static_cast<int>(k.extent(2)), stream);
+    return launch_clear_keys(blocks::out_of(args.d_k), blocks::out_of(args.d_v), k.extent(0),
+                             static_cast<int>(k.extent(1)), static_cast<int>(k.extent(2)), stream);
   }
   const BackwardParams params = params_of(kernel, plan, args);
   launch_prepare_rows(params, stream);
