@@ -195,6 +195,10 @@ void backward_launch(const BackwardArgs& args) {
     BackwardParams none;
     none.bias_gradient = bias_gradient_of(args.d_bias, geometry);
     if (args.d_bias.present()) launch_sum_bias(none, type, true, stream);
+    if (args.d_sinks.present()) {
+      launch_clear_sinks(static_cast<float*>(args.d_sinks.data), args.d_sinks.step(0),
+                         static_cast<unsigned>(geometry.heads), stream);
+    }
     return;
   }
   const BackwardPlan plan = plan_backward(problem, args.d_bias, device_facts(problem.device.index));

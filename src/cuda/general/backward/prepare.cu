@@ -66,8 +66,7 @@ struct Chunk {
 
   // To a prepared row: rounded to tf32 where asked for, 16-bit ones times `scale`, given twice in their type.
   __device__ __forceinline__ void store(std::uint8_t* to, bool tf32, std::uint32_t scale) const {
-    uint4 x;
-    std::uint32_t* words = &x.x;
+    std::uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if constexpr (kType == DType::f32) {
@@ -77,7 +76,7 @@ struct Chunk {
         words[i] = kType == DType::bf16 ? ptx::multiply_bf16x2(pair, scale) : ptx::multiply_f16x2(pair, scale);
       }
     }
-    *reinterpret_cast<uint4*>(to) = x;
+    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
   }
   __device__ __forceinline__ void clear_nan() {
 #pragma unroll
@@ -133,7 +132,7 @@ __device__ __forceinline__ std::uint32_t random_state(const Dropping& dropping, 
 
 // A CTA's kRowUnit rows of a (sequence, head).
 template <DType kType>
-__global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__ BackwardParams params) {
+__global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constant__ BackwardParams params) {
   const int sequence_head = static_cast<int>(blockIdx.x) / params.row_units;
   const int begin = (static_cast<int>(blockIdx.x) - sequence_head * params.row_units) * kRowUnit;
   const int sequence = params.work.heads.quotient(sequence_head);
@@ -186,7 +185,7 @@ __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__
 
 // A CTA's kTileUnit key tiles of a (sequence, key head).
 template <DType kType>
-__global__ void __launch_bounds__(kThreads) prepare_keys(const __grid_constant__ BackwardParams params) {
+__global__ void __launch_bounds__(kThreads, 2) prepare_keys(const __grid_constant__ BackwardParams params) {
   constexpr int kTileK = 32;
   const int sequence_head = static_cast<int>(blockIdx.x) / params.tile_units;
   const int unit = static_cast<int>(blockIdx.x) - sequence_head * params.tile_units;
@@ -237,6 +236,8 @@ __global__ void __launch_bounds__(kThreads) clear_rows(const ClearedRows cleared
     }
   }
 }
+
+__global__ void clear_sinks(float* d_sinks, std::int64_t stride) { d_sinks[blockIdx.x * stride] = 0; }
 
 // A CTA a head: every thread adds the rows that fall to it, and then the threads' sums are added, in a fixed order.
 __global__ void __launch_bounds__(kThreads) sink_gradients(const __grid_constant__ BackwardParams params) {
@@ -314,6 +315,10 @@ void launch_prepare(const BackwardParams& params, DType type, cudaStream_t strea
   type == DType::bf16  ? prepare<DType::bf16>(params, stream)
   : type == DType::f16 ? prepare<DType::f16>(params, stream)
                        : prepare<DType::f32>(params, stream);
+}
+
+void launch_clear_sinks(float* d_sinks, std::int64_t stride, unsigned heads, cudaStream_t stream) {
+  if (heads > 0) launch("clear_sinks", &clear_sinks, {.ctas = heads, .threads = 1}, stream, d_sinks, stride);
 }
 
 void launch_sink_gradients(const BackwardParams& params, cudaStream_t stream) {

@@ -16,6 +16,7 @@ struct ClearedRows {
   int heads = 0;
 };
 void launch_clear(const ClearedRows& rows, cudaStream_t stream);
+void launch_clear_sinks(float* d_sinks, std::int64_t stride, unsigned heads, cudaStream_t stream);
 
 // Copies of Q, dO, K and V, and the rows' numbers.
 void launch_prepare(const BackwardParams& params, DType type, cudaStream_t stream);
