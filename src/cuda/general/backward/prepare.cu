@@ -105,7 +105,7 @@ struct RowLanes {
   }
 };
 
-// Weights of a row without a key are 0. One that is NaN, or whose Q or dO is not finite, gives NaN to all keys that it
+// Weights of a row without a key are 0. One whose LSE or D is NaN, or whose Q is infinite, gives NaN to all keys that it
 // sees. used: Q and dO of the row count. Where there is a bias an infinite LSE of fp32 may be that of a row with keys
 // (references.h).
 template <DType kType>
@@ -158,7 +158,8 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constan
       const Chunk<kType> out = load(params.out, chunk, params.value_d, params.vector_out, params.fp32_out != 0);
 #pragma unroll
       for (int i = 0; i < kChunk<kType>; ++i) {
-        sum = fmaf(q.values[i], 0.0f, fmaf(d_out.values[i], out.values[i], sum));  // NaN where q is not finite
+        sum = fmaf(d_out.values[i], out.values[i], sum);
+        if (std::isinf(q.values[i])) sum = NAN;
       }
     }
     for (int with = 1; with < own.lanes; with *= 2) sum += __shfl_xor_sync(~0u, sum, with);
@@ -176,6 +177,7 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constan
         q.clear();
         d_out.clear();
       }
+      q.clear_nan();  // of a row that is defined: it sees no key, but may have a sink
       q.store(params.prepared.q + to * params.stride + 16 * chunk, params.tf32 != 0, params.scales.q_scale);
       d_out.store(params.prepared.d_out + to * params.stride + 16 * chunk, params.tf32 != 0, kOnePair<kType>);
     }
