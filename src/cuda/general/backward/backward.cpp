@@ -6,6 +6,7 @@
 #include "core/geometry.h"
 #include "cuda/blocks/problem_params.h"
 #include "cuda/device/device.h"
+#include "cuda/general/backward/bias_walk.h"
 #include "cuda/general/backward/launch.h"
 #include "cuda/general/backward/plan.h"
 #include "cuda/general/backward/prepare.h"
@@ -142,14 +143,6 @@ void clear(const TensorView& tensor, cudaStream_t stream) {
                stream);
 }
 
-// CTAs of the walk that makes the gradient of the bias (bias_sums.h).
-std::int64_t bias_ctas(const BackwardPlan& plan, const BiasGradient& g, const core::Geometry& geometry) {
-  const bool parts = g.sums_rows != 0 || g.sums_keys != 0;
-  return (g.sums_keys != 0 ? 1 : static_cast<std::int64_t>(plan.tile_units) * kTileUnit) *
-         (g.sums_rows != 0 ? 1 : plan.row_tiles) * (parts || g.extent[1] > 1 ? geometry.heads : 1) *
-         (parts || g.extent[0] > 1 ? geometry.batch : 1);
-}
-
 }  // namespace
 
 void size_why_not(const Problem& problem, core::Refusals& refusals) {
@@ -221,7 +214,7 @@ void backward_launch(const BackwardArgs& args) {
   const BiasGradient& g = params.bias_gradient;
   const bool zeros = geometry.n_q == 0 || geometry.n_k == 0;
   if (!zeros) {
-    launch.queries(params, {grid_of(bias_ctas(plan, g, geometry)), queries.threads, queries.shared_bytes}, stream);
+    launch.queries(params, {grid_of(bias_ctas(params)), queries.threads, queries.shared_bytes}, stream);
   }
   if (zeros || g.sums_rows != 0 || g.sums_keys != 0) launch_sum_bias(params, type, zeros, stream);
 }

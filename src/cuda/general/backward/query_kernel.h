@@ -35,7 +35,7 @@ __device__ __forceinline__ void describe_rows(const BackwardParams& params, int 
   int sequence, head, row_tile;
   if (params.target == Target::bias) {
     if (number == 0) item.bias = bias_part(params, index);
-    const BiasPlace place = place_of_rows(params, item.bias, number);
+    const BiasPlace place = place_of_rows(item.bias, number);
     sequence = place.sequence;
     head = place.head;
     row_tile = place.row_tile;
