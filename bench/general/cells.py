@@ -33,7 +33,7 @@ def shape(cell):
 
 
 def flop(cell, passes="forward"):
-    """Dense-equivalent: 4 batch heads n^2 d, halved when causal; of backward, which has five products, 2.5 times that."""
+    """Dense-equivalent: 4 batch heads n^2 d, halved when causal; of backward, with five products, 2.5 times that."""
     batch, heads = shape(cell)
     products = 4 * batch * heads * cell["n"] ** 2 * cell["d"] * (0.5 if cell["mask"] == "causal" else 1)
     return products * (2.5 if passes == "backward" else 1)

@@ -1,4 +1,4 @@
-"""Times the general kernel's forward or backward, forced by name, beside PyTorch's kernels in one process on the same tensors.
+"""Times the general kernel's forward or backward, forced by name, beside PyTorch's in one process on the same tensors.
 
     DSPATTN_BENCH_LIBRARY=... python3 -m bench.general.measure --out bench/results/general_h200.json --check
     python3 -m bench.general.measure --only n=4096 d=128 pattern=2:4,dense

@@ -1,5 +1,5 @@
-"""PyTorch's backward kernels, called as its autograd calls them: each function runs the forward once and returns a call of
-the backward alone."""
+"""PyTorch's backward kernels, called as its autograd calls them: each function runs the forward once and returns a call
+of the backward alone."""
 
 import torch
 
