@@ -98,10 +98,11 @@ BackwardParams params_of(const BackwardArgs& args, const BackwardPlan& plan) {
     p.d_sinks = static_cast<float*>(args.d_sinks.data);
     p.d_sink_stride = args.d_sinks.step(0);
   }
-  // Scores that are compared, times this, are scaled ones.
   const bool is_fp32 = problem.q.dtype == DType::f32;
-  const double selection = is_fp32 ? p.scales.score_unit : core::selection_scale(geometry.scale);
-  if (problem.soft_cap) p.cap = static_cast<float>(*problem.soft_cap / (geometry.scale / selection));
+  if (problem.soft_cap) {  // of compared scores; beyond fp32 no score comes near it
+    const double cap = std::max(*problem.soft_cap * p.scales.bias_scale, 0x1p-126);
+    p.cap = cap < 0x1p126 ? static_cast<float>(cap) : 0.0f;
+  }
   p.d_q_scale = static_cast<float>(geometry.scale);
   const bool scales_q = !is_fp32 && p.score_scale == 1;
   p.d_k_scale = static_cast<float>(scales_q ? geometry.scale / core::selection_scale(geometry.scale) : geometry.scale);
@@ -213,10 +214,15 @@ void backward_launch(const BackwardArgs& args) {
   params.target = Target::bias;
   const BiasGradient& g = params.bias_gradient;
   const bool zeros = geometry.n_q == 0 || geometry.n_k == 0;
+  const bool parts = g.sums_rows != 0 || g.sums_keys != 0;
+  // The tensor of a packed batch may have more rows and keys than any sequence.
+  if (!parts && !zeros && (g.extent[2] > geometry.n_q || g.extent[3] > geometry.n_k)) {
+    launch_sum_bias(params, type, true, stream);
+  }
   if (!zeros) {
     launch.queries(params, {grid_of(bias_ctas(params)), queries.threads, queries.shared_bytes}, stream);
   }
-  if (zeros || g.sums_rows != 0 || g.sums_keys != 0) launch_sum_bias(params, type, zeros, stream);
+  if (zeros || parts) launch_sum_bias(params, type, zeros, stream);
 }
 
 }  // namespace dspattn::cuda::general::backward

@@ -71,17 +71,18 @@ __device__ __forceinline__ void store_bias(const BackwardParams& params, const B
     }
     return;
   }
-  // A lane's rows, then its warp's, then the CTA's: for every key of the lane, or for one where keys are summed too.
+  // A lane's rows, then its warp's, then the CTA's: for every key of the lane; where keys are summed too, the first
+  // counts. Registers cannot be counted through.
   __syncthreads();  // all have left the rows, whose place the warps' sums take
-  const int places = g.sums_keys != 0 ? 1 : C::kTileK / 4;
 #pragma unroll
   for (int place = 0; place < C::kTileK / 4; ++place) {
-    if (place >= places) break;
-    float sum = 0;
+    float sum = 0, of_all = 0;
 #pragma unroll
     for (int i = 0; i < 2 * Q::kRowBlocks; ++i) {
-      sum += sums[i / 2][g.sums_keys != 0 ? i % 2 : element_of(place, i % 2)];
+      sum += sums[i / 2][element_of(place, i % 2)];
+      of_all += sums[i / 2][i % 2];
     }
+    if (g.sums_keys != 0) sum = of_all;
 #pragma unroll
     for (int x = 4; x < 32; x *= 2) sum += __shfl_xor_sync(~0u, sum, x);
     if (lane < 4) {
@@ -92,7 +93,7 @@ __device__ __forceinline__ void store_bias(const BackwardParams& params, const B
   __syncthreads();  // all warps' sums are there
   if (warp != 0 || lane >= 4) return;
 #pragma unroll 1
-  for (int place = 0; place < places; ++place) {
+  for (int place = 0; place < (g.sums_keys != 0 ? 1 : C::kTileK / 4); ++place) {
     float sum = 0;
     for (int other = 0; other < Q::kWarps; ++other) {
       sum += __uint_as_float(

@@ -40,9 +40,10 @@ struct Config {
 
   // dQ and the gradient of a bias: a CTA owns query rows, a warp 16 or twice 16 of them.
   struct Queries {
-    static constexpr int kRowBlocks = kRowBytes <= 256 ? 2 : 1;
+    static constexpr int kRowBlocks = 1;
     static constexpr int kWarps = kRowBytes <= 256 ? 4 : kRowBytes == 512 ? 2 : 1;
     static constexpr int kThreads = 32 * kWarps;
+    static constexpr int kCtas = kRowBytes <= 128 ? 4 : kRowBytes == 256 ? 3 : 2;  // a multiprocessor: registers
     static constexpr int kTileQ = 16 * kRowBlocks * kWarps;
     static constexpr int kRowsBytes = kTileQ * (2 * kStride + kNumberBytes);
     static constexpr int shared_bytes(int stages) { return kRowsBytes + stages * kKeysBytes; }
@@ -53,11 +54,12 @@ struct Config {
   // dK and dV: a CTA owns key tiles. kSplit warps share one: each makes the scores of a part of the query rows, if
   // there are enough for it, and each has a part of the gradients' columns.
   struct Keys {
-    static constexpr int kTiles = kRowBytes <= 128 ? 4 : kRowBytes == 256 ? 2 : 1;
-    static constexpr int kSplit = kRowBytes <= 128 ? 1 : kRowBytes == 256 ? 2 : 4;
+    static constexpr int kTiles = kRowBytes <= 256 ? 2 : 1;
+    static constexpr int kSplit = kRowBytes <= 256 ? 2 : 4;
     static constexpr int kWarps = kTiles * kSplit;
     static constexpr int kThreads = 32 * kWarps;
-    static constexpr int kRowBlocks = kRowBytes <= 128 || (kRowBytes == 256 && !kIsFp32) ? 2 : 1;
+    static constexpr int kCtas = kRowBytes <= 128 ? 3 : 2;  // a multiprocessor, as far as registers go
+    static constexpr int kRowBlocks = kRowBytes == 256 && !kIsFp32 ? 2 : 1;
     static constexpr int kTileQ = kRowBytes == 256 && !kIsFp32 ? 64 : kRowBytes == 1024 ? 16 : 32;
     static constexpr int kRowWarps = kTileQ / (16 * kRowBlocks);  // of the kSplit
     static constexpr int kColumns = kHeadDim / kSplit;            // of a warp
@@ -66,12 +68,12 @@ struct Config {
     // Weights and dS of a key tile, [query row][key]: rows as far apart as keeps banks different.
     static constexpr int kWeightStride = kIsFp32 ? 4 * (kTileK + 4) : 2 * (kTileK + 8);
     static constexpr int kWeightBytes = kTileQ * kWeightStride;
-    // fp32 at d = 256: they take V's place, which is loaded with every query tile.
-    static constexpr bool kWeightsOverV = kRowBytes == 1024;
+    // fp32 at d = 256: they take the places of K and V, which are loaded with every query tile.
+    static constexpr bool kWeightsOverKeys = kRowBytes == 1024;
     static constexpr int kRowsBytes = kTileQ * (2 * kStride + kNumberBytes);
-    static constexpr int kFixedBytes = kTiles * kKeysBytes + (kWeightsOverV ? 0 : kTiles * 2 * kWeightBytes);
+    static constexpr int kFixedBytes = kTiles * kKeysBytes + (kWeightsOverKeys ? 0 : kTiles * 2 * kWeightBytes);
     static constexpr int shared_bytes(int stages) { return kFixedBytes + stages * kRowsBytes; }
-    static_assert(!kWeightsOverV || 2 * kWeightBytes <= kTileK * kStride);
+    static_assert(!kWeightsOverKeys || kWeightBytes <= kTileK * kStride);
     static_assert(shared_bytes(1) <= 99 * 1024 - 512, "must fit where a CTA has 99 KiB");
   };
 };

@@ -53,10 +53,12 @@ struct KeyMemory {
     return keys(tile) + static_cast<std::uint32_t>(C::kTileK * C::kStride);
   }
   __device__ __forceinline__ std::uint32_t weights(int tile) const {
-    if constexpr (K::kWeightsOverV) return values(tile);
+    if constexpr (K::kWeightsOverKeys) return keys(tile);
     return shared + static_cast<std::uint32_t>(K::kTiles * C::kKeysBytes + tile * 2 * K::kWeightBytes);
   }
-  __device__ __forceinline__ std::uint32_t d_scores(int tile) const { return weights(tile) + K::kWeightBytes; }
+  __device__ __forceinline__ std::uint32_t d_scores(int tile) const {
+    return K::kWeightsOverKeys ? values(tile) : weights(tile) + K::kWeightBytes;
+  }
   __device__ __forceinline__ std::uint32_t q(int stage) const {
     return shared + static_cast<std::uint32_t>(K::kFixedBytes + stage * K::kRowsBytes);
   }
@@ -91,9 +93,8 @@ __device__ __forceinline__ void load_rows(const BackwardParams& params, const Ke
   copy_bytes<K::kThreads, K::kTileQ * C::kStride>(memory.q(stage), params.prepared.q + row * C::kStride);
   copy_bytes<K::kThreads, K::kTileQ * C::kStride>(memory.d_out(stage), params.prepared.d_out + row * C::kStride);
   copy_bytes<K::kThreads, K::kTileQ * C::kNumberBytes>(memory.numbers(stage), params.prepared.numbers + row);
-  if constexpr (K::kWeightsOverV) {
-    copy_bytes<K::kThreads, C::kTileK * C::kStride>(memory.values(0),
-                                                    prepared_keys<C>(params, item) + C::kTileK * C::kStride);
+  if (K::kWeightsOverKeys || step == 0) {
+    copy_bytes<K::kThreads, K::kTiles * C::kKeysBytes>(memory.keys(0), prepared_keys<C>(params, item));
   }
 }
 
@@ -129,15 +130,15 @@ __device__ __forceinline__ void weigh_rows(const BackwardParams& params, const K
                         tile::sees_span(params.tiles, item.score.band, first_key, first,
                                         min(first + K::kTileQ, item.score.rows) - 1)};
   const ScoreItem whose{item.score.rows, item.score.sequence, of.head, item.score.band};
+  const auto at = [&](int block) { return rows(K::kWeightStride) + static_cast<std::uint32_t>(16 * block * K::kWeightStride); };
   Block<C> weights[K::kRowBlocks], d_scores[K::kRowBlocks];
-  make_weights<C>(params, whose, place, weights, d_scores);
-  if constexpr (K::kWeightsOverV) __syncwarp();  // all lanes have read V, whose place is written now
+  make_weights<C>(params, whose, place, weights, d_scores, [&](int block, const Block<C>& left) {
+    if constexpr (K::kWeightsOverKeys) __syncwarp();  // all lanes have read K, whose place is written now
+    store_weights<C>(memory.weights(tile) + at(block), left);
+  });
+  if constexpr (K::kWeightsOverKeys) __syncwarp();  // and V
 #pragma unroll
-  for (int i = 0; i < K::kRowBlocks; ++i) {
-    const std::uint32_t at = rows(K::kWeightStride) + static_cast<std::uint32_t>(16 * i * K::kWeightStride);
-    store_weights<C>(memory.weights(tile) + at, weights[i]);
-    store_weights<C>(memory.d_scores(tile) + at, d_scores[i]);
-  }
+  for (int i = 0; i < K::kRowBlocks; ++i) store_weights<C>(memory.d_scores(tile) + at(i), d_scores[i]);
 }
 
 // A warp's part of a gradient to the rows of its keys.
@@ -165,7 +166,7 @@ __device__ __forceinline__ void store_keys(const BackwardParams& params, const K
 }
 
 template <typename C>
-__global__ void __launch_bounds__(C::Keys::kThreads, 2)
+__global__ void __launch_bounds__(C::Keys::kThreads, C::Keys::kCtas)
     general_key_gradients(const __grid_constant__ BackwardParams params) {
   using K = typename C::Keys;
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 128);
@@ -177,10 +178,7 @@ __global__ void __launch_bounds__(C::Keys::kThreads, 2)
   const int ahead = params.key_stages - 1;  // 1: a query tile's rows come one ahead
   const int steps = params.work.heads_per_kv_head.value * (item.rows.end - item.rows.begin);
   KeySums<C> d_k = {}, d_v = {};
-  if (steps > 0) {
-    copy_bytes<K::kThreads, K::kTiles * C::kKeysBytes>(memory.keys(0), prepared_keys<C>(params, item));
-    load_rows<C>(params, item, memory, 0, 0);
-  }
+  if (steps > 0) load_rows<C>(params, item, memory, 0, 0);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int stage = step & ahead;

@@ -11,14 +11,15 @@
 namespace dspattn::cuda::general::backward {
 namespace {
 
-// Two CTAs hide each other's waits, which a second stage does less well: it comes second.
+// As many CTAs as registers allow hide each other's waits, which a second stage does less well: it comes second.
 template <typename Bytes>
-void choose_stages(KernelPlan& plan, const DeviceFacts& device, int most, Bytes bytes) {
+void choose_stages(KernelPlan& plan, const DeviceFacts& device, int most_stages, int most_ctas, Bytes bytes) {
   const auto fits = [&](int stages, int ctas) {
-    return stages <= most && ctas * (bytes(stages) + kReservedBytes) <= device.shared_bytes + 1024;
+    return ctas * (bytes(stages) + kReservedBytes) <= device.shared_bytes + 1024;
   };
-  plan.stages = fits(2, 2) ? 2 : fits(1, 2) ? 1 : fits(2, 1) ? 2 : 1;
-  plan.resident = fits(plan.stages, 2) ? 2 : 1;
+  plan.resident = most_ctas;
+  while (plan.resident > 1 && !fits(1, plan.resident)) --plan.resident;
+  plan.stages = most_stages > 1 && fits(2, plan.resident) ? 2 : 1;
   plan.shared_bytes = bytes(plan.stages);
 }
 
@@ -29,12 +30,12 @@ void take_config(BackwardPlan& plan, const DeviceFacts& device) {
   plan.queries.rows = Q::kTileQ;
   plan.queries.keys = C::kTileK;
   plan.queries.threads = Q::kThreads;
-  choose_stages(plan.queries, device, 2, &Q::shared_bytes);
+  choose_stages(plan.queries, device, 2, Q::kCtas, &Q::shared_bytes);
   using K = typename C::Keys;
   plan.keys.rows = K::kTileQ;
   plan.keys.keys = K::kTiles * C::kTileK;
   plan.keys.threads = K::kThreads;
-  choose_stages(plan.keys, device, K::kWeightsOverV ? 1 : 2, &K::shared_bytes);
+  choose_stages(plan.keys, device, K::kWeightsOverKeys ? 1 : 2, K::kCtas, &K::shared_bytes);
 }
 
 template <DType kType>

@@ -19,7 +19,7 @@ struct KernelPlan {
   int threads = 0;
   int stages = 1;  // of K and V, or of Q and dO
   int shared_bytes = 0;
-  int resident = 1;  // CTAs of a multiprocessor, as far as shared memory goes, at most 2
+  int resident = 1;  // CTAs of a multiprocessor, as far as registers and shared memory go
   std::int64_t ctas = 0;
 };
 

@@ -279,7 +279,9 @@ __global__ void __launch_bounds__(kThreads) sum_bias(const __grid_constant__ Bac
     const auto batch = static_cast<int>(i / keys / rows / g.extent[1]);
     const bool all_heads = g.extent[1] == 1, all_sequences = g.extent[0] == 1;
     float sum = 0;
-    if (!zeros) {
+    // The tensor of a packed batch may have more rows and keys than any sequence.
+    const bool inside = (g.sums_rows != 0 || row < params.work.n_q) && (g.sums_keys != 0 || key < params.work.n_k);
+    if (!zeros && inside) {
       for (int s = all_sequences ? 0 : batch; s < (all_sequences ? params.sequences : batch + 1); ++s) {
         for (int h = all_heads ? 0 : head; h < (all_heads ? heads : head + 1); ++h) {
           sum += params.prepared.bias_parts[((static_cast<std::int64_t>(s) * heads + h) * rows + row) * keys + key];

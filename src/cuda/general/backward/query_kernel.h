@@ -126,7 +126,7 @@ __device__ __forceinline__ void add_tile(const BackwardParams& params, const Que
                         tile::sees_span(params.tiles, item.score.band, first_key, item.row_begin,
                                         min(item.row_begin + Q::kTileQ, item.score.rows) - 1)};
   Block<C> weights[Q::kRowBlocks], d_scores[Q::kRowBlocks];
-  make_weights<C>(params, item.score, place, weights, d_scores);
+  make_weights<C>(params, item.score, place, weights, d_scores, [](int, const Block<C>&) {});
   if (params.target == Target::queries) return add_queries<C>(sums, d_scores, memory.keys(stage));
   if (C::kIsFp32 && params.target == Target::references) {
 #pragma unroll
@@ -158,7 +158,7 @@ __device__ __forceinline__ void store_queries(const BackwardParams& params, cons
 }
 
 template <typename C>
-__global__ void __launch_bounds__(C::Queries::kThreads, 2)
+__global__ void __launch_bounds__(C::Queries::kThreads, C::Queries::kCtas)
     general_query_gradients(const __grid_constant__ BackwardParams params) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 128);
   alignas(QueryItem) __shared__ std::uint8_t item_bytes[sizeof(QueryItem)];

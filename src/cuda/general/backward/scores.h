@@ -139,12 +139,64 @@ __device__ __forceinline__ std::uint32_t dropped_elements(const BackwardParams& 
   return dropped;
 }
 
-// Of 16 rows: what an undefined row's scores, a soft cap and masks make of them. caps: the cap counts now; dP, in
-// d_weights, is then multiplied by its slope, which the gradient of a bias does not see.
+// Registers cannot be counted through: in a rolled loop they go round, kStep at a time.
+template <int kStep, typename Word, int kCount>
+__device__ __forceinline__ void go_round(Word (&words)[kCount]) {
+  Word first[kStep];
+#pragma unroll
+  for (int i = 0; i < kStep; ++i) first[i] = words[i];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) words[i] = i + kStep < kCount ? words[i + kStep] : first[i + kStep - kCount];
+}
+
+// The slopes of a soft cap at a Block's scores, of 16-bit inputs in fp16.
+template <typename C>
+struct Slopes {
+  static constexpr int kStep = C::kIsFp32 ? 2 : 1;  // words of two elements
+  std::uint32_t words[C::kTileK / 4 * kStep];
+
+  // scores, which are to be multiplied by `unit` first, become capped ones.
+  __device__ __forceinline__ void cap(float cap, float unit, Block<C>& scores) {
+#pragma unroll 1
+    for (int i = 0; i < C::kTileK / 2; i += 2) {
+      float slope[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float t = tanhf(scores[e] * unit / cap);
+        scores[e] = cap / unit * t;
+        slope[e] = 1.0f - t * t;
+      }
+      if constexpr (C::kIsFp32) {
+        words[0] = __float_as_uint(slope[0]);
+        words[1] = __float_as_uint(slope[1]);
+      } else {
+        words[0] = ptx::pack_f16x2(slope[0], slope[1]);
+      }
+      go_round<2>(scores);
+      go_round<kStep>(words);
+    }
+  }
+  __device__ __forceinline__ void multiply(Block<C>& values) const {
+#pragma unroll
+    for (int i = 0; i < C::kTileK / 2; i += 2) {
+      float slope[2];
+      if constexpr (C::kIsFp32) {
+        slope[0] = __uint_as_float(words[i]);
+        slope[1] = __uint_as_float(words[i + 1]);
+      } else {
+        ptx::unpack_f16x2(words[i / 2], slope[0], slope[1]);
+      }
+      values[i] *= slope[0];
+      values[i + 1] *= slope[1];
+    }
+  }
+};
+
+// Of 16 rows: what an undefined row's scores, a soft cap (`caps`: it counts now) and masks make of them.
 template <typename C>
 __device__ __forceinline__ void change_scores(const BackwardParams& params, const ScoreItem& item, const ScorePlace& at,
                                               bool interior, const OwnNumbers& numbers, bool caps, Block<C>& scores,
-                                              Block<C>& d_weights) {
+                                              Slopes<C>& slopes) {
   if (!C::kIsFp32 && params.score_scale != 1.0f) {
 #pragma unroll
     for (float& score : scores) score *= params.score_scale;
@@ -155,16 +207,8 @@ __device__ __forceinline__ void change_scores(const BackwardParams& params, cons
       if (std::isnan(numbers.row[row_of(i)].lse)) scores[i] = NAN;
     }
   }
-  if (caps) {
-    // biased() of masks.h multiplies by the unit.
-    const float unit = C::kIsFp32 && params.bias.data != nullptr ? params.scales.score_unit : 1.0f;
-#pragma unroll
-    for (int i = 0; i < C::kTileK / 2; ++i) {
-      const float t = tanhf(scores[i] * unit / params.cap);
-      scores[i] = params.cap / unit * t;
-      if (params.target != Target::bias) d_weights[i] *= 1.0f - t * t;
-    }
-  }
+  // biased() of masks.h multiplies by the unit.
+  if (caps) slopes.cap(params.cap, C::kIsFp32 && params.bias.data != nullptr ? params.scales.score_unit : 1.0f, scores);
   if (params.bias.data != nullptr || params.allowed.data != nullptr) mask_by_tensors<C>(params, item, at, scores);
   if (!interior) mask_band<C>(params.tiles, item.band, at, scores);
 }
@@ -214,7 +258,7 @@ struct TilePlace {
 // few for both.
 template <typename C, int kBlocks>
 __device__ __forceinline__ void make_scores(const BackwardParams& params, const ScoreItem& item, const TilePlace& place,
-                                            Block<C> (&scores)[kBlocks], Block<C> (&d_weights)[kBlocks]) {
+                                            Block<C> (&scores)[kBlocks], Slopes<C> (&slopes)[kBlocks]) {
   const bool masked = !place.interior || params.bias.data != nullptr || params.allowed.data != nullptr;
   std::uint32_t kept[kBlocks] = {};
 #pragma unroll 1
@@ -224,7 +268,7 @@ __device__ __forceinline__ void make_scores(const BackwardParams& params, const 
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       const OwnNumbers numbers = place.numbers_of(i);
-      change_scores<C>(params, item, place.of_block(i), place.interior, numbers, caps, scores[i], d_weights[i]);
+      change_scores<C>(params, item, place.of_block(i), place.interior, numbers, caps, scores[i], slopes[i]);
       if (!caps) {
         kept[i] = select<C>(params, masked, numbers.undefined(), scores[i]);
       } else {
@@ -235,48 +279,70 @@ __device__ __forceinline__ void make_scores(const BackwardParams& params, const 
   }
 }
 
-// Weights and dS of a warp's rows and a tile of keys; scores in place of weights where references are looked for.
-template <typename C, int kBlocks>
+// Scores of 16 rows become weights.
+template <typename C>
+__device__ __forceinline__ void weigh(const BackwardParams& params, const OwnNumbers& numbers, Block<C>& scores) {
+#pragma unroll
+  for (int i = 0; i < C::kTileK / 2; ++i) {
+    const RowNumbers& row = numbers.row[row_of(i)];
+    // Undefined rows have NaN for scores.
+    const float lse = std::isnan(row.lse) ? 0.0f : row.lse;
+    const float score = C::kIsFp32 ? scores[i] - row.reference : scores[i];
+    scores[i] = ptx::exp2_fast(fmaf(score, params.scales.exp2_scale, -lse));
+  }
+}
+
+// What dropout makes of weights: those of `dropped` are 0, the others larger. NaN stays NaN.
+template <typename C>
+__device__ __forceinline__ void drop(const BackwardParams& params, std::uint32_t dropped, Block<C>& weights) {
+#pragma unroll
+  for (int i = 0; i < C::kTileK / 2; ++i) weights[i] *= (dropped >> i & 1) != 0 ? 0.0f : params.dropping.factor;
+}
+
+// dP of 16 rows and weights, with the cap's slope, become dS.
+template <typename C>
+__device__ __forceinline__ void finish_d_scores(const BackwardParams& params, const OwnNumbers& numbers,
+                                                std::uint32_t dropped, const Block<C>& weights, Block<C>& d_scores) {
+  if (params.dropping.threshold != 0) {
+#pragma unroll
+    for (int i = 0; i < C::kTileK / 2; ++i) {
+      d_scores[i] = (dropped >> i & 1) != 0 ? 0.0f : d_scores[i] * params.dropping.factor;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < C::kTileK / 2; ++i) d_scores[i] = weights[i] * (d_scores[i] - numbers.row[row_of(i)].d);
+}
+
+// Weights and dS of a warp's rows and a tile of keys; take_weights(block, weights) is given the weights as dropout leaves
+// them. Scores in place of weights, and nothing else, where references are looked for.
+template <typename C, int kBlocks, typename TakeWeights>
 __device__ __forceinline__ void make_weights(const BackwardParams& params, const ScoreItem& item,
                                              const TilePlace& place, Block<C> (&weights)[kBlocks],
-                                             Block<C> (&d_scores)[kBlocks]) {
-  multiply_rows<C>(d_scores, place.d_out, place.values);
+                                             Block<C> (&d_scores)[kBlocks], TakeWeights take_weights) {
+  Slopes<C> slopes[kBlocks];
+  make_scores<C>(params, item, place, weights, slopes);
+  if (C::kIsFp32 && params.target == Target::references) return;
   std::uint32_t dropped[kBlocks] = {};
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
-    const OwnNumbers own = place.numbers_of(block);
+    const OwnNumbers numbers = place.numbers_of(block);
+    weigh<C>(params, numbers, weights[block]);
     if (params.dropping.threshold != 0) {
-      dropped[block] = dropped_elements<C>(params, own, place.of_block(block));
+      dropped[block] = dropped_elements<C>(params, numbers, place.of_block(block));
+      Block<C> left;
 #pragma unroll
-      for (int i = 0; i < C::kTileK / 2; ++i) {
-        float& x = d_scores[block][i];
-        x = (dropped[block] >> i & 1) != 0 ? 0.0f : x * params.dropping.factor;
-      }
+      for (int i = 0; i < C::kTileK / 2; ++i) left[i] = weights[block][i];
+      drop<C>(params, dropped[block], left);
+      take_weights(block, left);
+    } else {
+      take_weights(block, weights[block]);
     }
-#pragma unroll
-    for (int i = 0; i < C::kTileK / 2; ++i) d_scores[block][i] -= own.row[row_of(i)].d;
+    if (params.cap != 0 && params.target != Target::bias) slopes[block].multiply(weights[block]);
   }
-  make_scores<C>(params, item, place, weights, d_scores);
-  if (C::kIsFp32 && params.target == Target::references) return;
+  multiply_rows<C>(d_scores, place.d_out, place.values);
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
-    const OwnNumbers own = place.numbers_of(block);
-#pragma unroll
-    for (int i = 0; i < C::kTileK / 2; ++i) {
-      const RowNumbers& row = own.row[row_of(i)];
-      // Undefined rows have NaN for scores.
-      const float lse = std::isnan(row.lse) ? 0.0f : row.lse;
-      const float score = C::kIsFp32 ? weights[block][i] - row.reference : weights[block][i];
-      const float weight = ptx::exp2_fast(fmaf(score, params.scales.exp2_scale, -lse));
-      d_scores[block][i] *= weight;
-      weights[block][i] = weight;
-    }
-    if (params.dropping.threshold != 0) {
-#pragma unroll
-      for (int i = 0; i < C::kTileK / 2; ++i) {
-        weights[block][i] *= (dropped[block] >> i & 1) != 0 ? 0.0f : params.dropping.factor;  // NaN stays NaN
-      }
-    }
+    finish_d_scores<C>(params, place.numbers_of(block), dropped[block], weights[block], d_scores[block]);
   }
 }
 
