@@ -49,7 +49,7 @@ TEST(GeneralBackwardPlan, TwoStagesWhereAllCtasHaveThem) {
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kH200).queries.stages, 2);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kH200).keys.stages, 1);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 64), {}, kH200).keys.stages, 2);
-  EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kGeForce).queries.stages, 1);
+  EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kGeForce).keys.stages, 1);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 64), {}, kH200).queries.resident, 4);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 64), {}, kGeForce).queries.resident, 3);
   // Weights take the places of K and V: nothing can come ahead.
