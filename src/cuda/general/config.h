@@ -22,15 +22,27 @@ constexpr tile::TileLayout layout_of(Kind kind) {
                                : tile::TileLayout::places;
 }
 
-// The head dims it is compiled for; others are filled up with zeros to the next.
-inline constexpr int kDims[] = {64, 128, 256};
+// The head dims it is compiled for; others are filled up with zeros to the next. The last one only for `any` and
+// `precise`, which serve every pattern.
+inline constexpr int kDims[] = {64, 128, 256, 512};
+constexpr bool compiled_at(Kind kind, int dim) { return dim < 512 || kind == Kind::any || kind == Kind::precise; }
+// Columns of the output that a CTA computes: those of 16 rows take half as many registers a lane. Wider outputs are
+// shared out over CTAs, each of which computes the scores.
+inline constexpr int kMostOutColumns = 256;
+
+// Query heads that may choose their keys together: rows of a warp's product.
+inline constexpr int kMostSharingHeads = 16;
+
+inline constexpr int kMostTileRows = 128;
+inline constexpr int kMostThreads = 128;
 
 template <DType kElementType, Kind kProducts, int kDim>
 struct Config {
   static constexpr DType kType = kElementType;
   static constexpr Kind kKind = kProducts;
   static constexpr tile::TileLayout kLayout = layout_of(kKind);
-  static constexpr int kHeadDim = kDim;
+  static constexpr int kScoreDim = kDim;                                          // columns of Q and K
+  static constexpr int kHeadDim = kDim < kMostOutColumns ? kDim : kMostOutColumns;  // of V and of the output
   static constexpr int kElementBytes = kType == DType::f32 ? 4 : 2;
   static constexpr bool kIsFp32 = kType == DType::f32;
   static constexpr bool kIsTf32 = kIsFp32 && kKind != Kind::precise;
@@ -39,29 +51,35 @@ struct Config {
   // A warp owns 16 query rows, or twice 16: each fragment of K and V that it reads from shared memory, whose bandwidth
   // is what mma.sync lacks first, then serves two products. At d = 256 the output alone takes half of the registers.
   static constexpr int kRowBlocks = kDim <= 128 ? 2 : 1;
-  static constexpr int kTileK = kIsFp32 && kDim > 64 ? 32 : 64;
-  // fp32 at d = 256: what fits into 99 KiB.
-  static constexpr int kWarps = kIsFp32 && kDim == 256 ? 2 : 4;
+  static constexpr int kTileK = (kIsFp32 && kDim > 64) || kDim > 256 ? 32 : 64;
+  // fp32 at large head dims: what fits into 99 KiB.
+  static constexpr int kWarps = !kIsFp32 || kDim < 256 ? 4 : kDim == 256 ? 2 : 1;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kTileQ = 16 * kRowBlocks * kWarps;
+  static_assert(kTileQ <= kMostTileRows && kThreads <= kMostThreads);
   static constexpr int kCtas = 2;  // a multiprocessor, as far as registers go
 
   // Rows are stored in panels of 128 bytes, one swizzle row; V of fp32, which no ldmatrix transposes, row by row, 8
   // floats further apart than they are wide, so that the rows of a quad's lanes lie in different banks.
-  static constexpr int kRowBytes = kHeadDim * kElementBytes;
+  static constexpr int kRowBytes = kScoreDim * kElementBytes;
   static constexpr int kPanels = kRowBytes / 128;
+  static constexpr int kVPanels = kHeadDim * kElementBytes / 128;
   static constexpr int kScoreSteps = kRowBytes / 32;
   static constexpr int kPanelQBytes = kTileQ * 128;
   static constexpr int kPanelKBytes = kTileK * 128;
-  static constexpr int kVRowBytes = kRowBytes + 32;
+  static constexpr int kVRowBytes = kVPanels * 128 + 32;
   static constexpr int kQBytes = kPanels * kPanelQBytes;
   static constexpr int kKBytes = kPanels * kPanelKBytes;
-  static constexpr int kVBytes = kIsFp32 ? kTileK * kVRowBytes : kKBytes;
+  static constexpr int kVBytes = kIsFp32 ? kTileK * kVRowBytes : kVPanels * kPanelKBytes;
   // Q in registers saves reading it with every tile.
   static constexpr bool kQInRegisters = !kIsFp32 && kDim == 64;
 
-  static constexpr int shared_bytes(int stages) { return kQBytes + stages * (kKBytes + kVBytes); }
-  static_assert(shared_bytes(1) <= 99 * 1024, "must fit where a CTA has 99 KiB");
+  // No stage: K and V take turns in one place.
+  static constexpr int shared_bytes(int stages) {
+    return kQBytes + (stages == 0 ? (kKBytes > kVBytes ? kKBytes : kVBytes) : stages * (kKBytes + kVBytes));
+  }
+  static constexpr int kLeastStages = kDim > 256 ? 0 : 1;
+  static_assert(shared_bytes(kLeastStages) <= 97 * 1024, "with the CTA's description it must fit into 99 KiB");
 
   // Words of a lane's weights for 16 rows, and of metadata.
   static constexpr int kWeights = kKind == Kind::fours              ? kTileK / 8
@@ -91,6 +109,11 @@ template <typename C, blocks::Selection kSelected>
 struct Selecting : C {
   static constexpr blocks::Selection kSelection = kSelected;
   static constexpr Pattern kPattern = blocks::pattern_of(kSelected);
+};
+// The same for copies of V.
+template <typename C>
+struct OfV : C {
+  static constexpr int kPanels = C::kVPanels;
 };
 template <typename C>
 struct InFp32 : C {

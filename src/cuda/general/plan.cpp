@@ -14,12 +14,16 @@ namespace {
 template <DType kType, Kind kKind, int kDim>
 Shape shape_from() {
   using C = Config<kType, kKind, kDim>;
-  return {kDim, C::kTileQ, C::kTileK, C::kThreads, {C::shared_bytes(1), C::shared_bytes(2)}};
+  return {kDim,           C::kTileQ, C::kTileK, C::kThreads, C::kLeastStages, {C::shared_bytes(0), C::shared_bytes(1),
+                                                                              C::shared_bytes(2)}};
 }
 
 template <DType kType, Kind kKind>
 Shape shape_at(int dim) {
-  static_assert(std::size(kDims) == 3);
+  static_assert(std::size(kDims) == 4);
+  if constexpr (compiled_at(kKind, kDims[3])) {
+    if (dim == kDims[3]) return shape_from<kType, kKind, kDims[3]>();
+  }
   return dim == kDims[0]   ? shape_from<kType, kKind, kDims[0]>()
          : dim == kDims[1] ? shape_from<kType, kKind, kDims[1]>()
                            : shape_from<kType, kKind, kDims[2]>();
@@ -39,6 +43,31 @@ const char* name_of(Kind kind) {
   return "";
 }
 
+constexpr std::size_t kWorkspaceAlignment = 256;
+
+// What rest = mean needs in the workspace.
+void add_means(const Problem& problem, ForwardPlan& plan) {
+  const core::Geometry geometry = core::geometry_of(problem);
+  const auto by_head = [](const ConstTensorView& mask) {
+    return mask.present() && mask.extent(1) > 1 && mask.step(1) != 0;
+  };
+  const Reach reach = reach_of(problem.mask);
+  plan.rest_mean = true;
+  plan.mean_heads = by_head(problem.mask.allowed) || by_head(problem.mask.bias) ? geometry.heads : geometry.kv_heads;
+  plan.means = tile::mean_table({.left = reach.left,
+                                 .right = reach.right,
+                                 .sequences = static_cast<int>(geometry.batch),
+                                 .n_q = static_cast<int>(geometry.n_q),
+                                 .n_k = static_cast<int>(geometry.n_k),
+                                 .packed = problem.packed.has_value(),
+                                 .masked = problem.mask.allowed.present() || problem.mask.bias.present() ||
+                                           problem.block_table.present(),
+                                 .lengths_known = !problem.packed && !problem.mask.key_lengths.present(),
+                                 .q_rows = static_cast<int>(problem.q.extent(2)),
+                                 .k_rows = static_cast<int>(problem.k.extent(2))});
+  plan.workspace_bytes = tile::means_bytes(plan.means, plan.mean_heads, plan.shape.dim).total;
+}
+
 }  // namespace
 
 Shape shape_of(DType type, Kind kind, int dim) {
@@ -54,6 +83,7 @@ Shape shape_of(DType type, Kind kind, int dim) {
 Kind kind_of(const Problem& problem) {
   const Pattern pattern = problem.pattern;
   const bool one_of_two = pattern == Pattern{1, 2};
+  if (dim_of(problem) > 256) return problem.fp32_products == Fp32Products::full && problem.q.dtype == DType::f32 ? Kind::precise : Kind::any;
   if (problem.q.dtype != DType::f32) return one_of_two || pattern == Pattern{2, 4} ? Kind::fours : Kind::any;
   if (problem.fp32_products == Fp32Products::full) return Kind::precise;
   return one_of_two ? Kind::pairs : Kind::any;
@@ -70,22 +100,48 @@ int dim_of(const Problem& problem) {
 ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device) {
   const core::Geometry geometry = core::geometry_of(problem);
   ForwardPlan plan;
+  plan.together = problem.choice == Choice::shared && !problem.pattern.is_dense();
   plan.kind = kind_of(problem);
   plan.shape = shape_of(problem.q.dtype, plan.kind, dim_of(problem));
   // A multiprocessor has 1 KiB more than a CTA may ask for. Two CTAs hide each other's waits, which a second stage does
   // less well: it comes second.
   const auto fits = [&](int stages, int ctas) {
-    return ctas * (plan.shape.shared_bytes[stages - 1] + kReservedBytes) <= device.shared_bytes + 1024;
+    return ctas * (plan.shape.shared_bytes[stages] + kReservedBytes) <= device.shared_bytes + 1024;
   };
-  plan.stages = fits(2, 2) ? 2 : fits(1, 2) ? 1 : fits(2, 1) ? 2 : 1;
+  plan.stages = fits(2, 2) ? 2 : fits(1, 2) ? 1 : fits(2, 1) ? 2 : fits(1, 1) ? 1 : plan.shape.least_stages;
   plan.resident = fits(plan.stages, 2) ? 2 : 1;
-  plan.row_tiles = tile::divide_up(geometry.n_q, plan.shape.tile_q);
-  plan.ctas = geometry.batch * geometry.heads * plan.row_tiles;
+  const std::int64_t sharing = geometry.kv_heads > 0 ? geometry.heads / geometry.kv_heads : 1;
+  if (plan.together) plan.group = tile::group_rows(static_cast<int>(std::min<std::int64_t>(sharing, kMostSharingHeads)));
+  plan.row_tiles = tile::divide_up(geometry.n_q, plan.group.positions(plan.shape.tile_q));
+  plan.column_parts = tile::divide_up(std::max<std::int64_t>(geometry.d_v, 1), kMostOutColumns);
+  plan.ctas = geometry.batch * geometry.heads / plan.group.heads * plan.row_tiles * plan.column_parts;
   plan.vector_q = blocks::is_vector(problem.q);
   plan.vector_k = blocks::is_vector(problem.k);
   plan.vector_v = blocks::is_vector(problem.v);
   plan.vector_out = blocks::is_vector(out);
+  if (problem.rest == Rest::mean && !problem.pattern.is_dense()) add_means(problem, plan);
+  if (plan.together) {
+    plan.lse_begin = (plan.workspace_bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+    const std::int64_t rows = problem.q.extent(0) * problem.q.extent(1) * problem.q.extent(2);
+    plan.workspace_bytes = plan.lse_begin + static_cast<std::size_t>(rows) * sizeof(float);
+  }
   return plan;
+}
+
+Problem dense_problem(const Problem& problem) {
+  Problem dense = problem;
+  dense.pattern = Pattern::dense();
+  dense.choice = Choice::each_head;
+  dense.rest = Rest::drop;
+  dense.dropout = {};
+  dense.soft_cap.reset();
+  dense.sinks = {};
+  return dense;
+}
+
+Reach reach_of(const Mask& mask) {
+  const core::Band band = core::band_of(mask);
+  return {-tile::clamped_reach(band.offset - band.left), tile::clamped_reach(band.offset + band.right)};
 }
 
 std::string to_string(const ForwardPlan& plan) {
@@ -95,6 +151,9 @@ std::string to_string(const ForwardPlan& plan) {
        << plan.shape.tile_q << " query rows by " << plan.shape.threads / 32 << " warps, key tiles of "
        << plan.shape.tile_k << ", " << plan.stages << (plan.stages == 1 ? " stage, " : " stages, ")
        << plan.shared_bytes() << " bytes of shared memory, " << plan.resident << " a multiprocessor"
+       << (plan.together ? "\nbefore      log-sum-exps of all keys, by which heads choose together" : "")
+       << (plan.rest_mean ? "\nbefore      means of V for the weight of pruned keys" : "")
+       << (plan.workspace_bytes > 0 ? "\nworkspace   " + std::to_string(plan.workspace_bytes) + " bytes" : "")
        << "\n16 bytes    q " << yes(plan.vector_q) << ", k " << yes(plan.vector_k) << ", v " << yes(plan.vector_v)
        << ", out " << yes(plan.vector_out) << "\nlaunch      " << plan.ctas << " CTAs of " << plan.shape.threads
        << " threads";

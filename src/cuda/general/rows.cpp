@@ -18,9 +18,11 @@ core::KernelRow forward_row() {
   row.takes.dtype = kType;
   row.why_not = [](const Problem& problem, core::Refusals& refusals) { why_not(kType, problem, refusals); };
   row.plan = &describe_plan;
-  row.forward_workspace = [](const ForwardArgs&) { return std::size_t{0}; };
+  row.forward_workspace = &forward_workspace;
   row.forward = &forward_launch;
-  row.features = {core::Feature::fp32_results, core::Feature::sinks};
+  row.features = {core::Feature::fp32_results, core::Feature::rest_mean, core::Feature::shared_choice,
+                  core::Feature::dropout,      core::Feature::soft_cap,  core::Feature::sinks,
+                  core::Feature::paged};
   return row;
 }
 

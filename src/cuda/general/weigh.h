@@ -10,20 +10,23 @@
 
 #include "cuda/blocks/scores16.h"
 #include "cuda/blocks/scores32.h"
+#include "cuda/blocks/sink.h"
 #include "cuda/blocks/weigh16.h"
+#include "cuda/general/extras.h"
+#include "cuda/general/item.h"
 #include "cuda/general/params.h"
 #include "cuda/general/products.h"
+#include "cuda/general/shared_choice.h"
 #include "cuda/ptx/packed_half.h"
 #include "cuda/tile/select_any.h"
 
 namespace dspattn::cuda::general {
 
-// A word of another lane of the quad.
-struct Exchange {
-  template <typename Word>
-  __device__ __forceinline__ Word operator()(Word word, int x) const {
-    return __shfl_xor_sync(~0u, word, x);
-  }
+// A tile of which rows.
+struct TilePlace {
+  const ForwardParams& params;
+  RowsItem& item;
+  int tile;
 };
 
 // The scores of 16 rows x kTileK keys, rounded and packed, two rows a word: element e of group block m of `fours`, or
@@ -41,33 +44,6 @@ struct PackedTile {
   }
   __device__ __forceinline__ std::uint32_t word(int m, int e) const { return words[4 * m + e]; }
 };
-
-// Masks all but the `keep` largest scores of each group.
-template <typename C>
-__device__ __forceinline__ void prune(PackedTile<C>& packed, int keep, int places_log2, int t) {
-  std::uint32_t left[C::kTileK / 4];
-#pragma unroll
-  for (int i = 0; i < C::kTileK / 4; ++i) left[i] = packed.words[i];
-  tile::keep_largest<tile::PackedKeys>(left, keep, places_log2, t, Exchange{});
-#pragma unroll
-  for (int i = 0; i < C::kTileK / 4; ++i) {
-    packed.words[i] = ptx::bit_select(tile::is_kept<tile::PackedKeys>(left[i]), packed.words[i], blocks::kLowestPair);
-  }
-}
-template <typename C>
-__device__ __forceinline__ void prune(float (&scores)[C::kTileK / 2], int keep, int places_log2, int t) {
-#pragma unroll
-  for (int row = 0; row < 4; row += 2) {
-    float left[C::kTileK / 4];
-#pragma unroll
-    for (int i = 0; i < C::kTileK / 4; ++i) left[i] = scores[4 * (i >> 1) + (i & 1) + row];
-    tile::keep_largest<tile::SingleKeys>(left, keep, places_log2, t, Exchange{});
-#pragma unroll
-    for (int i = 0; i < C::kTileK / 4; ++i) {
-      if (tile::is_kept<tile::SingleKeys>(left[i]) == 0) scores[4 * (i >> 1) + (i & 1) + row] = -INFINITY;
-    }
-  }
-}
 
 // Sums of a tile's weights of a lane's two rows, unrounded.
 struct TileSums {
@@ -105,14 +81,91 @@ __device__ __forceinline__ TileSums weigh_all(const PackedTile<C>& packed, RowBl
   return sums;
 }
 
-// 16 rows of 16-bit inputs. `first`: their first tile.
-template <typename C>
-__device__ __forceinline__ void weigh_rows(const ForwardParams& params, PackedTile<C>& packed, RowBlock<C>& block,
-                                           int lane, bool first) {
-  if constexpr (C::kKind == Kind::any) {
-    if (params.keep != 0) prune<C>(packed, params.keep, params.tiles.places_log2, lane & 3);
+// Which places are kept of a tile whose scores are as they are compared; of `fours` and `pairs` without extras the
+// product's own selection decides.
+template <typename C, typename Scores>
+__device__ __forceinline__ std::uint32_t choose_places(const TilePlace& at, const OwnRows& own, const Scores& scores,
+                                                       int lane) {
+  const ForwardParams& params = at.params;
+  if (params.keep == 0) return kAllPlaces;
+  const bool together = params.extras.shared_lse.data != nullptr;
+  if constexpr (C::kIsFp32) {
+    const Shares<C, Scores> shares(params, at.item, own, scores);
+    const std::uint32_t kept = kept_by_rows<C>(params, lane & 3, [&](int row, float(&left)[C::kTileK / 4]) {
+      if (together) return shares(row, left);
+#pragma unroll
+      for (int i = 0; i < C::kTileK / 4; ++i) left[i] = score_at<C>(scores, i, row);
+    });
+    return together ? kept | shares.shown() : kept;
+  } else {
+    if (!together) return kept_places<C>(params, scores, lane & 3);
+    const Shares<C, Scores> shares(params, at.item, own, scores);
+    return kept_by_rows<C>(params, lane & 3, shares) | shares.shown();
   }
-  bool raises = first;
+}
+
+// Before a tile is weighed: masks what is not kept, where its weights do not count, and caps scores. Returns what is
+// kept. In two passes the first one chooses, and scores of the second are capped.
+template <typename C, typename Scores>
+__device__ __forceinline__ std::uint32_t prepare(const TilePlace& at, int block, Scores& scores, int lane) {
+  const Extras& extras = at.params.extras;
+  const int pass = pass_of(at.params, at.item);
+  std::uint32_t kept;
+  if (extras.two_passes == 0 || pass == 1) {
+    kept = choose_places<C>(at, own_rows(at.params, at.item, own_row<C>() + 16 * block), scores, lane);
+    if (pass == 1) {
+      at.item.kept[block][own_thread()] = kept;
+      return kept;
+    }
+    if (extras.cap != 0) cap_scores<C>(extras.cap, scores);
+  } else {
+    kept = at.item.kept[block][own_thread()];
+  }
+  if (extras.means.data == nullptr) take_places<C>(scores, kept);
+  return kept;
+}
+
+// Weights that count without meeting V, taken once the reference stands: those of pruned keys (rest = mean), which also
+// wait in shared memory for the mean of V, or with dropout those of all kept keys. Masks what then does not meet V.
+template <typename C, typename Scores>
+__device__ __forceinline__ void count_apart(const TilePlace& at, int index, std::uint32_t kept, Scores& scores,
+                                            const blocks::Raised& raised, RowBlock<C>& block) {
+  const ForwardParams& params = at.params;
+  const bool drops = params.extras.drop_below != 0;
+  const PlaceSums counted = sum_places<C>(params.scales, block.state, scores, drops ? kept : ~kept);
+  block.state.sum0 += counted.row0;
+  block.state.sum1 += counted.row1;
+  if (drops) {
+    const OwnRows own = own_rows(params, at.item, own_row<C>() + 16 * index);
+    kept &= undropped_places<C>(params, at.item.sequence, own, params.tiles.first_key(at.tile),
+                                params.tiles.part(at.tile), own_thread() & 3);
+  } else {
+    blocks::RowState of_quad = block.state;
+    of_quad.sum0 = counted.row0;
+    of_quad.sum1 = counted.row1;
+    const blocks::RowSums sums = blocks::sum_up(of_quad);
+    if ((own_thread() & 3) == 0) {
+      float* to = at.item.rest + own_row<C>() + 16 * index;
+      to[0] = to[0] * raised.shrink0 + sums.sum0;
+      to[8] = to[8] * raised.shrink1 + sums.sum1;
+    }
+  }
+  take_places<C>(scores, kept);
+}
+
+// 16 rows of 16-bit inputs, number `index` of the warp's.
+template <typename C>
+__device__ __forceinline__ void weigh_rows(const TilePlace& at, int index, PackedTile<C>& packed,
+                                           RowBlock<C>& block) {
+  const ForwardParams& params = at.params;
+  const int lane = own_thread() & 31;
+  std::uint32_t kept = kAllPlaces;
+  if (params.extras.present != 0 || (C::kKind == Kind::any && params.keep != 0)) {
+    kept = prepare<C>(at, index, packed.words, lane);
+    if (pass_of(params, at.item) != 0) return;
+  }
+  const bool apart = params.extras.counts_apart != 0;
+  bool raises = at.tile == at.item.tiles.begin || apart;
   TileSums sums;
 #pragma unroll 1
   for (;;) {
@@ -120,6 +173,7 @@ __device__ __forceinline__ void weigh_rows(const ForwardParams& params, PackedTi
     if (raises) {
       raised = blocks::raise_reference<C>(packed, params.scales, block.state);
       blocks::shrink(raised, block.state, block.out);
+      if (apart) count_apart<C>(at, index, kept, packed.words, raised, block);
     }
     if constexpr (C::kKind == Kind::any) {
       sums = weigh_all<C>(packed, block, params.scales);
@@ -133,14 +187,16 @@ __device__ __forceinline__ void weigh_rows(const ForwardParams& params, PackedTi
     if (raises || __all_sync(~0u, sums.row0 < C::kWeightLimit && sums.row1 < C::kWeightLimit) != 0) break;
     raises = true;
   }
+  if (params.extras.drop_below != 0) return;
   block.state.sum0 += sums.row0;
   block.state.sum1 += sums.row1;
 }
 
-// fp32: weights of all scores in the order of a dense A operand, and their sums, unrounded, added to the state's. kFar:
+// fp32: weights of all scores in the order of a dense A operand, and their sums, unrounded. kFar:
 // see blocks/scores32.h. tf32: half a unit is added because the tensor core drops the bits below.
 template <typename C, bool kFar>
-__device__ __forceinline__ void weigh_all(RowBlock<C>& block, float scale) {
+__device__ __forceinline__ TileSums weigh_all(RowBlock<C>& block, float scale) {
+  TileSums sums;
   const float minus0 = block.state.minus0 * scale;
   const float minus1 = block.state.minus1 * scale;
   constexpr std::uint32_t kHalfUnit = C::kIsTf32 ? 0x1000 : 0;
@@ -155,20 +211,25 @@ __device__ __forceinline__ void weigh_all(RowBlock<C>& block, float scale) {
       const float reference = j < 2 ? block.state.minus0 : block.state.minus1;
       weight[j] = ptx::exp2_fast(kFar ? (score + reference) * scale : fmaf(score, scale, j < 2 ? minus0 : minus1));
     }
-    block.state.sum0 += weight[0] + weight[1];
-    block.state.sum1 += weight[2] + weight[3];
+    sums.row0 += weight[0] + weight[1];
+    sums.row1 += weight[2] + weight[3];
     block.weights[4 * i] = __float_as_uint(weight[0]) + kHalfUnit;
     block.weights[4 * i + kSecond] = __float_as_uint(weight[1]) + kHalfUnit;
     block.weights[4 * i + 3 - kSecond] = __float_as_uint(weight[2]) + kHalfUnit;
     block.weights[4 * i + 3] = __float_as_uint(weight[3]) + kHalfUnit;
   }
+  return sums;
 }
 
 // 16 rows of fp32 inputs.
 template <typename C>
-__device__ __forceinline__ void weigh_rows(const ForwardParams& params, RowBlock<C>& block, int lane) {
-  if constexpr (C::kKind != Kind::pairs) {
-    if (params.keep != 0) prune<C>(block.scores, params.keep, params.tiles.places_log2, lane & 3);
+__device__ __forceinline__ void weigh_rows(const TilePlace& at, int index, RowBlock<C>& block) {
+  const ForwardParams& params = at.params;
+  const int lane = own_thread() & 31;
+  std::uint32_t kept = kAllPlaces;
+  if (params.extras.present != 0 || (C::kKind != Kind::pairs && params.keep != 0)) {
+    kept = prepare<C>(at, index, block.scores, lane);
+    if (pass_of(params, at.item) != 0) return;
   }
   const float scale = params.scales.exp2_scale;
   const blocks::tf32::MinusTops tops = blocks::tf32::minus_tops<C>(block.scores);
@@ -182,22 +243,24 @@ __device__ __forceinline__ void weigh_rows(const ForwardParams& params, RowBlock
     raised = blocks::raise_references(tops.row0, tops.row1, block.state, scale);
     blocks::shrink(raised, block.state, block.out);
   }
+  if (params.extras.counts_apart != 0) count_apart<C>(at, index, kept, block.scores, raised, block);
   const float largest = fmaxf(fabsf(block.state.minus0), fabsf(block.state.minus1)) * scale;
   const bool near = __all_sync(~0u, !(largest > blocks::tf32::kLargestNearReference)) != 0;
   const auto weigh = [&]<bool kFar>() {
     if constexpr (C::kKind == Kind::pairs) {
+      TileSums sums;
       blocks::tf32::weigh_tile<C, kFar>(block.scores, tile::QuadTranspose::of_lane(lane & 3), scale, block.state,
-                                        block.weights, block.metadata, block.state.sum0, block.state.sum1);
+                                        block.weights, block.metadata, sums.row0, sums.row1);
+      return sums;
     } else {
-      weigh_all<C, kFar>(block, scale);
+      return weigh_all<C, kFar>(block, scale);
     }
   };
-  if (near) {
-    weigh.template operator()<false>();
-  } else {
-    weigh.template operator()<true>();
-  }
+  const TileSums sums = near ? weigh.template operator()<false>() : weigh.template operator()<true>();
   if (raises) blocks::forget_unset(raised, block.state);
+  if (params.extras.drop_below != 0) return;
+  block.state.sum0 += sums.row0;
+  block.state.sum1 += sums.row1;
 }
 
 }  // namespace dspattn::cuda::general
