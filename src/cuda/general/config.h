@@ -22,27 +22,33 @@ constexpr tile::TileLayout layout_of(Kind kind) {
                                : tile::TileLayout::places;
 }
 
-// The head dims it is compiled for; others are filled up with zeros to the next. The last one only for `any` and
-// `precise`, which serve every pattern.
+// How much of the contract an instance serves:
+//   plain  scores, masks, a pattern, sinks, pages
+//   all    also soft caps, dropout, means of V for what is pruned, heads that choose together, d past 256. It needs
+//          registers, and so has one block of 16 rows a warp. Of `any` and `precise`, which serve every pattern.
+enum class Scope : std::uint8_t { plain, all };
+
+// The head dims it is compiled for; others are filled up with zeros to the next.
 inline constexpr int kDims[] = {64, 128, 256, 512};
-constexpr bool compiled_at(Kind kind, int dim) { return dim < 512 || kind == Kind::any || kind == Kind::precise; }
+constexpr bool compiled_at(Scope scope, int dim) { return dim <= 256 || scope == Scope::all; }
+constexpr bool has_all(Kind kind) { return kind == Kind::any || kind == Kind::precise; }
 // Columns of the output that a CTA computes: those of 16 rows take half as many registers a lane. Wider outputs are
-// shared out over CTAs, each of which computes the scores.
-inline constexpr int kMostOutColumns = 256;
+// shared out over CTAs, each of which computes the scores. fp32 at d = 512 has no registers for more than 128.
+constexpr int out_columns(DType type, int dim) { return dim <= 256 ? dim : type == DType::f32 ? 128 : 256; }
 
 // Query heads that may choose their keys together: rows of a warp's product.
 inline constexpr int kMostSharingHeads = 16;
 
-inline constexpr int kMostTileRows = 128;
-inline constexpr int kMostThreads = 128;
+inline constexpr int kMostTileRows = 64;  // where everything is served
 
-template <DType kElementType, Kind kProducts, int kDim>
+template <DType kElementType, Kind kProducts, int kDim, Scope kScope>
 struct Config {
+  static constexpr bool kAll = kScope == Scope::all;
   static constexpr DType kType = kElementType;
   static constexpr Kind kKind = kProducts;
   static constexpr tile::TileLayout kLayout = layout_of(kKind);
-  static constexpr int kScoreDim = kDim;                                          // columns of Q and K
-  static constexpr int kHeadDim = kDim < kMostOutColumns ? kDim : kMostOutColumns;  // of V and of the output
+  static constexpr int kScoreDim = kDim;  // columns of Q and K
+  static constexpr int kHeadDim = out_columns(kType, kDim);  // of V and of the output
   static constexpr int kElementBytes = kType == DType::f32 ? 4 : 2;
   static constexpr bool kIsFp32 = kType == DType::f32;
   static constexpr bool kIsTf32 = kIsFp32 && kKind != Kind::precise;
@@ -50,13 +56,13 @@ struct Config {
 
   // A warp owns 16 query rows, or twice 16: each fragment of K and V that it reads from shared memory, whose bandwidth
   // is what mma.sync lacks first, then serves two products. At d = 256 the output alone takes half of the registers.
-  static constexpr int kRowBlocks = kDim <= 128 ? 2 : 1;
+  static constexpr int kRowBlocks = kDim <= 128 && !kAll ? 2 : 1;
   static constexpr int kTileK = (kIsFp32 && kDim > 64) || kDim > 256 ? 32 : 64;
   // fp32 at large head dims: what fits into 99 KiB.
   static constexpr int kWarps = !kIsFp32 || kDim < 256 ? 4 : kDim == 256 ? 2 : 1;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kTileQ = 16 * kRowBlocks * kWarps;
-  static_assert(kTileQ <= kMostTileRows && kThreads <= kMostThreads);
+  static_assert(!kAll || (kTileQ <= kMostTileRows && kThreads == 2 * kTileQ));
   static constexpr int kCtas = 2;  // a multiprocessor, as far as registers go
 
   // Rows are stored in panels of 128 bytes, one swizzle row; V of fp32, which no ldmatrix transposes, row by row, 8

@@ -31,32 +31,13 @@ struct Exchange {
 
 // Register of a lane's scores that has place i of row g; that of row g + 8 is two further. Groups have neighbouring
 // places.
-template <typename C>
 __device__ __forceinline__ constexpr int place_register(int i) {
-  if constexpr (C::kKind == Kind::fours) return blocks::score_index<C>(i / 4, i % 4);
-  if constexpr (C::kKind == Kind::pairs) return tile::pair_register(i / 4, i / 2 % 2, i % 2, C::kTileK);
   return 4 * (i >> 1) + (i & 1);
 }
 // Its key, counted from the span's first.
 template <typename C>
 __device__ __forceinline__ int place_key(const tile::KeyTiles& tiles, int part, int t, int i) {
-  return tile::key_of_column<C::kLayout, C::kTileK>(tiles, part, tile::accumulator_column(place_register<C>(i), t));
-}
-
-// The largest of each group: of `fours` and `pairs` only the groups that these kinds have.
-template <typename C, typename Keys, int kPlaces>
-__device__ __forceinline__ void take_largest(const ForwardParams& params, typename Keys::Word (&left)[kPlaces], int t) {
-  if constexpr (C::kKind == Kind::pairs) {
-    tile::keep_largest<Keys, 2>(left, 1, t, Exchange{});
-  } else if constexpr (C::kKind == Kind::fours) {
-    if (params.one_of_two != 0) {
-      tile::keep_largest<Keys, 2>(left, 1, t, Exchange{});
-    } else {
-      tile::keep_largest<Keys, 4>(left, 2, t, Exchange{});
-    }
-  } else {
-    tile::keep_largest<Keys>(left, params.keep, params.tiles.places_log2, t, Exchange{});
-  }
+  return tile::key_of_column<C::kLayout, C::kTileK>(tiles, part, tile::accumulator_column(place_register(i), t));
 }
 
 // Places whose 16 bits of a mask are set, two rows a mask.
@@ -72,7 +53,7 @@ __device__ __forceinline__ std::uint32_t kept_places(const ForwardParams& params
   std::uint32_t left[C::kTileK / 4];
 #pragma unroll
   for (int i = 0; i < C::kTileK / 4; ++i) left[i] = words[i];
-  take_largest<C, tile::PackedKeys>(params, left, t);
+  tile::keep_largest<tile::PackedKeys>(left, params.keep, params.tiles.places_log2, t, Exchange{});
   std::uint32_t bits = 0;
 #pragma unroll
   for (int i = 0; i < C::kTileK / 4; ++i) bits |= place_bit(tile::is_kept<tile::PackedKeys>(left[i]), i);
@@ -87,7 +68,7 @@ __device__ __forceinline__ std::uint32_t kept_by_rows(const ForwardParams& param
   for (int row = 0; row < 2; ++row) {
     float left[C::kTileK / 4];
     numbers(row, left);
-    take_largest<C, tile::SingleKeys>(params, left, t);
+    tile::keep_largest<tile::SingleKeys>(left, params.keep, params.tiles.places_log2, t, Exchange{});
     std::uint32_t kept = 0;
 #pragma unroll
     for (int i = 0; i < C::kTileK / 4; ++i) {
@@ -110,8 +91,8 @@ template <typename C>
 __device__ __forceinline__ void take_places(float (&scores)[C::kTileK / 2], std::uint32_t bits) {
 #pragma unroll
   for (int i = 0; i < C::kTileK / 4; ++i) {
-    if ((bits >> i & 1) == 0) scores[place_register<C>(i)] = -INFINITY;
-    if ((bits >> (16 + i) & 1) == 0) scores[place_register<C>(i) + 2] = -INFINITY;
+    if ((bits >> i & 1) == 0) scores[place_register(i)] = -INFINITY;
+    if ((bits >> (16 + i) & 1) == 0) scores[place_register(i) + 2] = -INFINITY;
   }
 }
 
@@ -200,7 +181,7 @@ __device__ __forceinline__ PlaceSums sum_places(const ScoreScales& scales, const
   const auto weight = [&](float score, float minus) { return ptx::exp2_fast((score + minus) * scales.exp2_scale); };
 #pragma unroll
   for (int i = 0; i < C::kTileK / 4; ++i) {
-    const int at = place_register<C>(i);
+    const int at = place_register(i);
     if ((bits >> i & 1) != 0) sums.row0 += weight(scores[at], state.minus0);
     if ((bits >> (16 + i) & 1) != 0) sums.row1 += weight(scores[at + 2], state.minus1);
   }

@@ -106,27 +106,40 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   return p;
 }
 
-Launcher launcher_of(DType type, Kind kind, int dim) {
+template <DType kType, Kind kKind>
+Launcher launcher_in(Scope scope, int dim) {
+  if constexpr (has_all(kKind)) {
+    if (scope == Scope::all) return launcher<kType, kKind, Scope::all>(dim);
+  }
+  return launcher<kType, kKind, Scope::plain>(dim);
+}
+
+Launcher launcher_of(DType type, const ForwardPlan& plan) {
+  const Kind kind = plan.kind;
+  const Scope scope = plan.scope;
+  const int dim = plan.shape.dim;
   if (type == DType::bf16) {
-    return kind == Kind::fours ? launcher<DType::bf16, Kind::fours>(dim) : launcher<DType::bf16, Kind::any>(dim);
+    return kind == Kind::fours ? launcher_in<DType::bf16, Kind::fours>(scope, dim)
+                               : launcher_in<DType::bf16, Kind::any>(scope, dim);
   }
   if (type == DType::f16) {
-    return kind == Kind::fours ? launcher<DType::f16, Kind::fours>(dim) : launcher<DType::f16, Kind::any>(dim);
+    return kind == Kind::fours ? launcher_in<DType::f16, Kind::fours>(scope, dim)
+                               : launcher_in<DType::f16, Kind::any>(scope, dim);
   }
-  return kind == Kind::pairs ? launcher<DType::f32, Kind::pairs>(dim)
-         : kind == Kind::any ? launcher<DType::f32, Kind::any>(dim)
-                             : launcher<DType::f32, Kind::precise>(dim);
+  return kind == Kind::pairs ? launcher_in<DType::f32, Kind::pairs>(scope, dim)
+         : kind == Kind::any ? launcher_in<DType::f32, Kind::any>(scope, dim)
+                             : launcher_in<DType::f32, Kind::precise>(scope, dim);
 }
 
 void launch_kernel(const Problem& problem, const ForwardPlan& plan, const ForwardParams& params, cudaStream_t stream) {
-  const Launcher launch = launcher_of(problem.q.dtype, plan.kind, plan.shape.dim);
+  const Launcher launch = launcher_of(problem.q.dtype, plan);
   launch(params, {grid_of(plan.ctas), plan.shape.threads, plan.shared_bytes()}, stream);
 }
 
 // The log-sum-exps of all visible scores, to the workspace.
 void launch_lse(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   ForwardArgs dense{.problem = dense_problem(args.problem), .out = args.out, .lse = lse_in_workspace(args, plan), .run = {}};
-  const ForwardPlan own = plan_forward(dense.problem, args.out, device_facts(args.problem.device.index));
+  const ForwardPlan own = plan_forward(dense.problem, args.out, device_facts(args.problem.device.index), Scope::all);
   ForwardParams params = params_of(dense, own);
   params.out.data = nullptr;
   launch_kernel(dense.problem, own, params, stream);

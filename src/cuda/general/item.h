@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/blocks/item.h"
 #include "cuda/blocks/work.h"
@@ -21,33 +22,20 @@ struct RowsItem : Item<1> {
   const std::uint8_t* v;            // the same, at the first column that the CTA computes
   int column;                       // that one
   int lacks_pages;                  // 1: keys that the tile may see are in no page
-  float rest[kMostTileRows];        // rest = mean: weights of the rows' pruned keys so far
-  // Two passes over a tile's scores (params.h): places that a thread's first and second 16 rows keep, and where each
-  // warp is: 1 while it chooses.
-  std::uint32_t kept[2][kMostThreads];
-  int pass[kMostThreads / 32];
 };
 
-// Of two, or 0. Not in a register, which plain problems would miss.
-__device__ __forceinline__ int pass_of(const ForwardParams& params, const RowsItem& item) {
-  return params.extras.two_passes != 0 ? item.pass[own_thread() >> 5] : 0;
-}
-// A tile begins with pass 1, and pass 0 ends it: then true.
-__device__ __forceinline__ bool ends_tile(const ForwardParams& params, RowsItem& item) {
-  if (params.extras.two_passes == 0) return true;
-  int& pass = item.pass[own_thread() >> 5];
-  const int last = pass;
-  __syncwarp();  // all lanes have read it
-  if ((own_thread() & 31) == 0) pass = last ^ 1;
-  __syncwarp();
-  return last == 0;
-}
+// The same with what waits there where everything is served (Scope::all).
+struct FullItem : RowsItem {
+  float rest[kMostTileRows];            // rest = mean: weights of the rows' pruned keys so far
+  std::uint32_t kept[kMostTileRows * 2];  // two passes: places that a thread keeps
+};
+template <typename C>
+using ItemOf = std::conditional_t<C::kAll, FullItem, RowsItem>;
 
 // For one thread. valid: 0 where there are no rows.
 template <typename C>
 __device__ __forceinline__ void describe_rows(const ForwardParams& params, RowsItem& item) {
-  const int parts_log2 = params.column_parts >> 1;  // one part, or two
-  const int index = static_cast<int>(blockIdx.x) >> parts_log2;
+  const int index = static_cast<int>(blockIdx.x) / params.column_parts;
   const int sequence_head = index / params.row_tiles;
   Work work;
   const int n_k = describe_sequence(params.work, params.work.heads.quotient(sequence_head), work);
@@ -66,9 +54,8 @@ __device__ __forceinline__ void describe_rows(const ForwardParams& params, RowsI
   item.sequence = work.sequence;
   item.head = work.head;
   item.k_row = work.k_row;
-  item.column = (static_cast<int>(blockIdx.x) - (index << parts_log2)) * C::kHeadDim;
+  item.column = (static_cast<int>(blockIdx.x) - index * params.column_parts) * C::kHeadDim;
   item.lacks_pages = 0;
-  for (int& pass : item.pass) pass = 1;
   item.out_offset = params.out.offset(work.batch, work.head, row) + item.column;
   item.lse_offset = params.lse.offset(work.batch, work.head, row);
   item.band = work.band;
@@ -106,10 +93,8 @@ __device__ __forceinline__ int own_row() {
 
 // rest = mean: before the first tile. A row's sum is one lane's, of the four that have the row.
 template <typename C>
-__device__ __forceinline__ void clear_rest(RowsItem& item) {
-  if ((own_thread() & 3) != 0) return;
-#pragma unroll
-  for (int i = 0; i < 2 * C::kRowBlocks; ++i) item.rest[own_row<C>() + 8 * i] = 0;
+__device__ __forceinline__ void clear_rest(FullItem& item) {
+  if ((own_thread() & 3) == 0) item.rest[own_row<C>()] = item.rest[own_row<C>() + 8] = 0;
 }
 
 // A lane's two rows of 16, of which `row` is the first.

@@ -23,67 +23,62 @@ namespace dspattn::cuda::general {
 
 // Of 16 rows, `row` being a lane's first within the CTA's.
 template <typename C>
-__device__ __forceinline__ ScorePlace place_of(const ForwardParams& params, const RowsItem& item, int tile, int row) {
-  const tile::GroupRows& group = params.group;
-  const int position = group.position(row);
-  const auto head = [&](int r) { return min(group.head(r), group.heads - 1); };
-  return {item.row_begin + position,
-          params.tiles.first_key(tile),
-          params.tiles.part(tile),
-          own_thread() & 3,
-          group.position(row + 8) - position,
-          head(row),
-          head(row + 8)};
+__device__ __forceinline__ ScorePlace place_of(const TilePlace<C>& at, int row) {
+  const tile::KeyTiles& tiles = at.params.tiles;
+  ScorePlace place{at.item.row_begin + row, tiles.first_key(at.tile), tiles.part(at.tile), own_thread() & 3};
+  if constexpr (C::kAll) {
+    const tile::GroupRows& group = at.params.group;
+    const auto head = [&](int r) { return min(group.head(r), group.heads - 1); };
+    place.row = at.item.row_begin + group.position(row);
+    place.below = group.position(row + 8) - group.position(row);
+    place.head = head(row);
+    place.head_below = head(row + 8);
+    if (at.params.extras.two_passes != 0 && at.pass == 0) place.cap = at.params.extras.cap;
+  }
+  return place;
 }
 
-// The scores of 16 rows as they are compared: what is masked is -inf. cap: 0, or the soft cap before a bias.
+// The scores of 16 rows as they are compared: what is masked is -inf.
 template <typename C>
-__device__ __forceinline__ void finish_scores(const ForwardParams& params, const RowsItem& item, int tile, int block,
-                                              float cap, float (&scores)[C::kTileK / 2]) {
+__device__ __forceinline__ void finish_scores(const TilePlace<C>& at, int block, float (&scores)[C::kTileK / 2]) {
+  const ForwardParams& params = at.params;
+  const RowsItem& item = at.item;
   if (!C::kIsFp32 && params.score_scale != 1.0f) {
 #pragma unroll
     for (float& score : scores) score *= params.score_scale;
   }
-  ScorePlace at = place_of<C>(params, item, tile, own_row<C>() + 16 * block);
-  at.cap = cap;
-  if (params.bias.data != nullptr || params.allowed.data != nullptr) mask_by_tensors<C>(params, item, at, scores);
-  if (item.lacks_pages != 0) mask_pages<C>(params, item.sequence, item.band.key_length, at, scores);
-  if (tile < item.interior.begin || tile >= item.interior.end) mask_band<C>(params.tiles, item.band, at, scores);
+  const ScorePlace place = place_of<C>(at, own_row<C>() + 16 * block);
+  if (params.bias.data != nullptr || params.allowed.data != nullptr) mask_by_tensors<C>(params, item, place, scores);
+  if (item.lacks_pages != 0) mask_pages<C>(params, item.sequence, item.band.key_length, place, scores);
+  if (at.tile < item.interior.begin || at.tile >= item.interior.end) {
+    mask_band<C>(params.tiles, item.band, place, scores);
+  }
 }
 
-// The scores of the K tile at `k`, masked. Of two passes the first chooses keys by scores as they were; in the second
-// they are capped before a bias is added.
+// Masks, selects and exponentiates a warp's scores of a tile.
 template <typename C>
-__device__ __forceinline__ void score_tile(const TilePlace& at, Products<C>& products, std::uint32_t k) {
-  products.compute_scores(at.tile == at.item.tiles.begin, k);
-  const Extras& extras = at.params.extras;
-  const float cap = extras.two_passes != 0 && pass_of(at.params, at.item) == 0 ? extras.cap : 0.0f;
-#pragma unroll
-  for (int i = 0; i < C::kRowBlocks; ++i) finish_scores<C>(at.params, at.item, at.tile, i, cap, products.rows[i].scores);
-}
-
-// Selects and exponentiates a warp's scores of a tile.
-template <typename C>
-__device__ __forceinline__ void weigh_warp(const TilePlace& at, Products<C>& products) {
+__device__ __forceinline__ void weigh_warp(const TilePlace<C>& at, Products<C>& products) {
   auto& rows = products.rows;
+#pragma unroll
+  for (int i = 0; i < C::kRowBlocks; ++i) finish_scores<C>(at, i, rows[i].scores);
   if constexpr (C::kIsFp32) {
 #pragma unroll
-    for (int i = 0; i < C::kRowBlocks; ++i) weigh_rows<C>(at, i, rows[i]);
+    for (RowBlock<C>& block : rows) weigh_rows<C>(at, block);
   } else if constexpr (C::kRowBlocks == 2) {  // packed before anything else: half of the registers
     PackedTile<C> packed[2] = {PackedTile<C>(rows[0].scores), PackedTile<C>(rows[1].scores)};
-    weigh_rows<C>(at, 0, packed[0], rows[0]);
-    weigh_rows<C>(at, 1, packed[1], rows[1]);
+    weigh_rows<C>(at, packed[0], rows[0]);
+    weigh_rows<C>(at, packed[1], rows[1]);
   } else {
     PackedTile<C> packed(rows[0].scores);
-    weigh_rows<C>(at, 0, packed, rows[0]);
+    weigh_rows<C>(at, packed, rows[0]);
   }
 }
 
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtas) general_forward(const __grid_constant__ ForwardParams params) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
-  alignas(RowsItem) __shared__ std::uint8_t item_bytes[sizeof(RowsItem)];
-  RowsItem& item = *reinterpret_cast<RowsItem*>(item_bytes);
+  alignas(ItemOf<C>) __shared__ std::uint8_t item_bytes[sizeof(ItemOf<C>)];
+  ItemOf<C>& item = *reinterpret_cast<ItemOf<C>*>(item_bytes);
   if (threadIdx.x == 0) describe_rows<C>(params, item);
   __syncthreads();  // all can read it
   if (item.valid == 0) return;
@@ -97,7 +92,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) general_forward(const _
     if (params.pages.table != nullptr) look_for_pages<C>(params, item);
     loader.load_q();
   }
-  if (params.extras.means.data != nullptr) clear_rest<C>(item);
+  if constexpr (C::kAll) {
+    if (params.extras.means.data != nullptr) clear_rest<C>(item);
+  }
     // Before the first tile there is only its K (and V) to ask for.
 #pragma unroll 1
   for (int tile = tiles.begin - 1; tile < tiles.end; ++tile) {
@@ -113,15 +110,16 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) general_forward(const _
     if (next_v < tiles.end && next_v >= tiles.begin && !loader.takes_turns()) loader.load_v(next_v, stage_of(next_v));
     if (ahead != 0 && tile + 1 < tiles.end) loader.load_k(tile + 1, stage_of(tile + 1));
     if (tile >= tiles.begin) {
-      const TilePlace at{params, item, tile};
-      do {
-        score_tile<C>(at, products, loader.k_tile(stage_of(tile)));
-        if (ahead == 0 && pass_of(params, item) == 0) loader.wait_for_v(tile);
-        weigh_warp<C>(at, products);
-      } while (!ends_tile(params, item));
+      // Keys are chosen by scores without a cap: where a bias comes after it, in a pass of their own.
+#pragma unroll 1
+      for (int pass = C::kAll ? params.extras.two_passes : 0; pass >= 0; --pass) {
+        products.compute_scores(tile == tiles.begin, loader.k_tile(stage_of(tile)));
+        if (ahead == 0 && pass == 0) loader.wait_for_v(tile);
+        weigh_warp<C>({params, item, tile, pass}, products);
+      }
     }
     if (ahead == 0 && tile + 1 < tiles.end && !loader.takes_turns()) loader.load_k(tile + 1, 0);
-    if (tile >= tiles.begin && params.out.data != nullptr) products.add_output(loader.v_tile(stage_of(tile)));
+    if (tile >= tiles.begin && (!C::kAll || params.out.data != nullptr)) products.add_output(loader.v_tile(stage_of(tile)));
     if (loader.takes_turns() && tile + 1 < tiles.end) {
       __syncthreads();  // all have left V
       loader.load_k(tile + 1, 0);

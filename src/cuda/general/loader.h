@@ -33,6 +33,7 @@ struct Loader {
   __device__ __forceinline__ void load_q() const {
     const Source source{item.q, params.q.row_stride * C::kElementBytes, item.rows - item.row_begin, params.d,
                         params.vector_q};
+    if constexpr (!C::kAll) return copy_any_rows<C, PlaceQ, C::kTileQ>(shared, source, [](int row) { return row; });
     const std::int64_t head_bytes = params.q.head_stride * C::kElementBytes;
     copy_rows_at<C, PlaceQ, C::kTileQ>(shared, source, [&](int row) -> RowAt {
       const int position = params.group.position(row);

@@ -11,22 +11,30 @@
 namespace dspattn::cuda::general {
 namespace {
 
-template <DType kType, Kind kKind, int kDim>
+template <typename C>
 Shape shape_from() {
-  using C = Config<kType, kKind, kDim>;
-  return {kDim,           C::kTileQ, C::kTileK, C::kThreads, C::kLeastStages, {C::shared_bytes(0), C::shared_bytes(1),
-                                                                              C::shared_bytes(2)}};
+  return {C::kScoreDim,    C::kTileQ,
+          C::kTileK,       C::kThreads,
+          C::kLeastStages, {C::shared_bytes(0), C::shared_bytes(1), C::shared_bytes(2)}};
+}
+
+template <DType kType, Kind kKind, Scope kScope>
+Shape shape_at(int dim) {
+  static_assert(std::size(kDims) == 4);
+  if constexpr (compiled_at(kScope, kDims[3])) {
+    if (dim == kDims[3]) return shape_from<Config<kType, kKind, kDims[3], kScope>>();
+  }
+  return dim == kDims[0]   ? shape_from<Config<kType, kKind, kDims[0], kScope>>()
+         : dim == kDims[1] ? shape_from<Config<kType, kKind, kDims[1], kScope>>()
+                           : shape_from<Config<kType, kKind, kDims[2], kScope>>();
 }
 
 template <DType kType, Kind kKind>
-Shape shape_at(int dim) {
-  static_assert(std::size(kDims) == 4);
-  if constexpr (compiled_at(kKind, kDims[3])) {
-    if (dim == kDims[3]) return shape_from<kType, kKind, kDims[3]>();
+Shape shape_in(Scope scope, int dim) {
+  if constexpr (has_all(kKind)) {
+    if (scope == Scope::all) return shape_at<kType, kKind, Scope::all>(dim);
   }
-  return dim == kDims[0]   ? shape_from<kType, kKind, kDims[0]>()
-         : dim == kDims[1] ? shape_from<kType, kKind, kDims[1]>()
-                           : shape_from<kType, kKind, kDims[2]>();
+  return shape_at<kType, kKind, Scope::plain>(dim);
 }
 
 const char* name_of(Kind kind) {
@@ -70,23 +78,30 @@ void add_means(const Problem& problem, ForwardPlan& plan) {
 
 }  // namespace
 
-Shape shape_of(DType type, Kind kind, int dim) {
+Shape shape_of(DType type, Kind kind, Scope scope, int dim) {
   // Both 16-bit types have the same shapes.
   if (type != DType::f32) {
-    return kind == Kind::fours ? shape_at<DType::bf16, Kind::fours>(dim) : shape_at<DType::bf16, Kind::any>(dim);
+    return kind == Kind::fours ? shape_in<DType::bf16, Kind::fours>(scope, dim)
+                               : shape_in<DType::bf16, Kind::any>(scope, dim);
   }
-  return kind == Kind::pairs ? shape_at<DType::f32, Kind::pairs>(dim)
-         : kind == Kind::any ? shape_at<DType::f32, Kind::any>(dim)
-                             : shape_at<DType::f32, Kind::precise>(dim);
+  return kind == Kind::pairs ? shape_in<DType::f32, Kind::pairs>(scope, dim)
+         : kind == Kind::any ? shape_in<DType::f32, Kind::any>(scope, dim)
+                             : shape_in<DType::f32, Kind::precise>(scope, dim);
 }
 
-Kind kind_of(const Problem& problem) {
-  const Pattern pattern = problem.pattern;
-  const bool one_of_two = pattern == Pattern{1, 2};
-  if (dim_of(problem) > 256) return problem.fp32_products == Fp32Products::full && problem.q.dtype == DType::f32 ? Kind::precise : Kind::any;
-  if (problem.q.dtype != DType::f32) return one_of_two || pattern == Pattern{2, 4} ? Kind::fours : Kind::any;
+Scope scope_of(const Problem& problem) {
+  const bool prunes = !problem.pattern.is_dense();
+  const bool all = problem.soft_cap || problem.dropout.probability > 0 || (prunes && problem.rest == Rest::mean) ||
+                   (prunes && problem.choice == Choice::shared) || dim_of(problem) > 256;
+  return all ? Scope::all : Scope::plain;
+}
+
+Kind kind_of(const Problem& problem, Scope scope) {
+  const bool one_of_two = problem.pattern == Pattern{1, 2};
+  const bool sparse = scope == Scope::plain && (one_of_two || problem.pattern == Pattern{2, 4});
+  if (problem.q.dtype != DType::f32) return sparse ? Kind::fours : Kind::any;
   if (problem.fp32_products == Fp32Products::full) return Kind::precise;
-  return one_of_two ? Kind::pairs : Kind::any;
+  return sparse && one_of_two ? Kind::pairs : Kind::any;
 }
 
 int dim_of(const Problem& problem) {
@@ -97,12 +112,13 @@ int dim_of(const Problem& problem) {
   return kDims[std::size(kDims) - 1];
 }
 
-ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device) {
+ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device, Scope least) {
   const core::Geometry geometry = core::geometry_of(problem);
   ForwardPlan plan;
   plan.together = problem.choice == Choice::shared && !problem.pattern.is_dense();
-  plan.kind = kind_of(problem);
-  plan.shape = shape_of(problem.q.dtype, plan.kind, dim_of(problem));
+  plan.scope = std::max(scope_of(problem), least);
+  plan.kind = kind_of(problem, plan.scope);
+  plan.shape = shape_of(problem.q.dtype, plan.kind, plan.scope, dim_of(problem));
   // A multiprocessor has 1 KiB more than a CTA may ask for. Two CTAs hide each other's waits, which a second stage does
   // less well: it comes second.
   const auto fits = [&](int stages, int ctas) {
@@ -113,7 +129,7 @@ ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const De
   const std::int64_t sharing = geometry.kv_heads > 0 ? geometry.heads / geometry.kv_heads : 1;
   if (plan.together) plan.group = tile::group_rows(static_cast<int>(std::min<std::int64_t>(sharing, kMostSharingHeads)));
   plan.row_tiles = tile::divide_up(geometry.n_q, plan.group.positions(plan.shape.tile_q));
-  plan.column_parts = tile::divide_up(std::max<std::int64_t>(geometry.d_v, 1), kMostOutColumns);
+  plan.column_parts = tile::divide_up(std::max<std::int64_t>(geometry.d_v, 1), out_columns(problem.q.dtype, plan.shape.dim));
   plan.ctas = geometry.batch * geometry.heads / plan.group.heads * plan.row_tiles * plan.column_parts;
   plan.vector_q = blocks::is_vector(problem.q);
   plan.vector_k = blocks::is_vector(problem.k);
@@ -147,7 +163,8 @@ Reach reach_of(const Mask& mask) {
 std::string to_string(const ForwardPlan& plan) {
   const auto yes = [](bool x) { return x ? "yes" : "no"; };
   std::ostringstream text;
-  text << "products    " << name_of(plan.kind) << ", compiled for d = " << plan.shape.dim << "\nCTA         "
+  text << "products    " << name_of(plan.kind) << ", compiled for d = " << plan.shape.dim
+       << (plan.scope == Scope::all ? ", everything served" : "") << "\nCTA         "
        << plan.shape.tile_q << " query rows by " << plan.shape.threads / 32 << " warps, key tiles of "
        << plan.shape.tile_k << ", " << plan.stages << (plan.stages == 1 ? " stage, " : " stages, ")
        << plan.shared_bytes() << " bytes of shared memory, " << plan.resident << " a multiprocessor"

@@ -22,10 +22,11 @@ struct Shape {
   int shared_bytes[3] = {};  // dynamic, by stages of K and V
 };
 
-Shape shape_of(DType type, Kind kind, int dim);
+Shape shape_of(DType type, Kind kind, Scope scope, int dim);
 
 struct ForwardPlan {
   Kind kind = Kind::any;
+  Scope scope = Scope::plain;
   Shape shape;
   int stages = 1;     // of K and V
   int resident = 1;   // CTAs of a multiprocessor, as far as shared memory goes, at most 2
@@ -47,15 +48,18 @@ struct ForwardPlan {
   int shared_bytes() const { return shape.shared_bytes[stages]; }
 };
 
-// How weights meet V.
-Kind kind_of(const Problem& problem);
+// What the problem asks of an instance, and how weights meet V there.
+Scope scope_of(const Problem& problem);
+Kind kind_of(const Problem& problem, Scope scope);
 // The smallest compiled head dim that takes d and d_v.
 int dim_of(const Problem& problem);
 
 // Shared memory that the driver and the kernel's own description of its rows take of a multiprocessor's, per CTA.
 inline constexpr int kReservedBytes = 3072;
 
-ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device);
+// `least`: by an instance of this scope, though the problem may ask for less.
+ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device,
+                         Scope least = Scope::plain);
 
 // The problem whose log-sum-exps heads that choose together need: theirs, dense, and nothing besides.
 Problem dense_problem(const Problem& problem);

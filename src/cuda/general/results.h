@@ -47,18 +47,40 @@ __device__ __forceinline__ const float* mean_of_row(const ForwardParams& params,
   return means.data + std::int64_t{ptx::opaque(index)} * C::kScoreDim + item.column + 2 * (lane & 3);
 }
 
+// The weights of a lane's two rows of pruned keys times means of V, added to the output. `row`: as below.
+template <typename C>
+__device__ __forceinline__ void add_rest(const ForwardParams& params, const FullItem& item, int row,
+                                         const OwnRows& rows, RowBlock<C>& block) {
+  const int lane = own_thread() & 31;
+  __syncwarp();  // other lanes' sums
+  add_means<C>({mean_of_row<C>(params, item, rows.head0, rows.position0, lane),
+                mean_of_row<C>(params, item, rows.head1, rows.position1, lane)},
+               {item.rest[row], item.rest[row + 8]}, block.out);
+}
+
+// Where rows of heads that choose together go.
+__device__ __forceinline__ RowTargets targets_of(const ForwardParams& params, const RowsItem& item,
+                                                 const OwnRows& rows) {
+  const auto at = [&](const auto& view, int position, int head) {
+    return (position - item.row_begin) * view.row_stride + (head - item.head) * view.head_stride;
+  };
+  return {item.out_offset + at(params.out, rows.position0, rows.head0),
+          item.out_offset + at(params.out, rows.position1, rows.head1),
+          item.lse_offset + at(params.lse, rows.position0, rows.head0),
+          item.lse_offset + at(params.lse, rows.position1, rows.head1),
+          rows.exists0,
+          rows.exists1};
+}
+
 // 16 rows of a warp, of which `row` is a lane's first within the CTA's.
 template <typename C>
-__device__ __forceinline__ void store_block(const ForwardParams& params, const RowsItem& item, int row,
+__device__ __forceinline__ void store_block(const ForwardParams& params, const ItemOf<C>& item, int row,
                                             RowBlock<C>& block) {
   const int lane = own_thread() & 31;
   const OwnRows rows = own_rows(params, item, row);
   RowSums sums = sum_up(block.state);
-  if (params.extras.means.data != nullptr) {
-    __syncwarp();  // another lane's sums
-    add_means<C>({mean_of_row<C>(params, item, rows.head0, rows.position0, lane),
-                  mean_of_row<C>(params, item, rows.head1, rows.position1, lane)},
-                 {item.rest[row], item.rest[row + 8]}, block.out);
+  if constexpr (C::kAll) {
+    if (params.extras.means.data != nullptr) add_rest<C>(params, item, row, rows, block);
   }
   if (params.sinks != nullptr) {
     const float sink0 = params.sinks[rows.head0 * params.sink_stride];
@@ -66,21 +88,20 @@ __device__ __forceinline__ void store_block(const ForwardParams& params, const R
     if (sink0 != -INFINITY) add_sink<C, 0>(params.scales, sink0, sums.sum0, block.state.minus0, block.out);
     if (sink1 != -INFINITY) add_sink<C, 1>(params.scales, sink1, sums.sum1, block.state.minus1, block.out);
   }
-  const auto at = [&](const auto& view, int position, int head) {
-    return (position - item.row_begin) * view.row_stride + (head - item.head) * view.head_stride;
-  };
-  const RowTargets to{item.out_offset + at(params.out, rows.position0, rows.head0),
-                      item.out_offset + at(params.out, rows.position1, rows.head1),
-                      item.lse_offset + at(params.lse, rows.position0, rows.head0),
-                      item.lse_offset + at(params.lse, rows.position1, rows.head1),
-                      rows.exists0,
-                      rows.exists1};
-  if (item.column == 0) store_lse<C>(params.lse, params.scales, to, lane, sums, block.state);
-  if (params.out.data == nullptr) return;
   OutView out = params.out;
-  out.columns -= item.column;
-  // Dropout: what is left is divided by its share.
-  sums = {sums.sum0 * params.extras.keep_probability, sums.sum1 * params.extras.keep_probability};
+  RowTargets to;
+  if constexpr (C::kAll) {
+    to = targets_of(params, item, rows);
+    out.columns -= item.column;
+  } else {
+    to = blocks::targets_of(out, params.lse, item, row);
+  }
+  if (!C::kAll || item.column == 0) store_lse<C>(params.lse, params.scales, to, lane, sums, block.state);
+  if constexpr (C::kAll) {
+    if (out.data == nullptr) return;  // log-sum-exps only
+    // Dropout: what is left is divided by its share.
+    sums = {sums.sum0 * params.extras.keep_probability, sums.sum1 * params.extras.keep_probability};
+  }
   if (C::kIsFp32 || params.fp32_out != 0) {
     store_rows<InFp32<C>>(out, params.vector_out, to, lane, block.out, sums);
   } else {

@@ -31,7 +31,7 @@ __device__ __forceinline__ float score_at(const std::uint32_t (&words)[C::kTileK
 }
 template <typename C>
 __device__ __forceinline__ float score_at(const float (&scores)[C::kTileK / 2], int i, int row) {
-  const int at = place_register<C>(i);
+  const int at = place_register(i);
   return row == 0 ? scores[at] : scores[at + 2];
 }
 
@@ -48,7 +48,7 @@ struct Shares {
     const LseView& view = params.extras.shared_lse;
     const int first_row = item.out_row - item.row_begin;
     const auto lse_of = [&](bool exists, int head, int position) {
-      return exists ? view.data[view.offset(item.batch, head, first_row + position)] * kLog2E : NAN;
+      return exists && view.data != nullptr ? view.data[view.offset(item.batch, head, first_row + position)] * kLog2E : NAN;
     };
     lse0 = lse_of(own.exists0, own.head0, own.position0);
     lse1 = lse_of(own.exists1, own.head1, own.position1);

@@ -22,11 +22,13 @@
 
 namespace dspattn::cuda::general {
 
-// A tile of which rows.
+// A tile of which rows. `pass`: of two passes over a tile's scores 1 where this one chooses what is kept, else 0.
+template <typename C>
 struct TilePlace {
   const ForwardParams& params;
-  RowsItem& item;
+  ItemOf<C>& item;
   int tile;
+  int pass = 0;
 };
 
 // The scores of 16 rows x kTileK keys, rounded and packed, two rows a word: element e of group block m of `fours`, or
@@ -44,6 +46,33 @@ struct PackedTile {
   }
   __device__ __forceinline__ std::uint32_t word(int m, int e) const { return words[4 * m + e]; }
 };
+
+// Masks all but the `keep` largest scores of each group.
+template <typename C>
+__device__ __forceinline__ void prune(PackedTile<C>& packed, int keep, int places_log2, int t) {
+  std::uint32_t left[C::kTileK / 4];
+#pragma unroll
+  for (int i = 0; i < C::kTileK / 4; ++i) left[i] = packed.words[i];
+  tile::keep_largest<tile::PackedKeys>(left, keep, places_log2, t, Exchange{});
+#pragma unroll
+  for (int i = 0; i < C::kTileK / 4; ++i) {
+    packed.words[i] = ptx::bit_select(tile::is_kept<tile::PackedKeys>(left[i]), packed.words[i], blocks::kLowestPair);
+  }
+}
+template <typename C>
+__device__ __forceinline__ void prune(float (&scores)[C::kTileK / 2], int keep, int places_log2, int t) {
+#pragma unroll
+  for (int row = 0; row < 4; row += 2) {
+    float left[C::kTileK / 4];
+#pragma unroll
+    for (int i = 0; i < C::kTileK / 4; ++i) left[i] = scores[4 * (i >> 1) + (i & 1) + row];
+    tile::keep_largest<tile::SingleKeys>(left, keep, places_log2, t, Exchange{});
+#pragma unroll
+    for (int i = 0; i < C::kTileK / 4; ++i) {
+      if (tile::is_kept<tile::SingleKeys>(left[i]) == 0) scores[4 * (i >> 1) + (i & 1) + row] = -INFINITY;
+    }
+  }
+}
 
 // Sums of a tile's weights of a lane's two rows, unrounded.
 struct TileSums {
@@ -81,10 +110,9 @@ __device__ __forceinline__ TileSums weigh_all(const PackedTile<C>& packed, RowBl
   return sums;
 }
 
-// Which places are kept of a tile whose scores are as they are compared; of `fours` and `pairs` without extras the
-// product's own selection decides.
+// Which places are kept of a tile whose scores are as they are compared.
 template <typename C, typename Scores>
-__device__ __forceinline__ std::uint32_t choose_places(const TilePlace& at, const OwnRows& own, const Scores& scores,
+__device__ __forceinline__ std::uint32_t choose_places(const TilePlace<C>& at, const OwnRows& own, const Scores& scores,
                                                        int lane) {
   const ForwardParams& params = at.params;
   if (params.keep == 0) return kAllPlaces;
@@ -107,19 +135,18 @@ __device__ __forceinline__ std::uint32_t choose_places(const TilePlace& at, cons
 // Before a tile is weighed: masks what is not kept, where its weights do not count, and caps scores. Returns what is
 // kept. In two passes the first one chooses, and scores of the second are capped.
 template <typename C, typename Scores>
-__device__ __forceinline__ std::uint32_t prepare(const TilePlace& at, int block, Scores& scores, int lane) {
+__device__ __forceinline__ std::uint32_t prepare(const TilePlace<C>& at, Scores& scores, int lane) {
   const Extras& extras = at.params.extras;
-  const int pass = pass_of(at.params, at.item);
   std::uint32_t kept;
-  if (extras.two_passes == 0 || pass == 1) {
-    kept = choose_places<C>(at, own_rows(at.params, at.item, own_row<C>() + 16 * block), scores, lane);
-    if (pass == 1) {
-      at.item.kept[block][own_thread()] = kept;
+  if (extras.two_passes == 0 || at.pass == 1) {
+    kept = choose_places<C>(at, own_rows(at.params, at.item, own_row<C>()), scores, lane);
+    if (at.pass == 1) {
+      at.item.kept[own_thread()] = kept;
       return kept;
     }
     if (extras.cap != 0) cap_scores<C>(extras.cap, scores);
   } else {
-    kept = at.item.kept[block][own_thread()];
+    kept = at.item.kept[own_thread()];
   }
   if (extras.means.data == nullptr) take_places<C>(scores, kept);
   return kept;
@@ -128,7 +155,7 @@ __device__ __forceinline__ std::uint32_t prepare(const TilePlace& at, int block,
 // Weights that count without meeting V, taken once the reference stands: those of pruned keys (rest = mean), which also
 // wait in shared memory for the mean of V, or with dropout those of all kept keys. Masks what then does not meet V.
 template <typename C, typename Scores>
-__device__ __forceinline__ void count_apart(const TilePlace& at, int index, std::uint32_t kept, Scores& scores,
+__device__ __forceinline__ void count_apart(const TilePlace<C>& at, std::uint32_t kept, Scores& scores,
                                             const blocks::Raised& raised, RowBlock<C>& block) {
   const ForwardParams& params = at.params;
   const bool drops = params.extras.drop_below != 0;
@@ -136,7 +163,7 @@ __device__ __forceinline__ void count_apart(const TilePlace& at, int index, std:
   block.state.sum0 += counted.row0;
   block.state.sum1 += counted.row1;
   if (drops) {
-    const OwnRows own = own_rows(params, at.item, own_row<C>() + 16 * index);
+    const OwnRows own = own_rows(params, at.item, own_row<C>());
     kept &= undropped_places<C>(params, at.item.sequence, own, params.tiles.first_key(at.tile),
                                 params.tiles.part(at.tile), own_thread() & 3);
   } else {
@@ -145,7 +172,7 @@ __device__ __forceinline__ void count_apart(const TilePlace& at, int index, std:
     of_quad.sum1 = counted.row1;
     const blocks::RowSums sums = blocks::sum_up(of_quad);
     if ((own_thread() & 3) == 0) {
-      float* to = at.item.rest + own_row<C>() + 16 * index;
+      float* to = at.item.rest + own_row<C>();
       to[0] = to[0] * raised.shrink0 + sums.sum0;
       to[8] = to[8] * raised.shrink1 + sums.sum1;
     }
@@ -153,18 +180,19 @@ __device__ __forceinline__ void count_apart(const TilePlace& at, int index, std:
   take_places<C>(scores, kept);
 }
 
-// 16 rows of 16-bit inputs, number `index` of the warp's.
+// 16 rows of 16-bit inputs.
 template <typename C>
-__device__ __forceinline__ void weigh_rows(const TilePlace& at, int index, PackedTile<C>& packed,
-                                           RowBlock<C>& block) {
+__device__ __forceinline__ void weigh_rows(const TilePlace<C>& at, PackedTile<C>& packed, RowBlock<C>& block) {
   const ForwardParams& params = at.params;
   const int lane = own_thread() & 31;
   std::uint32_t kept = kAllPlaces;
-  if (params.extras.present != 0 || (C::kKind == Kind::any && params.keep != 0)) {
-    kept = prepare<C>(at, index, packed.words, lane);
-    if (pass_of(params, at.item) != 0) return;
+  if constexpr (C::kAll) {
+    kept = prepare<C>(at, packed.words, lane);
+    if (at.pass != 0) return;
+  } else if constexpr (C::kKind == Kind::any) {
+    if (params.keep != 0) prune<C>(packed, params.keep, params.tiles.places_log2, lane & 3);
   }
-  const bool apart = params.extras.counts_apart != 0;
+  const bool apart = C::kAll && params.extras.counts_apart != 0;
   bool raises = at.tile == at.item.tiles.begin || apart;
   TileSums sums;
 #pragma unroll 1
@@ -173,7 +201,9 @@ __device__ __forceinline__ void weigh_rows(const TilePlace& at, int index, Packe
     if (raises) {
       raised = blocks::raise_reference<C>(packed, params.scales, block.state);
       blocks::shrink(raised, block.state, block.out);
-      if (apart) count_apart<C>(at, index, kept, packed.words, raised, block);
+      if constexpr (C::kAll) {
+        if (apart) count_apart<C>(at, kept, packed.words, raised, block);
+      }
     }
     if constexpr (C::kKind == Kind::any) {
       sums = weigh_all<C>(packed, block, params.scales);
@@ -187,7 +217,7 @@ __device__ __forceinline__ void weigh_rows(const TilePlace& at, int index, Packe
     if (raises || __all_sync(~0u, sums.row0 < C::kWeightLimit && sums.row1 < C::kWeightLimit) != 0) break;
     raises = true;
   }
-  if (params.extras.drop_below != 0) return;
+  if (C::kAll && params.extras.drop_below != 0) return;  // they are counted
   block.state.sum0 += sums.row0;
   block.state.sum1 += sums.row1;
 }
@@ -223,13 +253,15 @@ __device__ __forceinline__ TileSums weigh_all(RowBlock<C>& block, float scale) {
 
 // 16 rows of fp32 inputs.
 template <typename C>
-__device__ __forceinline__ void weigh_rows(const TilePlace& at, int index, RowBlock<C>& block) {
+__device__ __forceinline__ void weigh_rows(const TilePlace<C>& at, RowBlock<C>& block) {
   const ForwardParams& params = at.params;
   const int lane = own_thread() & 31;
   std::uint32_t kept = kAllPlaces;
-  if (params.extras.present != 0 || (C::kKind != Kind::pairs && params.keep != 0)) {
-    kept = prepare<C>(at, index, block.scores, lane);
-    if (pass_of(params, at.item) != 0) return;
+  if constexpr (C::kAll) {
+    kept = prepare<C>(at, block.scores, lane);
+    if (at.pass != 0) return;
+  } else if constexpr (C::kKind != Kind::pairs) {
+    if (params.keep != 0) prune<C>(block.scores, params.keep, params.tiles.places_log2, lane & 3);
   }
   const float scale = params.scales.exp2_scale;
   const blocks::tf32::MinusTops tops = blocks::tf32::minus_tops<C>(block.scores);
@@ -243,7 +275,9 @@ __device__ __forceinline__ void weigh_rows(const TilePlace& at, int index, RowBl
     raised = blocks::raise_references(tops.row0, tops.row1, block.state, scale);
     blocks::shrink(raised, block.state, block.out);
   }
-  if (params.extras.counts_apart != 0) count_apart<C>(at, index, kept, block.scores, raised, block);
+  if constexpr (C::kAll) {
+    if (params.extras.counts_apart != 0) count_apart<C>(at, kept, block.scores, raised, block);
+  }
   const float largest = fmaxf(fabsf(block.state.minus0), fabsf(block.state.minus1)) * scale;
   const bool near = __all_sync(~0u, !(largest > blocks::tf32::kLargestNearReference)) != 0;
   const auto weigh = [&]<bool kFar>() {
@@ -258,7 +292,7 @@ __device__ __forceinline__ void weigh_rows(const TilePlace& at, int index, RowBl
   };
   const TileSums sums = near ? weigh.template operator()<false>() : weigh.template operator()<true>();
   if (raises) blocks::forget_unset(raised, block.state);
-  if (params.extras.drop_below != 0) return;
+  if (C::kAll && params.extras.drop_below != 0) return;  // they are counted
   block.state.sum0 += sums.row0;
   block.state.sum1 += sums.row1;
 }
