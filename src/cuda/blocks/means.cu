@@ -44,10 +44,10 @@ struct Values {
 
   __device__ __forceinline__ Values(const MeansParams& p, const Sequence& sequence, int head)
       : params(p), element_bytes(p.type == DType::f32 ? 4 : 2), sequence_index(sequence.place.index) {
-    rows = static_cast<const std::uint8_t*>(p.v.data) +
-           p.v.offset(p.pages.table != nullptr ? 0 : sequence.batch, p.heads_per_key_head.quotient(head),
-                      sequence.place.k_row) *
-               element_bytes;
+    rows = static_cast<const std::uint8_t*>(p.v.data) + p.v.offset(p.pages.table != nullptr ? 0 : sequence.batch,
+                                                                   p.heads_per_key_head.quotient(head),
+                                                                   sequence.place.k_row) *
+                                                            element_bytes;
     allowed = sequence.place.index * p.allowed.batch_stride + head * p.allowed.head_stride;
     bias = sequence.place.index * p.bias.batch_stride + head * p.bias.head_stride;
   }

@@ -47,7 +47,7 @@ struct Config {
   static constexpr DType kType = kElementType;
   static constexpr Kind kKind = kProducts;
   static constexpr tile::TileLayout kLayout = layout_of(kKind);
-  static constexpr int kScoreDim = kDim;  // columns of Q and K
+  static constexpr int kScoreDim = kDim;                     // columns of Q and K
   static constexpr int kHeadDim = out_columns(kType, kDim);  // of V and of the output
   static constexpr int kElementBytes = kType == DType::f32 ? 4 : 2;
   static constexpr bool kIsFp32 = kType == DType::f32;
@@ -85,7 +85,7 @@ struct Config {
     return kQBytes + (stages == 0 ? (kKBytes > kVBytes ? kKBytes : kVBytes) : stages * (kKBytes + kVBytes));
   }
   static constexpr int kLeastStages = kDim > 256 ? 0 : 1;
-  static_assert(shared_bytes(kLeastStages) <= 97 * 1024, "with the CTA's description it must fit into 99 KiB");
+  static_assert(shared_bytes(kLeastStages) <= 98 * 1024, "with the CTA's description it must fit into 99 KiB");
 
   // Words of a lane's weights for 16 rows, and of metadata.
   static constexpr int kWeights = kKind == Kind::fours              ? kTileK / 8

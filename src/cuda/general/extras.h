@@ -1,5 +1,5 @@
-// What few problems ask of a tile beyond masks and a pattern: soft caps, dropout, the weights of pruned keys, heads that
-// choose their keys together. Rolled loops: little code, which plain problems step over.
+// What few problems ask of a tile beyond masks and a pattern: soft caps, dropout, the weights of pruned keys, heads
+// that choose their keys together. Rolled loops: little code, which plain problems step over.
 //
 // Which places of a tile are kept is a word: bit i of place i in row g, bit 16 + i in row g + 8. A place is a word of
 // PackedTile, or in fp32 the two rows' scores at place_register().
@@ -31,9 +31,7 @@ struct Exchange {
 
 // Register of a lane's scores that has place i of row g; that of row g + 8 is two further. Groups have neighbouring
 // places.
-__device__ __forceinline__ constexpr int place_register(int i) {
-  return 4 * (i >> 1) + (i & 1);
-}
+__device__ __forceinline__ constexpr int place_register(int i) { return 4 * (i >> 1) + (i & 1); }
 // Its key, counted from the span's first.
 template <typename C>
 __device__ __forceinline__ int place_key(const tile::KeyTiles& tiles, int part, int t, int i) {

@@ -28,7 +28,9 @@ WorkParams work_of(const Problem& problem, const ForwardPlan& plan) {
 // Log-sum-exps in the workspace, alike for every kernel that writes or reads them.
 TensorView lse_in_workspace(const ForwardArgs& args, const ForwardPlan& plan) {
   const ConstTensorView& q = args.problem.q;
-  return {static_cast<std::byte*>(args.run.workspace) + plan.lse_begin, DType::f32, {q.extent(0), q.extent(1), q.extent(2)}};
+  return {static_cast<std::byte*>(args.run.workspace) + plan.lse_begin,
+          DType::f32,
+          {q.extent(0), q.extent(1), q.extent(2)}};
 }
 
 Extras extras_of(const ForwardArgs& args, const ForwardPlan& plan, const ScoreScales& scales) {
@@ -138,7 +140,8 @@ void launch_kernel(const Problem& problem, const ForwardPlan& plan, const Forwar
 
 // The log-sum-exps of all visible scores, to the workspace.
 void launch_lse(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  ForwardArgs dense{.problem = dense_problem(args.problem), .out = args.out, .lse = lse_in_workspace(args, plan), .run = {}};
+  ForwardArgs dense{
+      .problem = dense_problem(args.problem), .out = args.out, .lse = lse_in_workspace(args, plan), .run = {}};
   const ForwardPlan own = plan_forward(dense.problem, args.out, device_facts(args.problem.device.index), Scope::all);
   ForwardParams params = params_of(dense, own);
   params.out.data = nullptr;

@@ -26,7 +26,7 @@ struct RowsItem : Item<1> {
 
 // The same with what waits there where everything is served (Scope::all).
 struct FullItem : RowsItem {
-  float rest[kMostTileRows];            // rest = mean: weights of the rows' pruned keys so far
+  float rest[kMostTileRows];              // rest = mean: weights of the rows' pruned keys so far
   std::uint32_t kept[kMostTileRows * 2];  // two passes: places that a thread keeps
 };
 template <typename C>
@@ -103,8 +103,12 @@ __device__ __forceinline__ OwnRows own_rows(const ForwardParams& params, const R
   const auto position = [&](int r) { return item.row_begin + group.position(r); };
   const auto head = [&](int r) { return item.head + min(group.head(r), group.heads - 1); };
   const auto exists = [&](int r) { return position(r) < item.rows && group.exists(r); };
-  return {min(position(row), item.rows - 1), min(position(row + 8), item.rows - 1), head(row), head(row + 8),
-          exists(row), exists(row + 8)};
+  return {min(position(row), item.rows - 1),
+          min(position(row + 8), item.rows - 1),
+          head(row),
+          head(row + 8),
+          exists(row),
+          exists(row + 8)};
 }
 
 }  // namespace dspattn::cuda::general

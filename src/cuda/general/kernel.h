@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) general_forward(const _
   if constexpr (C::kAll) {
     if (params.extras.means.data != nullptr) clear_rest<C>(item);
   }
-    // Before the first tile there is only its K (and V) to ask for.
+  // Before the first tile there is only its K (and V) to ask for.
 #pragma unroll 1
   for (int tile = tiles.begin - 1; tile < tiles.end; ++tile) {
     ptx::cp_async_commit();
@@ -119,7 +119,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) general_forward(const _
       }
     }
     if (ahead == 0 && tile + 1 < tiles.end && !loader.takes_turns()) loader.load_k(tile + 1, 0);
-    if (tile >= tiles.begin && (!C::kAll || params.out.data != nullptr)) products.add_output(loader.v_tile(stage_of(tile)));
+    if (tile >= tiles.begin && (!C::kAll || params.out.data != nullptr))
+      products.add_output(loader.v_tile(stage_of(tile)));
     if (loader.takes_turns() && tile + 1 < tiles.end) {
       __syncthreads();  // all have left V
       loader.load_k(tile + 1, 0);

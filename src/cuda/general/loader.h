@@ -43,19 +43,25 @@ struct Loader {
   }
   __device__ __forceinline__ void load_k(int tile, int stage) const {
     const tile::KeyTiles& tiles = params.tiles;
-    const Source source{item.k, params.k.row_stride * C::kElementBytes, item.band.key_length, params.d,
-                        params.vector_k, pages(params.k)};
+    const Source source{
+        item.k,         params.k.row_stride * C::kElementBytes, item.band.key_length, params.d, params.vector_k,
+        pages(params.k)};
     copy_tile<C, PlaceK>(k_tile(stage), source, tiles, tiles.first_key(tile), tiles.part(tile), [&](int part, int row) {
       return tile::key_of_column<C::kLayout, C::kTileK>(tiles, part, row);
     });
   }
   __device__ __forceinline__ void load_v(int tile, int stage) const {
     const tile::KeyTiles& tiles = params.tiles;
-    const Source source{item.v, params.v.row_stride * C::kElementBytes, item.band.key_length, params.d_v - item.column,
-                        params.vector_v, pages(params.v)};
-    copy_tile<OfV<C>, PlaceV>(v_tile(stage), source, tiles, tiles.first_key(tile), tiles.part(tile), [&](int part, int row) {
-      return tile::key_of_v_row<C::kLayout, C::kTileK, C::kSplitsColumns>(tiles, part, row);
-    });
+    const Source source{item.v,
+                        params.v.row_stride * C::kElementBytes,
+                        item.band.key_length,
+                        params.d_v - item.column,
+                        params.vector_v,
+                        pages(params.v)};
+    copy_tile<OfV<C>, PlaceV>(v_tile(stage), source, tiles, tiles.first_key(tile), tiles.part(tile),
+                              [&](int part, int row) {
+                                return tile::key_of_v_row<C::kLayout, C::kTileK, C::kSplitsColumns>(tiles, part, row);
+                              });
   }
 
   // What this thread has copied has arrived: Q times 2^-e, or everything rounded to tf32. The barrier that follows

@@ -20,9 +20,9 @@ enum class BiasType : std::int32_t { f32, as_inputs };
 
 // What few problems ask for. Tiles are then weighed in more steps: selected, capped, dropped.
 struct Extras {
-  int present = 0;     // 1: any of these
-  float cap = 0;       // of compared scores; 0: none
-  int two_passes = 0;  // 1: scores are computed twice, with a bias without the cap to be compared, then with it
+  int present = 0;       // 1: any of these
+  float cap = 0;         // of compared scores; 0: none
+  int two_passes = 0;    // 1: scores are computed twice, with a bias without the cap to be compared, then with it
   int counts_apart = 0;  // 1: some weights count that do not meet V
   MeansView means;       // rest = mean
 

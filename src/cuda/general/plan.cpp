@@ -13,9 +13,8 @@ namespace {
 
 template <typename C>
 Shape shape_from() {
-  return {C::kScoreDim,    C::kTileQ,
-          C::kTileK,       C::kThreads,
-          C::kLeastStages, {C::shared_bytes(0), C::shared_bytes(1), C::shared_bytes(2)}};
+  return {C::kScoreDim, C::kTileQ,       C::kTileK,
+          C::kThreads,  C::kLeastStages, {C::shared_bytes(0), C::shared_bytes(1), C::shared_bytes(2)}};
 }
 
 template <DType kType, Kind kKind, Scope kScope>
@@ -62,17 +61,17 @@ void add_means(const Problem& problem, ForwardPlan& plan) {
   const Reach reach = reach_of(problem.mask);
   plan.rest_mean = true;
   plan.mean_heads = by_head(problem.mask.allowed) || by_head(problem.mask.bias) ? geometry.heads : geometry.kv_heads;
-  plan.means = tile::mean_table({.left = reach.left,
-                                 .right = reach.right,
-                                 .sequences = static_cast<int>(geometry.batch),
-                                 .n_q = static_cast<int>(geometry.n_q),
-                                 .n_k = static_cast<int>(geometry.n_k),
-                                 .packed = problem.packed.has_value(),
-                                 .masked = problem.mask.allowed.present() || problem.mask.bias.present() ||
-                                           problem.block_table.present(),
-                                 .lengths_known = !problem.packed && !problem.mask.key_lengths.present(),
-                                 .q_rows = static_cast<int>(problem.q.extent(2)),
-                                 .k_rows = static_cast<int>(problem.k.extent(2))});
+  plan.means = tile::mean_table(
+      {.left = reach.left,
+       .right = reach.right,
+       .sequences = static_cast<int>(geometry.batch),
+       .n_q = static_cast<int>(geometry.n_q),
+       .n_k = static_cast<int>(geometry.n_k),
+       .packed = problem.packed.has_value(),
+       .masked = problem.mask.allowed.present() || problem.mask.bias.present() || problem.block_table.present(),
+       .lengths_known = !problem.packed && !problem.mask.key_lengths.present(),
+       .q_rows = static_cast<int>(problem.q.extent(2)),
+       .k_rows = static_cast<int>(problem.k.extent(2))});
   plan.workspace_bytes = tile::means_bytes(plan.means, plan.mean_heads, plan.shape.dim).total;
 }
 
@@ -127,9 +126,11 @@ ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const De
   plan.stages = fits(2, 2) ? 2 : fits(1, 2) ? 1 : fits(2, 1) ? 2 : fits(1, 1) ? 1 : plan.shape.least_stages;
   plan.resident = fits(plan.stages, 2) ? 2 : 1;
   const std::int64_t sharing = geometry.kv_heads > 0 ? geometry.heads / geometry.kv_heads : 1;
-  if (plan.together) plan.group = tile::group_rows(static_cast<int>(std::min<std::int64_t>(sharing, kMostSharingHeads)));
+  if (plan.together)
+    plan.group = tile::group_rows(static_cast<int>(std::min<std::int64_t>(sharing, kMostSharingHeads)));
   plan.row_tiles = tile::divide_up(geometry.n_q, plan.group.positions(plan.shape.tile_q));
-  plan.column_parts = tile::divide_up(std::max<std::int64_t>(geometry.d_v, 1), out_columns(problem.q.dtype, plan.shape.dim));
+  plan.column_parts =
+      tile::divide_up(std::max<std::int64_t>(geometry.d_v, 1), out_columns(problem.q.dtype, plan.shape.dim));
   plan.ctas = geometry.batch * geometry.heads / plan.group.heads * plan.row_tiles * plan.column_parts;
   plan.vector_q = blocks::is_vector(problem.q);
   plan.vector_k = blocks::is_vector(problem.k);
@@ -164,10 +165,10 @@ std::string to_string(const ForwardPlan& plan) {
   const auto yes = [](bool x) { return x ? "yes" : "no"; };
   std::ostringstream text;
   text << "products    " << name_of(plan.kind) << ", compiled for d = " << plan.shape.dim
-       << (plan.scope == Scope::all ? ", everything served" : "") << "\nCTA         "
-       << plan.shape.tile_q << " query rows by " << plan.shape.threads / 32 << " warps, key tiles of "
-       << plan.shape.tile_k << ", " << plan.stages << (plan.stages == 1 ? " stage, " : " stages, ")
-       << plan.shared_bytes() << " bytes of shared memory, " << plan.resident << " a multiprocessor"
+       << (plan.scope == Scope::all ? ", everything served" : "") << "\nCTA         " << plan.shape.tile_q
+       << " query rows by " << plan.shape.threads / 32 << " warps, key tiles of " << plan.shape.tile_k << ", "
+       << plan.stages << (plan.stages == 1 ? " stage, " : " stages, ") << plan.shared_bytes()
+       << " bytes of shared memory, " << plan.resident << " a multiprocessor"
        << (plan.together ? "\nbefore      log-sum-exps of all keys, by which heads choose together" : "")
        << (plan.rest_mean ? "\nbefore      means of V for the weight of pruned keys" : "")
        << (plan.workspace_bytes > 0 ? "\nworkspace   " + std::to_string(plan.workspace_bytes) + " bytes" : "")

@@ -55,7 +55,7 @@ Kind kind_of(const Problem& problem, Scope scope);
 int dim_of(const Problem& problem);
 
 // Shared memory that the driver and the kernel's own description of its rows take of a multiprocessor's, per CTA.
-inline constexpr int kReservedBytes = 3072;
+inline constexpr int kReservedBytes = 2048;
 
 // `least`: by an instance of this scope, though the problem may ask for less.
 ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device,

@@ -1,5 +1,5 @@
-// Heads that share a key head and choose their keys together: those of the largest sums of their weights before pruning,
-// softmax over all visible keys. A kernel before has left every row's log-sum-exp.
+// Heads that share a key head and choose their keys together: those of the largest sums of their weights before
+// pruning, softmax over all visible keys. A kernel before has left every row's log-sum-exp.
 //
 // A CTA has all these heads of its positions, in neighbouring rows (tile/group_rows.h): sums go over the lanes of a
 // column, and over both rows of a lane.
@@ -15,8 +15,8 @@
 
 namespace dspattn::cuda::general {
 
-// One row's share of a key, given its compared score and log-sum-exp in base 2: more than 0 where the head sees the key.
-// A head without a log-sum-exp, which is NaN, does not count.
+// One row's share of a key, given its compared score and log-sum-exp in base 2: more than 0 where the head sees the
+// key. A head without a log-sum-exp, which is NaN, does not count.
 __device__ __forceinline__ float share_of(float score, float lowest, float scale, float lse) {
   constexpr float kLeast = 0x1p-120f;
   if (!(score > lowest) || std::isnan(lse)) return 0;
@@ -48,7 +48,8 @@ struct Shares {
     const LseView& view = params.extras.shared_lse;
     const int first_row = item.out_row - item.row_begin;
     const auto lse_of = [&](bool exists, int head, int position) {
-      return exists && view.data != nullptr ? view.data[view.offset(item.batch, head, first_row + position)] * kLog2E : NAN;
+      return exists && view.data != nullptr ? view.data[view.offset(item.batch, head, first_row + position)] * kLog2E
+                                            : NAN;
     };
     lse0 = lse_of(own.exists0, own.head0, own.position0);
     lse1 = lse_of(own.exists1, own.head1, own.position1);

@@ -1,6 +1,6 @@
-// Which query head and which position a row of a CTA's tile is, where query heads that share a key head choose their keys
-// together: all of them at one position then stand in neighbouring rows, filled up to a power of two. Elsewhere a tile's
-// rows are positions of one head.
+// Which query head and which position a row of a CTA's tile is, where query heads that share a key head choose their
+// keys together: all of them at one position then stand in neighbouring rows, filled up to a power of two. Elsewhere a
+// tile's rows are positions of one head.
 #pragma once
 
 #include "dspattn/pattern.h"
