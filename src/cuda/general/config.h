@@ -77,6 +77,8 @@ struct Config {
   static constexpr int kQBytes = kPanels * kPanelQBytes;
   static constexpr int kKBytes = kPanels * kPanelKBytes;
   static constexpr int kVBytes = kIsFp32 ? kTileK * kVRowBytes : kVPanels * kPanelKBytes;
+  // Addresses of the next tile in registers: where there are some left.
+  static constexpr bool kCheapCopies = !kIsFp32 && kDim == 64 && !kAll;
   // Q in registers saves reading it with every tile.
   static constexpr bool kQInRegisters = !kIsFp32 && kDim == 64;
 

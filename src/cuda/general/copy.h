@@ -157,6 +157,38 @@ __device__ __forceinline__ void copy_tile(std::uint32_t to, const Source& source
   }
 }
 
+// Where a thread finds its chunk of the tile that it copies next, where tiles exist wholly, rows are aligned and not far
+// apart: tile after tile, so that a copy costs few instructions.
+struct NextTile {
+  const std::uint8_t* from;  // of the thread's first row
+
+  // key_of(part, row): as in copy_tile().
+  template <typename C, typename KeyOf>
+  __device__ __forceinline__ static NextTile of(const Source& source, const tile::KeyTiles& tiles, int tile,
+                                                KeyOf key_of) {
+    const int key = tiles.first_key(tile) + key_of(tiles.part(tile), own_thread() >> 3);
+    return {source.data + key * source.row_bytes + 16 * (own_thread() & 7)};
+  }
+  __device__ __forceinline__ void advance(const tile::KeyTiles& tiles, int tile, int row_bytes) {
+    from += std::int64_t{tiles.step_from(tile)} * row_bytes;
+  }
+  template <typename C, typename Place, typename KeyOf>
+  __device__ __forceinline__ void copy(std::uint32_t to, int columns, int row_bytes, KeyOf key_of) const {
+    const int chunk = own_thread() & 7;
+    const std::uint32_t target = to + static_cast<std::uint32_t>(Place::offset(own_thread() >> 3, 0, chunk));
+    const int bytes = columns * C::kElementBytes - 16 * chunk;
+#pragma unroll
+    for (int row = 0; row < C::kTileK; row += kRowsOfAPass<C>) {
+      const std::uint8_t* at = from + key_of(0, row) * row_bytes;
+#pragma unroll
+      for (int panel = 0; panel < C::kPanels; ++panel) {
+        ptx::cp_async_16(target + static_cast<std::uint32_t>(Place::offset(row, panel, 0)), at + 128 * panel,
+                         bytes > 128 * panel ? 16 : 0);
+      }
+    }
+  }
+};
+
 // Four values in shared memory, copied by this thread, to the nearest tf32.
 __device__ __forceinline__ void round_chunk(std::uint32_t at) {
   const float4 x = ptx::load_shared_16(at);

@@ -100,6 +100,16 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.row_tiles = plan.row_tiles;
   p.column_parts = plan.column_parts;
   p.stages = plan.stages;
+  p.tiles_a_stage = plan.tiles_a_stage;
+  const auto bytes_of = [&](const ConstTensorView& rows) {
+    return rows.step(2) * static_cast<std::int64_t>(size_bytes(type));
+  };
+  constexpr std::int64_t kFar = std::int64_t{1} << 24;  // times 128 keys within 32 bits
+  if (plan.vector_k && plan.vector_v && !problem.block_table.present() && p.tiles.is_filled() &&
+      std::abs(bytes_of(problem.k)) < kFar && std::abs(bytes_of(problem.v)) < kFar) {
+    p.k_row_bytes = static_cast<int>(bytes_of(problem.k));
+    p.v_row_bytes = static_cast<int>(bytes_of(problem.v));
+  }
   p.vector_q = plan.vector_q ? 1 : 0;
   p.vector_k = plan.vector_k ? 1 : 0;
   p.vector_v = plan.vector_v ? 1 : 0;

@@ -22,6 +22,7 @@ struct RowsItem : Item<1> {
   const std::uint8_t* v;            // the same, at the first column that the CTA computes
   int column;                       // that one
   int lacks_pages;                  // 1: keys that the tile may see are in no page
+  int cheap_end;                    // tiles before this one are copied cheaply (copy.h, NextTile)
 };
 
 // The same with what waits there where everything is served (Scope::all).
@@ -56,6 +57,7 @@ __device__ __forceinline__ void describe_rows(const ForwardParams& params, RowsI
   item.k_row = work.k_row;
   item.column = (static_cast<int>(blockIdx.x) - index * params.column_parts) * C::kHeadDim;
   item.lacks_pages = 0;
+  item.cheap_end = params.k_row_bytes != 0 ? work.band.key_length / params.tiles.span << params.tiles.parts_log2 : 0;
   item.out_offset = params.out.offset(work.batch, work.head, row) + item.column;
   item.lse_offset = params.lse.offset(work.batch, work.head, row);
   item.band = work.band;

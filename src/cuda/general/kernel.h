@@ -66,11 +66,10 @@ __device__ __forceinline__ void weigh_warp(const TilePlace<C>& at, Products<C>& 
     for (RowBlock<C>& block : rows) weigh_rows<C>(at, block);
   } else if constexpr (C::kRowBlocks == 2) {  // packed before anything else: half of the registers
     PackedTile<C> packed[2] = {PackedTile<C>(rows[0].scores), PackedTile<C>(rows[1].scores)};
-    weigh_rows<C>(at, packed[0], rows[0]);
-    weigh_rows<C>(at, packed[1], rows[1]);
+    weigh_rows<C>(at, packed, rows);
   } else {
-    PackedTile<C> packed(rows[0].scores);
-    weigh_rows<C>(at, packed, rows[0]);
+    PackedTile<C> packed[1] = {PackedTile<C>(rows[0].scores)};
+    weigh_rows<C>(at, packed, rows);
   }
 }
 
@@ -83,11 +82,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) general_forward(const _
   __syncthreads();  // all can read it
   if (item.valid == 0) return;
   const tile::TileRange& tiles = item.tiles;
-  const Loader<C> loader{params, item, ptx::shared_address(shared)};
-  // 1: K and V come a tile ahead; 0: V beside the scores, K beside the output.
-  const int ahead = params.stages >> 1;
+  Loader<C> loader(params, item, ptx::shared_address(shared));
+  // K and V come so many tiles ahead, one or two. 0: V beside the scores, K beside the output.
+  const int ahead = (params.stages >> 1) * params.tiles_a_stage;
   Products<C> products(loader.shared);
-  const auto stage_of = [&](int tile) { return (tile - tiles.begin) & ahead; };
+  const auto stage_of = [&](int tile) { return ahead == 0 ? 0 : (tile - tiles.begin) & (2 * ahead - 1); };
   if (tiles.begin < tiles.end) {
     if (params.pages.table != nullptr) look_for_pages<C>(params, item);
     loader.load_q();
@@ -95,32 +94,19 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) general_forward(const _
   if constexpr (C::kAll) {
     if (params.extras.means.data != nullptr) clear_rest<C>(item);
   }
-  // Before the first tile there is only its K (and V) to ask for.
+  loader.begin(ahead);
 #pragma unroll 1
-  for (int tile = tiles.begin - 1; tile < tiles.end; ++tile) {
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<0>();
-    if (tile == tiles.begin) loader.finish_q();
-    if (tile >= tiles.begin) {
-      loader.finish_k(stage_of(tile));
-      if (ahead != 0) loader.finish_v(stage_of(tile));
-    }
-    __syncthreads();  // this tile's K (and V) is there for all, and all have left the tile before
-    const int next_v = tile + ahead;
-    if (next_v < tiles.end && next_v >= tiles.begin && !loader.takes_turns()) loader.load_v(next_v, stage_of(next_v));
-    if (ahead != 0 && tile + 1 < tiles.end) loader.load_k(tile + 1, stage_of(tile + 1));
-    if (tile >= tiles.begin) {
-      // Keys are chosen by scores without a cap: where a bias comes after it, in a pass of their own.
+  for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+    if (ahead == 0 || stage_of(tile) % ahead == 0) loader.next_stage(tile, ahead);
+    // Keys are chosen by scores without a cap: where a bias comes after it, in a pass of their own.
 #pragma unroll 1
-      for (int pass = C::kAll ? params.extras.two_passes : 0; pass >= 0; --pass) {
-        products.compute_scores(tile == tiles.begin, loader.k_tile(stage_of(tile)));
-        if (ahead == 0 && pass == 0) loader.wait_for_v(tile);
-        weigh_warp<C>({params, item, tile, pass}, products);
-      }
+    for (int pass = C::kAll ? params.extras.two_passes : 0; pass >= 0; --pass) {
+      products.compute_scores(tile == tiles.begin, loader.k_tile(stage_of(tile)));
+      if (ahead == 0 && pass == 0) loader.wait_for_v(tile);
+      weigh_warp<C>({params, item, tile, pass}, products);
     }
     if (ahead == 0 && tile + 1 < tiles.end && !loader.takes_turns()) loader.load_k(tile + 1, 0);
-    if (tile >= tiles.begin && (!C::kAll || params.out.data != nullptr))
-      products.add_output(loader.v_tile(stage_of(tile)));
+    if (!C::kAll || params.out.data != nullptr) products.add_output(loader.v_tile(stage_of(tile)));
     if (loader.takes_turns() && tile + 1 < tiles.end) {
       __syncthreads();  // all have left V
       loader.load_k(tile + 1, 0);

@@ -20,6 +20,15 @@ struct Loader {
   const ForwardParams& params;
   const RowsItem& item;
   std::uint32_t shared;  // Q, then K and V of one stage after the other
+  NextTile next_k, next_v;  // where copies are cheap: tiles are asked for in order
+
+  __device__ __forceinline__ Loader(const ForwardParams& p, const RowsItem& i, std::uint32_t address)
+      : params(p), item(i), shared(address), next_k{nullptr}, next_v{nullptr} {
+    if constexpr (C::kCheapCopies) {
+      next_k = NextTile::of<C>(k_source(), params.tiles, item.tiles.begin, key_of_k());
+      next_v = NextTile::of<OfV<C>>(v_source(), params.tiles, item.tiles.begin, key_of_v());
+    }
+  }
 
   __device__ __forceinline__ std::uint32_t k_tile(int stage) const {
     return shared + static_cast<std::uint32_t>(C::kQBytes + stage * (C::kKBytes + C::kVBytes));
@@ -41,27 +50,26 @@ struct Loader {
               position * source.row_bytes + params.group.head(row) * head_bytes};
     });
   }
-  __device__ __forceinline__ void load_k(int tile, int stage) const {
+  // One tile after the other.
+  __device__ __forceinline__ void load_k(int tile, int stage) {
     const tile::KeyTiles& tiles = params.tiles;
-    const Source source{
-        item.k,         params.k.row_stride * C::kElementBytes, item.band.key_length, params.d, params.vector_k,
-        pages(params.k)};
-    copy_tile<C, PlaceK>(k_tile(stage), source, tiles, tiles.first_key(tile), tiles.part(tile), [&](int part, int row) {
-      return tile::key_of_column<C::kLayout, C::kTileK>(tiles, part, row);
-    });
+    if constexpr (C::kCheapCopies) {
+      if (tile < item.cheap_end) {
+        next_k.template copy<C, PlaceK>(k_tile(stage), params.d, params.k_row_bytes, key_of_k());
+        return next_k.advance(tiles, tile, params.k_row_bytes);
+      }
+    }
+    copy_tile<C, PlaceK>(k_tile(stage), k_source(), tiles, tiles.first_key(tile), tiles.part(tile), key_of_k());
   }
-  __device__ __forceinline__ void load_v(int tile, int stage) const {
+  __device__ __forceinline__ void load_v(int tile, int stage) {
     const tile::KeyTiles& tiles = params.tiles;
-    const Source source{item.v,
-                        params.v.row_stride * C::kElementBytes,
-                        item.band.key_length,
-                        params.d_v - item.column,
-                        params.vector_v,
-                        pages(params.v)};
-    copy_tile<OfV<C>, PlaceV>(v_tile(stage), source, tiles, tiles.first_key(tile), tiles.part(tile),
-                              [&](int part, int row) {
-                                return tile::key_of_v_row<C::kLayout, C::kTileK, C::kSplitsColumns>(tiles, part, row);
-                              });
+    if constexpr (C::kCheapCopies) {
+      if (tile < item.cheap_end) {
+        next_v.template copy<OfV<C>, PlaceV>(v_tile(stage), params.d_v, params.v_row_bytes, key_of_v());
+        return next_v.advance(tiles, tile, params.v_row_bytes);
+      }
+    }
+    copy_tile<OfV<C>, PlaceV>(v_tile(stage), v_source(), tiles, tiles.first_key(tile), tiles.part(tile), key_of_v());
   }
 
   // What this thread has copied has arrived: Q times 2^-e, or everything rounded to tf32. The barrier that follows
@@ -86,8 +94,49 @@ struct Loader {
     }
   }
 
+  // What is asked for before the first tile.
+  __device__ __forceinline__ void begin(int ahead) {
+    const int first = item.tiles.begin;
+    if (first >= item.tiles.end) return;
+    load_k(first, 0);
+    if (ahead == 0) return;
+    load_v(first, 0);
+    if (ahead == 2 && first + 1 < item.tiles.end) {
+      load_k(first + 1, 1);
+      load_v(first + 1, 1);
+    }
+  }
+  // Before tile `tile`, which begins a stage: K (and V) of the stage is there for all, and all have left the stage
+  // before, into which the next one comes.
+  __device__ __forceinline__ void next_stage(int tile, int ahead) {
+    const int end = item.tiles.end;
+    const int number = tile - item.tiles.begin;
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    if (number == 0) finish_q();
+    if (ahead == 0) {
+      finish_k(0);
+      __syncthreads();
+      if (!takes_turns()) load_v(tile, 0);
+      return;
+    }
+    const int stage = number & (2 * ahead - 1);
+    const int other = stage ^ ahead;
+    for (int i = 0; i < ahead; ++i) {
+      finish_k(stage + i);
+      finish_v(stage + i);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = 0; i < ahead; ++i) {
+      if (tile + ahead + i >= end) return;
+      load_k(tile + ahead + i, other + i);
+      load_v(tile + ahead + i, other + i);
+    }
+  }
+
   // One stage: V is there for all, and all have left K.
-  __device__ __forceinline__ void wait_for_v(int tile) const {
+  __device__ __forceinline__ void wait_for_v(int tile) {
     if (takes_turns()) {
       __syncthreads();  // all have left K
       load_v(tile, 0);
@@ -99,6 +148,24 @@ struct Loader {
   }
 
  private:
+  __device__ __forceinline__ auto key_of_k() const {
+    return [&tiles = params.tiles](int part, int row) {
+      return tile::key_of_column<C::kLayout, C::kTileK>(tiles, part, row);
+    };
+  }
+  __device__ __forceinline__ auto key_of_v() const {
+    return [&tiles = params.tiles](int part, int row) {
+      return tile::key_of_v_row<C::kLayout, C::kTileK, C::kSplitsColumns>(tiles, part, row);
+    };
+  }
+  __device__ __forceinline__ Source k_source() const {
+    return {item.k,          params.k.row_stride * C::kElementBytes, item.band.key_length, params.d,
+            params.vector_k, pages(params.k)};
+  }
+  __device__ __forceinline__ Source v_source() const {
+    return {item.v,          params.v.row_stride * C::kElementBytes, item.band.key_length, params.d_v - item.column,
+            params.vector_v, pages(params.v)};
+  }
   __device__ __forceinline__ SourcePages pages(const RowsView& view) const {
     return {params.pages.table != nullptr ? &params.pages : nullptr, item.sequence,
             view.batch_stride * C::kElementBytes};

@@ -58,8 +58,11 @@ struct ForwardParams {
   int row_tiles = 0;                                             // of a head, or of heads that choose together
   int column_parts = 1;                                          // CTAs that share a row tile's columns of the output
   int stages = 1;                                                // of K and V; 0: both in one place
+  int tiles_a_stage = 1;                                         // 1 or 2
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0;  // rows are 16-byte aligned: copies of 16 bytes
   int fp32_out = 0;
+  // Bytes from one row of K and of V to the next where all of a tile's rows can be copied alike; else 0 (copy.h).
+  int k_row_bytes = 0, v_row_bytes = 0;
 };
 
 }  // namespace dspattn::cuda::general

@@ -19,6 +19,7 @@ struct Shape {
   int tile_q = 0, tile_k = 0;
   int threads = 0;
   int least_stages = 1;      // 0: K and V may take turns in one place
+  int q_bytes = 0;           // of shared memory
   int shared_bytes[3] = {};  // dynamic, by stages of K and V
 };
 
@@ -29,6 +30,7 @@ struct ForwardPlan {
   Scope scope = Scope::plain;
   Shape shape;
   int stages = 1;     // of K and V
+  int tiles_a_stage = 1;
   int resident = 1;   // CTAs of a multiprocessor, as far as shared memory goes, at most 2
   int row_tiles = 0;  // of a head, or of heads that choose together
   int column_parts = 1;
@@ -45,7 +47,9 @@ struct ForwardPlan {
   std::size_t lse_begin = 0;  // in the workspace, behind the means
   std::size_t workspace_bytes = 0;
 
-  int shared_bytes() const { return shape.shared_bytes[stages]; }
+  int shared_bytes() const {
+    return shape.q_bytes + tiles_a_stage * (shape.shared_bytes[stages] - shape.q_bytes);
+  }
 };
 
 // What the problem asks of an instance, and how weights meet V there.

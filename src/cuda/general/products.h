@@ -88,8 +88,8 @@ struct Products {
     if (first) take_q();
     const std::uint32_t own_q = C::kQInRegisters ? 0 : q_row();
     const std::uint32_t own_k = k + k_row();
-    // At d = 512 panel by panel: unrolled, too many loads would be asked for at once.
-    constexpr int kSteps = C::kScoreDim > 256 ? 4 : C::kScoreSteps;
+    // fp32 at d = 512 panel by panel: unrolled, too many loads would be asked for at once.
+    constexpr int kSteps = C::kScoreSteps > 32 ? 4 : C::kScoreSteps;
     if constexpr (kSteps < C::kScoreSteps) clear_scores();
 #pragma unroll 1
     for (int first_step = 0; first_step < C::kScoreSteps; first_step += kSteps) {
@@ -152,7 +152,7 @@ struct Products {
   __device__ __forceinline__ void add_scores(int block, int columns, int step, const std::uint32_t (&a)[4],
                                              std::uint32_t b0, std::uint32_t b1) {
     float(&to)[4] = four(rows[block].scores + 4 * columns);
-    if (step == 0 && C::kScoreDim <= 256) {
+    if (step == 0 && C::kScoreSteps <= 32) {
       ptx::mma_32_bytes_from_zero<Element>(to, a, b0, b1);
     } else {
       ptx::mma_32_bytes<Element>(to, a, b0, b1);

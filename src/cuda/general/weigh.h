@@ -180,46 +180,76 @@ __device__ __forceinline__ void count_apart(const TilePlace<C>& at, std::uint32_
   take_places<C>(scores, kept);
 }
 
-// 16 rows of 16-bit inputs.
+// Weights of a warp's rows relative to their references. S: the configuration with a selection, where the products have
+// one.
+template <typename S, typename C>
+__device__ __forceinline__ void weigh_blocks(const ScoreScales& scales, const PackedTile<C> (&packed)[C::kRowBlocks],
+                                             RowBlock<C> (&rows)[C::kRowBlocks], TileSums (&sums)[C::kRowBlocks],
+                                             int lane) {
+#pragma unroll
+  for (int i = 0; i < C::kRowBlocks; ++i) {
+    if constexpr (C::kKind == Kind::any) {
+      sums[i] = weigh_all<C>(packed[i], rows[i], scales);
+    } else {
+      sums[i] = weigh_fours<S>(packed[i], rows[i], scales, lane);
+    }
+  }
+}
+
+// All rows of a warp of 16-bit inputs: blocks of 16 side by side, that the latencies of one hide behind the other.
 template <typename C>
-__device__ __forceinline__ void weigh_rows(const TilePlace<C>& at, PackedTile<C>& packed, RowBlock<C>& block) {
+__device__ __forceinline__ void weigh_rows(const TilePlace<C>& at, PackedTile<C> (&packed)[C::kRowBlocks],
+                                           RowBlock<C> (&rows)[C::kRowBlocks]) {
   const ForwardParams& params = at.params;
   const int lane = own_thread() & 31;
   std::uint32_t kept = kAllPlaces;
   if constexpr (C::kAll) {
-    kept = prepare<C>(at, packed.words, lane);
+    kept = prepare<C>(at, packed[0].words, lane);
     if (at.pass != 0) return;
   } else if constexpr (C::kKind == Kind::any) {
-    if (params.keep != 0) prune<C>(packed, params.keep, params.tiles.places_log2, lane & 3);
+    if (params.keep != 0) {
+#pragma unroll
+      for (PackedTile<C>& tile : packed) prune<C>(tile, params.keep, params.tiles.places_log2, lane & 3);
+    }
   }
   const bool apart = C::kAll && params.extras.counts_apart != 0;
   bool raises = at.tile == at.item.tiles.begin || apart;
-  TileSums sums;
+  TileSums sums[C::kRowBlocks];
 #pragma unroll 1
   for (;;) {
-    blocks::Raised raised{1, 1, false, false};
+    blocks::Raised raised[C::kRowBlocks];
     if (raises) {
-      raised = blocks::raise_reference<C>(packed, params.scales, block.state);
-      blocks::shrink(raised, block.state, block.out);
+#pragma unroll
+      for (int i = 0; i < C::kRowBlocks; ++i) {
+        raised[i] = blocks::raise_reference<C>(packed[i], params.scales, rows[i].state);
+        blocks::shrink(raised[i], rows[i].state, rows[i].out);
+      }
       if constexpr (C::kAll) {
-        if (apart) count_apart<C>(at, kept, packed.words, raised, block);
+        if (apart) count_apart<C>(at, kept, packed[0].words, raised[0], rows[0]);
       }
     }
-    if constexpr (C::kKind == Kind::any) {
-      sums = weigh_all<C>(packed, block, params.scales);
-    } else if (params.one_of_two != 0) {
-      sums = weigh_fours<Selecting<C, Selection::one_of_two>>(packed, block, params.scales, lane);
+    if (C::kKind == Kind::fours && params.one_of_two != 0) {
+      weigh_blocks<Selecting<C, Selection::one_of_two>>(params.scales, packed, rows, sums, lane);
     } else {
-      sums = weigh_fours<Selecting<C, Selection::two_of_four>>(packed, block, params.scales, lane);
+      weigh_blocks<Selecting<C, Selection::two_of_four>>(params.scales, packed, rows, sums, lane);
     }
-    if (raises) blocks::forget_unset(raised, block.state);
+    bool fits = true;
+#pragma unroll
+    for (const TileSums& sum : sums) fits = fits && sum.row0 < C::kWeightLimit && sum.row1 < C::kWeightLimit;
+    if (raises) {
+#pragma unroll
+      for (int i = 0; i < C::kRowBlocks; ++i) blocks::forget_unset(raised[i], rows[i].state);
+    }
     // False also for NaN: a row without a reference.
-    if (raises || __all_sync(~0u, sums.row0 < C::kWeightLimit && sums.row1 < C::kWeightLimit) != 0) break;
+    if (raises || __all_sync(~0u, fits) != 0) break;
     raises = true;
   }
   if (C::kAll && params.extras.drop_below != 0) return;  // they are counted
-  block.state.sum0 += sums.row0;
-  block.state.sum1 += sums.row1;
+#pragma unroll
+  for (int i = 0; i < C::kRowBlocks; ++i) {
+    rows[i].state.sum0 += sums[i].row0;
+    rows[i].state.sum1 += sums[i].row1;
+  }
 }
 
 // fp32: weights of all scores in the order of a dense A operand, and their sums, unrounded. kFar:
