@@ -77,8 +77,10 @@ struct Config {
   static constexpr int kQBytes = kPanels * kPanelQBytes;
   static constexpr int kKBytes = kPanels * kPanelKBytes;
   static constexpr int kVBytes = kIsFp32 ? kTileK * kVRowBytes : kVPanels * kPanelKBytes;
-  // Addresses of the next tile in registers: where there are some left.
-  static constexpr bool kCheapCopies = !kIsFp32 && kDim == 64 && !kAll;
+  // Addresses and bounds are kept in registers, where there are some left, not computed or read with every tile.
+  static constexpr bool kHasRegisters = !kIsFp32 && kDim == 64 && !kAll;
+  // Where nothing is selected scores stay in fp32, which with 128 columns of output of 32 rows takes too many registers.
+  static constexpr bool kWeighsUnselected = kKind == Kind::any && !kIsFp32 && !kAll && kDim != 128;
   // Q in registers saves reading it with every tile.
   static constexpr bool kQInRegisters = !kIsFp32 && kDim == 64;
 

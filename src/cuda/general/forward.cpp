@@ -92,6 +92,7 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
     p.scales.q_scale = 0x3C003C00u;  // 1 twice
     p.score_scale = static_cast<float>(core::selection_scale(geometry.scale));
   }
+  p.bare_scores = p.bias.data == nullptr && p.allowed.data == nullptr && p.score_scale == 1 && p.pages.table == nullptr;
   p.extras = extras_of(args, plan, p.scales);
   p.keep = problem.pattern.is_dense() ? 0 : problem.pattern.keep;
   p.one_of_two = problem.pattern == Pattern{1, 2} ? 1 : 0;

@@ -59,8 +59,14 @@ __device__ __forceinline__ void finish_scores(const TilePlace<C>& at, int block,
 template <typename C>
 __device__ __forceinline__ void weigh_warp(const TilePlace<C>& at, Products<C>& products) {
   auto& rows = products.rows;
+  const tile::TileRange interior = at.item.interior;
+  if (at.params.bare_scores == 0 || at.tile < interior.begin || at.tile >= interior.end) {
 #pragma unroll
-  for (int i = 0; i < C::kRowBlocks; ++i) finish_scores<C>(at, i, rows[i].scores);
+    for (int i = 0; i < C::kRowBlocks; ++i) finish_scores<C>(at, i, rows[i].scores);
+  }
+  if constexpr (C::kWeighsUnselected) {
+    if (at.params.keep == 0 && weigh_unselected<C>(at, rows)) return;
+  }
   if constexpr (C::kIsFp32) {
 #pragma unroll
     for (RowBlock<C>& block : rows) weigh_rows<C>(at, block);
@@ -81,7 +87,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) general_forward(const _
   if (threadIdx.x == 0) describe_rows<C>(params, item);
   __syncthreads();  // all can read it
   if (item.valid == 0) return;
-  const tile::TileRange& tiles = item.tiles;
+  std::conditional_t<C::kHasRegisters, const tile::TileRange, const tile::TileRange&> tiles = item.tiles;
   Loader<C> loader(params, item, ptx::shared_address(shared));
   // K and V come so many tiles ahead, one or two. 0: V beside the scores, K beside the output.
   const int ahead = (params.stages >> 1) * params.tiles_a_stage;

@@ -24,7 +24,7 @@ struct Loader {
 
   __device__ __forceinline__ Loader(const ForwardParams& p, const RowsItem& i, std::uint32_t address)
       : params(p), item(i), shared(address), next_k{nullptr}, next_v{nullptr} {
-    if constexpr (C::kCheapCopies) {
+    if constexpr (C::kHasRegisters) {
       next_k = NextTile::of<C>(k_source(), params.tiles, item.tiles.begin, key_of_k());
       next_v = NextTile::of<OfV<C>>(v_source(), params.tiles, item.tiles.begin, key_of_v());
     }
@@ -53,7 +53,7 @@ struct Loader {
   // One tile after the other.
   __device__ __forceinline__ void load_k(int tile, int stage) {
     const tile::KeyTiles& tiles = params.tiles;
-    if constexpr (C::kCheapCopies) {
+    if constexpr (C::kHasRegisters) {
       if (tile < item.cheap_end) {
         next_k.template copy<C, PlaceK>(k_tile(stage), params.d, params.k_row_bytes, key_of_k());
         return next_k.advance(tiles, tile, params.k_row_bytes);
@@ -63,7 +63,7 @@ struct Loader {
   }
   __device__ __forceinline__ void load_v(int tile, int stage) {
     const tile::KeyTiles& tiles = params.tiles;
-    if constexpr (C::kCheapCopies) {
+    if constexpr (C::kHasRegisters) {
       if (tile < item.cheap_end) {
         next_v.template copy<OfV<C>, PlaceV>(v_tile(stage), params.d_v, params.v_row_bytes, key_of_v());
         return next_v.advance(tiles, tile, params.v_row_bytes);

@@ -61,6 +61,7 @@ struct ForwardParams {
   int tiles_a_stage = 1;                                         // 1 or 2
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0;  // rows are 16-byte aligned: copies of 16 bytes
   int fp32_out = 0;
+  int bare_scores = 0;  // 1: scores are compared as the product leaves them, but for the band
   // Bytes from one row of K and of V to the next where all of a tile's rows can be copied alike; else 0 (copy.h).
   int k_row_bytes = 0, v_row_bytes = 0;
 };

@@ -48,10 +48,12 @@ struct Products {
   }
 
   // Where a lane reads is computed where it is needed, not kept: registers are short.
-  __device__ __forceinline__ static int lane() { return ptx::opaque(static_cast<int>(threadIdx.x)) & 31; }
-  __device__ __forceinline__ static int warp_row() {
-    return (ptx::opaque(static_cast<int>(threadIdx.x)) >> 5) * 16 * C::kRowBlocks;
+  __device__ __forceinline__ static int thread() {
+    const int index = static_cast<int>(threadIdx.x);
+    return C::kHasRegisters ? index : ptx::opaque(index);
   }
+  __device__ __forceinline__ static int lane() { return thread() & 31; }
+  __device__ __forceinline__ static int warp_row() { return (thread() >> 5) * 16 * C::kRowBlocks; }
   // For ldmatrix at step 0. Q: lane l addresses row l % 16 and of 32 bytes the first or the second half.
   __device__ __forceinline__ std::uint32_t q_row() const {
     return q_tile + static_cast<std::uint32_t>(tile::swizzled_offset(warp_row() + (lane() & 15), lane() >> 4));

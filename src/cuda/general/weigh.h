@@ -196,12 +196,58 @@ __device__ __forceinline__ void weigh_blocks(const ScoreScales& scales, const Pa
   }
 }
 
+// Weights of scores that nothing is selected of, from fp32 scores: in the order of a dense A operand.
+template <typename C>
+__device__ __forceinline__ TileSums weigh_unselected(RowBlock<C>& block, float scale) {
+  TileSums sums;
+#pragma unroll
+  for (int i = 0; i < C::kTileK / 8; ++i) {
+    float weight[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      weight[j] = ptx::exp2_fast(fmaf(block.scores[4 * i + j], scale, j < 2 ? block.state.minus0 : block.state.minus1));
+    }
+    sums.row0 += weight[0] + weight[1];
+    sums.row1 += weight[2] + weight[3];
+    const auto pack = [](float a, float b) {
+      return C::kType == DType::bf16 ? ptx::pack_bf16x2(a, b) : ptx::pack_f16x2(a, b);
+    };
+    block.weights[2 * i] = pack(weight[0], weight[1]);
+    block.weights[2 * i + 1] = pack(weight[2], weight[3]);
+  }
+  return sums;
+}
+
+// All rows of a warp where nothing is selected, relative to the references there are. False: these are too small, or so
+// large that their rounding would show; then weigh_rows() does it.
+template <typename C>
+__device__ __forceinline__ bool weigh_unselected(const TilePlace<C>& at, RowBlock<C> (&rows)[C::kRowBlocks]) {
+  constexpr float kLargestReference = 0x1p14f;  // in logarithms of base 2: rounded by 2^-10
+  if (at.tile == at.item.tiles.begin) return false;
+  TileSums sums[C::kRowBlocks];
+  bool fits = true;
+#pragma unroll
+  for (int i = 0; i < C::kRowBlocks; ++i) {
+    sums[i] = weigh_unselected<C>(rows[i], at.params.scales.exp2_scale);
+    const blocks::RowState& state = rows[i].state;
+    fits = fits && sums[i].row0 < C::kWeightLimit && sums[i].row1 < C::kWeightLimit &&
+           fmaxf(fabsf(state.minus0), fabsf(state.minus1)) < kLargestReference;
+  }
+  if (__all_sync(~0u, fits) == 0) return false;  // also for NaN: a row without a reference
+#pragma unroll
+  for (int i = 0; i < C::kRowBlocks; ++i) {
+    rows[i].state.sum0 += sums[i].row0;
+    rows[i].state.sum1 += sums[i].row1;
+  }
+  return true;
+}
+
 // All rows of a warp of 16-bit inputs: blocks of 16 side by side, that the latencies of one hide behind the other.
 template <typename C>
 __device__ __forceinline__ void weigh_rows(const TilePlace<C>& at, PackedTile<C> (&packed)[C::kRowBlocks],
                                            RowBlock<C> (&rows)[C::kRowBlocks]) {
   const ForwardParams& params = at.params;
-  const int lane = own_thread() & 31;
+  const int lane = Products<C>::lane();
   std::uint32_t kept = kAllPlaces;
   if constexpr (C::kAll) {
     kept = prepare<C>(at, packed[0].words, lane);
