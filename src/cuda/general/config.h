@@ -36,6 +36,8 @@ constexpr bool has_all(Kind kind) { return kind == Kind::any || kind == Kind::pr
 // shared out over CTAs, each of which computes the scores. fp32 at d = 512 has no registers for more than 128.
 constexpr int out_columns(DType type, int dim) { return dim <= 256 ? dim : type == DType::f32 ? 128 : 256; }
 
+inline constexpr int kCopyingThreads = 128;
+
 // Query heads that may choose their keys together: rows of a warp's product.
 inline constexpr int kMostSharingHeads = 16;
 
@@ -79,17 +81,22 @@ struct Config {
   static constexpr int kVBytes = kIsFp32 ? kTileK * kVRowBytes : kVPanels * kPanelKBytes;
   // Addresses and bounds are kept in registers, where there are some left, not computed or read with every tile.
   static constexpr bool kHasRegisters = !kIsFp32 && kDim == 64 && !kAll;
-  // Where nothing is selected scores stay in fp32, which with 128 columns of output of 32 rows takes too many registers.
+  // Where the next tile is to be found is remembered; at d = 128 in shared memory.
+  static constexpr bool kCheapCopies = !kIsFp32 && kDim <= 128 && !kAll;
+  // Where nothing is selected scores stay in fp32, which with 128 columns of output of 32 rows takes too many
+  // registers.
   static constexpr bool kWeighsUnselected = kKind == Kind::any && !kIsFp32 && !kAll && kDim != 128;
   // Q in registers saves reading it with every tile.
   static constexpr bool kQInRegisters = !kIsFp32 && kDim == 64;
 
+  // Beside these: the description of the CTA's rows, and addresses (item.h).
+  static constexpr int kOwnBytes = kCheapCopies && !kHasRegisters ? 3072 : 1024;
   // No stage: K and V take turns in one place.
   static constexpr int shared_bytes(int stages) {
     return kQBytes + (stages == 0 ? (kKBytes > kVBytes ? kKBytes : kVBytes) : stages * (kKBytes + kVBytes));
   }
   static constexpr int kLeastStages = kDim > 256 ? 0 : 1;
-  static_assert(shared_bytes(kLeastStages) <= 98 * 1024, "with the CTA's description it must fit into 99 KiB");
+  static_assert(shared_bytes(kLeastStages) + kOwnBytes <= 99 * 1024, "must fit where a CTA has 99 KiB");
 
   // Words of a lane's weights for 16 rows, and of metadata.
   static constexpr int kWeights = kKind == Kind::fours              ? kTileK / 8

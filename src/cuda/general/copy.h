@@ -157,8 +157,8 @@ __device__ __forceinline__ void copy_tile(std::uint32_t to, const Source& source
   }
 }
 
-// Where a thread finds its chunk of the tile that it copies next, where tiles exist wholly, rows are aligned and not far
-// apart: tile after tile, so that a copy costs few instructions.
+// Where a thread finds its chunk of the tile that it copies next, where tiles exist wholly, rows are aligned and not
+// far apart: tile after tile, so that a copy costs few instructions.
 struct NextTile {
   const std::uint8_t* from;  // of the thread's first row
 

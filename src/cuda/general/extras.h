@@ -15,6 +15,7 @@
 #include "cuda/general/params.h"
 #include "cuda/general/products.h"
 #include "cuda/ptx/packed_half.h"
+#include "cuda/ptx/single.h"
 #include "cuda/tile/select_any.h"
 
 namespace dspattn::cuda::general {
@@ -94,7 +95,13 @@ __device__ __forceinline__ void take_places(float (&scores)[C::kTileK / 2], std:
   }
 }
 
-// Soft caps.
+// Soft caps. However low a score is, capped it is not: packed it must not look like a masked one.
+template <typename C>
+__device__ __forceinline__ void tell_from_masked(float (&scores)[C::kTileK / 2]) {
+  constexpr float kLowestUnmasked = -65472.0f;  // one step of fp16 above the lowest
+#pragma unroll
+  for (float& score : scores) score = score == -INFINITY ? score : ptx::max_nan(score, kLowestUnmasked);
+}
 template <typename C>
 __device__ __forceinline__ void cap_scores(float cap, std::uint32_t (&words)[C::kTileK / 4]) {
 #pragma unroll 1

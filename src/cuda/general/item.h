@@ -30,8 +30,14 @@ struct FullItem : RowsItem {
   float rest[kMostTileRows];              // rest = mean: weights of the rows' pruned keys so far
   std::uint32_t kept[kMostTileRows * 2];  // two passes: places that a thread keeps
 };
+// The same with where each thread finds its chunk of the next tiles of K and V (copy.h), where registers are too short
+// for that.
+struct RememberingItem : RowsItem {
+  NextTile next_k[kCopyingThreads], next_v[kCopyingThreads];
+};
 template <typename C>
-using ItemOf = std::conditional_t<C::kAll, FullItem, RowsItem>;
+using ItemOf = std::conditional_t<C::kAll, FullItem,
+                                  std::conditional_t<C::kCheapCopies && !C::kHasRegisters, RememberingItem, RowsItem>>;
 
 // For one thread. valid: 0 where there are no rows.
 template <typename C>

@@ -64,6 +64,9 @@ __device__ __forceinline__ void weigh_warp(const TilePlace<C>& at, Products<C>& 
 #pragma unroll
     for (int i = 0; i < C::kRowBlocks; ++i) finish_scores<C>(at, i, rows[i].scores);
   }
+  if constexpr (C::kAll && !C::kIsFp32) {
+    if (at.params.extras.cap != 0) tell_from_masked<C>(rows[0].scores);
+  }
   if constexpr (C::kWeighsUnselected) {
     if (at.params.keep == 0 && weigh_unselected<C>(at, rows)) return;
   }
@@ -83,6 +86,7 @@ template <typename C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtas) general_forward(const __grid_constant__ ForwardParams params) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
   alignas(ItemOf<C>) __shared__ std::uint8_t item_bytes[sizeof(ItemOf<C>)];
+  static_assert(sizeof(ItemOf<C>) <= C::kOwnBytes);
   ItemOf<C>& item = *reinterpret_cast<ItemOf<C>*>(item_bytes);
   if (threadIdx.x == 0) describe_rows<C>(params, item);
   __syncthreads();  // all can read it
@@ -104,7 +108,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) general_forward(const _
 #pragma unroll 1
   for (int tile = tiles.begin; tile < tiles.end; ++tile) {
     if (ahead == 0 || stage_of(tile) % ahead == 0) loader.next_stage(tile, ahead);
-    // Keys are chosen by scores without a cap: where a bias comes after it, in a pass of their own.
+      // Keys are chosen by scores without a cap: where a bias comes after it, in a pass of their own.
 #pragma unroll 1
     for (int pass = C::kAll ? params.extras.two_passes : 0; pass >= 0; --pass) {
       products.compute_scores(tile == tiles.begin, loader.k_tile(stage_of(tile)));

@@ -18,15 +18,15 @@ struct Loader {
   using PlaceV = std::conditional_t<C::kIsFp32, PlainRows<C::kVRowBytes>, Swizzled<C::kTileK>>;
 
   const ForwardParams& params;
-  const RowsItem& item;
-  std::uint32_t shared;  // Q, then K and V of one stage after the other
-  NextTile next_k, next_v;  // where copies are cheap: tiles are asked for in order
+  ItemOf<C>& item;
+  std::uint32_t shared;     // Q, then K and V of one stage after the other
+  NextTile next_k, next_v;  // of this thread, where registers are not short: tiles are asked for in order
 
-  __device__ __forceinline__ Loader(const ForwardParams& p, const RowsItem& i, std::uint32_t address)
+  __device__ __forceinline__ Loader(const ForwardParams& p, ItemOf<C>& i, std::uint32_t address)
       : params(p), item(i), shared(address), next_k{nullptr}, next_v{nullptr} {
-    if constexpr (C::kHasRegisters) {
-      next_k = NextTile::of<C>(k_source(), params.tiles, item.tiles.begin, key_of_k());
-      next_v = NextTile::of<OfV<C>>(v_source(), params.tiles, item.tiles.begin, key_of_v());
+    if constexpr (C::kCheapCopies) {
+      own_next_k() = NextTile::of<C>(k_source(), params.tiles, item.tiles.begin, key_of_k());
+      own_next_v() = NextTile::of<OfV<C>>(v_source(), params.tiles, item.tiles.begin, key_of_v());
     }
   }
 
@@ -53,20 +53,26 @@ struct Loader {
   // One tile after the other.
   __device__ __forceinline__ void load_k(int tile, int stage) {
     const tile::KeyTiles& tiles = params.tiles;
-    if constexpr (C::kHasRegisters) {
+    if constexpr (C::kCheapCopies) {
       if (tile < item.cheap_end) {
-        next_k.template copy<C, PlaceK>(k_tile(stage), params.d, params.k_row_bytes, key_of_k());
-        return next_k.advance(tiles, tile, params.k_row_bytes);
+        NextTile next = own_next_k();
+        next.template copy<C, PlaceK>(k_tile(stage), params.d, params.k_row_bytes, key_of_k());
+        next.advance(tiles, tile, params.k_row_bytes);
+        own_next_k() = next;
+        return;
       }
     }
     copy_tile<C, PlaceK>(k_tile(stage), k_source(), tiles, tiles.first_key(tile), tiles.part(tile), key_of_k());
   }
   __device__ __forceinline__ void load_v(int tile, int stage) {
     const tile::KeyTiles& tiles = params.tiles;
-    if constexpr (C::kHasRegisters) {
+    if constexpr (C::kCheapCopies) {
       if (tile < item.cheap_end) {
-        next_v.template copy<OfV<C>, PlaceV>(v_tile(stage), params.d_v, params.v_row_bytes, key_of_v());
-        return next_v.advance(tiles, tile, params.v_row_bytes);
+        NextTile next = own_next_v();
+        next.template copy<OfV<C>, PlaceV>(v_tile(stage), params.d_v, params.v_row_bytes, key_of_v());
+        next.advance(tiles, tile, params.v_row_bytes);
+        own_next_v() = next;
+        return;
       }
     }
     copy_tile<OfV<C>, PlaceV>(v_tile(stage), v_source(), tiles, tiles.first_key(tile), tiles.part(tile), key_of_v());
@@ -148,6 +154,20 @@ struct Loader {
   }
 
  private:
+  __device__ __forceinline__ NextTile& own_next_k() {
+    if constexpr (C::kHasRegisters) {
+      return next_k;
+    } else {
+      return item.next_k[own_thread()];
+    }
+  }
+  __device__ __forceinline__ NextTile& own_next_v() {
+    if constexpr (C::kHasRegisters) {
+      return next_v;
+    } else {
+      return item.next_v[own_thread()];
+    }
+  }
   __device__ __forceinline__ auto key_of_k() const {
     return [&tiles = params.tiles](int part, int row) {
       return tile::key_of_column<C::kLayout, C::kTileK>(tiles, part, row);
@@ -159,12 +179,16 @@ struct Loader {
     };
   }
   __device__ __forceinline__ Source k_source() const {
-    return {item.k,          params.k.row_stride * C::kElementBytes, item.band.key_length, params.d,
-            params.vector_k, pages(params.k)};
+    return {item.k,         params.k.row_stride * C::kElementBytes, item.band.key_length, params.d, params.vector_k,
+            pages(params.k)};
   }
   __device__ __forceinline__ Source v_source() const {
-    return {item.v,          params.v.row_stride * C::kElementBytes, item.band.key_length, params.d_v - item.column,
-            params.vector_v, pages(params.v)};
+    return {item.v,
+            params.v.row_stride * C::kElementBytes,
+            item.band.key_length,
+            params.d_v - item.column,
+            params.vector_v,
+            pages(params.v)};
   }
   __device__ __forceinline__ SourcePages pages(const RowsView& view) const {
     return {params.pages.table != nullptr ? &params.pages : nullptr, item.sequence,

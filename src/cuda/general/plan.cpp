@@ -18,6 +18,7 @@ Shape shape_from() {
           .tile_k = C::kTileK,
           .threads = C::kThreads,
           .least_stages = C::kLeastStages,
+          .own_bytes = C::kOwnBytes,
           .q_bytes = C::kQBytes,
           .shared_bytes = {C::shared_bytes(0), C::shared_bytes(1), C::shared_bytes(2)}};
 }
@@ -126,13 +127,15 @@ ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const De
   // A multiprocessor has 1 KiB more than a CTA may ask for. Two CTAs hide each other's waits, which a second stage does
   // less well: it comes second.
   const auto fits = [&](int stages, int ctas) {
-    return ctas * (plan.shape.shared_bytes[stages] + kReservedBytes) <= device.shared_bytes + 1024;
+    return ctas * (plan.shape.shared_bytes[stages] + plan.shape.own_bytes + kReservedBytes) <=
+           device.shared_bytes + 1024;
   };
   plan.stages = fits(2, 2) ? 2 : fits(1, 2) ? 1 : fits(2, 1) ? 2 : fits(1, 1) ? 1 : plan.shape.least_stages;
   plan.resident = fits(plan.stages, 2) ? 2 : 1;
   // Two tiles a stage halve the barriers, where that costs no CTA: at d = 64 everywhere else there is less to gain.
   const auto fits_twice = [&](int ctas) {
-    return ctas * (2 * plan.shape.shared_bytes[2] - plan.shape.q_bytes + kReservedBytes) <= device.shared_bytes + 1024;
+    const int bytes = 2 * plan.shape.shared_bytes[2] - plan.shape.q_bytes;
+    return ctas * (bytes + plan.shape.own_bytes + kReservedBytes) <= device.shared_bytes + 1024;
   };
   plan.tiles_a_stage = plan.stages == 2 && plan.shape.dim == 64 && fits_twice(plan.resident) ? 2 : 1;
   const std::int64_t sharing = geometry.kv_heads > 0 ? geometry.heads / geometry.kv_heads : 1;

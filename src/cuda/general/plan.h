@@ -19,7 +19,8 @@ struct Shape {
   int tile_q = 0, tile_k = 0;
   int threads = 0;
   int least_stages = 1;      // 0: K and V may take turns in one place
-  int q_bytes = 0;           // of shared memory
+  int own_bytes = 0;         // of shared memory, for the description of a CTA's rows
+  int q_bytes = 0;           // and for Q
   int shared_bytes[3] = {};  // dynamic, by stages of K and V
 };
 
@@ -29,7 +30,7 @@ struct ForwardPlan {
   Kind kind = Kind::any;
   Scope scope = Scope::plain;
   Shape shape;
-  int stages = 1;     // of K and V
+  int stages = 1;  // of K and V
   int tiles_a_stage = 1;
   int resident = 1;   // CTAs of a multiprocessor, as far as shared memory goes, at most 2
   int row_tiles = 0;  // of a head, or of heads that choose together
@@ -47,9 +48,7 @@ struct ForwardPlan {
   std::size_t lse_begin = 0;  // in the workspace, behind the means
   std::size_t workspace_bytes = 0;
 
-  int shared_bytes() const {
-    return shape.q_bytes + tiles_a_stage * (shape.shared_bytes[stages] - shape.q_bytes);
-  }
+  int shared_bytes() const { return shape.q_bytes + tiles_a_stage * (shape.shared_bytes[stages] - shape.q_bytes); }
 };
 
 // What the problem asks of an instance, and how weights meet V there.
@@ -58,8 +57,8 @@ Kind kind_of(const Problem& problem, Scope scope);
 // The smallest compiled head dim that takes d and d_v.
 int dim_of(const Problem& problem);
 
-// Shared memory that the driver and the kernel's own description of its rows take of a multiprocessor's, per CTA.
-inline constexpr int kReservedBytes = 2048;
+// Shared memory that the driver takes of a multiprocessor's, per CTA.
+inline constexpr int kReservedBytes = 1024;
 
 // `least`: by an instance of this scope, though the problem may ask for less.
 ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device,
