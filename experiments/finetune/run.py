@@ -111,7 +111,7 @@ def judge(run: Run, text: Tensor, options: argparse.Namespace) -> tuple[Any, Any
 
 
 def steps_that_fit(base: Any, windows: Tensor, text: Tensor, options: argparse.Namespace, budget: Budget) -> int:
-    """As many of the asked steps as the rest of the time has room for, after what was timed here, which warms up too."""
+    """As many of the asked steps as there is time for, by what is timed here, which warms up too."""
     step_seconds = judge_seconds = 0.0
     for attention in ATTENTIONS:
         run = start(base, attention, 0, options)
