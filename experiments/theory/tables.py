@@ -1,4 +1,4 @@
-"""Writes the tables of docs/theory.md, and what docs/comparison.md says the pipeline's ratios are made of, from the
+"""Writes the tables of docs/theory.md, and what docs/log/comparison.md says the pipeline's ratios are made of, from the
 committed results, between their markers.
 
 python -m experiments.theory.tables            # rewrite
@@ -159,7 +159,7 @@ def pipeline_parts() -> str:
     matrix = memory["batch"] * memory["heads"] * memory["n_q"] * memory["n_k"] * 2
     ours, theirs = memory["peak_bytes"], memory["peers"]["unfused"]["peak_bytes"]
     lines = [
-        "Two of the ratios in [pipeline.md](pipeline.md) owe much to the peer. *Memory*: PyTorch's softmax writes a "
+        "Two of the ratios in [pipeline.md](../pipeline.md) owe much to the peer. *Memory*: PyTorch's softmax writes a "
         "second matrix, so the unfused "
         f"pipeline\nholds {theirs / matrix:.0f} matrices of {matrix / 2**30:.0f} GiB, and ours {ours / matrix:.2f} of "
         f"one. The ratio {ours / theirs:.2f} is a factor {theirs / matrix:.0f} from the softmax in place and a\nfactor "
@@ -197,7 +197,7 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
         "perplexity": task_table,
         "line": line_table,
     },
-    "docs/comparison.md": {"what the ratios are made of": pipeline_parts},
+    "docs/log/comparison.md": {"what the ratios are made of": pipeline_parts},
 }
 
 
