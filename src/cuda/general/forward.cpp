@@ -11,16 +11,13 @@
 #include "cuda/device/device.h"
 #include "cuda/general/launch.h"
 #include "cuda/general/plan.h"
+#include "cuda/general/problem.h"
 
 namespace dspattn::cuda::general {
 namespace {
 
 WorkParams work_of(const Problem& problem, const ForwardPlan& plan) {
-  WorkParams work = blocks::work_of(problem);
-  const Reach reach = reach_of(problem.mask);
-  work.left = reach.left;
-  work.right = reach.right;
-  work.offset = 0;
+  WorkParams work = work_of(problem);
   work.heads = tile::Divisor(work.heads.value / plan.group.heads);
   return work;
 }
@@ -67,7 +64,6 @@ Extras extras_of(const ForwardArgs& args, const ForwardPlan& plan, const ScoreSc
 ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   const Problem& problem = args.problem;
   const core::Geometry geometry = core::geometry_of(problem);
-  const DType type = problem.q.dtype;
   ForwardParams p{};
   p.q = rows_of(problem.q);
   p.k = rows_of(problem.k);
@@ -86,12 +82,9 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.pages = pages_of(problem);
   p.group = plan.group;
   p.tiles = tile::key_tiles(layout_of(plan.kind), problem.pattern, problem.grouping, plan.shape.tile_k);
-  p.scales = scales_of(type, geometry.scale, problem.mask.bias.present());
-  // 2^-e that fp16 does not hold, or that could overflow its products: scores are multiplied instead.
-  if (type == DType::f16 && !(geometry.scale >= 0x1p-14 && geometry.scale < 2)) {
-    p.scales.q_scale = 0x3C003C00u;  // 1 twice
-    p.score_scale = static_cast<float>(core::selection_scale(geometry.scale));
-  }
+  const Scaling scaling = scaling_of(problem);
+  p.scales = scaling.scales;
+  p.score_scale = scaling.score_scale;
   p.bare_scores = p.bias.data == nullptr && p.allowed.data == nullptr && p.score_scale == 1 && p.pages.table == nullptr;
   p.extras = extras_of(args, plan, p.scales);
   p.keep = problem.pattern.is_dense() ? 0 : problem.pattern.keep;

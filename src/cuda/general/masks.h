@@ -64,8 +64,8 @@ __device__ __forceinline__ void turn(Word (&words)[kCount]) {
 }
 
 // Mask tensors, eight columns at a time: unrolled, all loads at once would take the registers.
-template <typename C, typename ItemType>
-__device__ __forceinline__ void mask_by_tensors(const ForwardParams& params, const ItemType& item, const ScorePlace& at,
+template <typename C, typename Params, typename ItemType>
+__device__ __forceinline__ void mask_by_tensors(const Params& params, const ItemType& item, const ScorePlace& at,
                                                 float (&scores)[C::kTileK / 2]) {
   const int last = item.rows - 1;  // rows past the end read the last row: their results are not stored
   const auto rows_of = [&](const MaskTensor& mask, int bytes) {
