@@ -16,7 +16,7 @@
 namespace dspattn::cuda::general {
 namespace {
 
-WorkParams work_of(const Problem& problem, const ForwardPlan& plan) {
+WorkParams planned_work(const Problem& problem, const ForwardPlan& plan) {
   WorkParams work = work_of(problem);
   work.heads = tile::Divisor(work.heads.value / plan.group.heads);
   return work;
@@ -78,7 +78,7 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
     p.sinks = static_cast<const float*>(problem.sinks.data);
     p.sink_stride = problem.sinks.step(0);
   }
-  p.work = work_of(problem, plan);
+  p.work = planned_work(problem, plan);
   p.pages = pages_of(problem);
   p.group = plan.group;
   p.tiles = tile::key_tiles(layout_of(plan.kind), problem.pattern, problem.grouping, plan.shape.tile_k);
@@ -96,7 +96,7 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.stages = plan.stages;
   p.tiles_a_stage = plan.tiles_a_stage;
   const auto bytes_of = [&](const ConstTensorView& rows) {
-    return rows.step(2) * static_cast<std::int64_t>(size_bytes(type));
+    return rows.step(2) * static_cast<std::int64_t>(size_bytes(problem.q.dtype));
   };
   constexpr std::int64_t kFar = std::int64_t{1} << 24;  // times 128 keys within 32 bits
   if (plan.vector_k && plan.vector_v && !problem.block_table.present() && p.tiles.is_filled() &&
