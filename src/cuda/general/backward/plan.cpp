@@ -95,7 +95,7 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
   plan.keys.ctas = geometry.batch * geometry.kv_heads * plan.key_groups;
   // Shares of dQ are counted by blocks of 128 keys.
   plan.adds_queries = plan.adds_queries && unit_keys == tile::kBlockKeys && geometry.n_q > 0 && geometry.n_k > 0 &&
-                      std::getenv("DSPATTN_GB_APART") == nullptr;
+                      std::getenv("DSPATTN_GB_FUSED") != nullptr;
   plan.wraps = plan.adds_queries && !problem.mask.causal && !problem.mask.window_right && geometry.n_q > plan.keys.rows;
   plan.finds_references = fp32 && problem.mask.bias.present();
   plan.workspace = lay_out(plan, geometry, d_bias);
