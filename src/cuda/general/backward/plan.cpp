@@ -1,7 +1,6 @@
 #include "cuda/general/backward/plan.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
 #include <sstream>
 
@@ -36,7 +35,6 @@ void take_config(BackwardPlan& plan, const DeviceFacts& device) {
   plan.keys.rows = K::kTileQ;
   plan.keys.keys = K::kTiles * C::kTileK;
   plan.keys.threads = K::kThreads;
-  plan.adds_queries = K::kAddsQueries && plan.kind != Kind::precise;
   choose_stages(plan.keys, device, K::kWeightsOverKeys ? 1 : 2, K::kCtas, &K::shared_bytes);
 }
 
@@ -64,11 +62,6 @@ WorkspaceOffsets lay_out(const BackwardPlan& plan, const core::Geometry& geometr
   take(at.keys, geometry.kv_heads * plan.head_tiles * 64 * plan.stride);
   const bool summed = d_bias.present() && (d_bias.extent(2) == 1 || d_bias.extent(3) == 1);
   take(at.bias_parts, summed ? geometry.batch * geometry.heads * d_bias.extent(2) * d_bias.extent(3) * 4 : 0);
-  if (!plan.adds_queries) return at;
-  const std::int64_t sums = plan.wraps ? 2 : 1;
-  take(at.sums, sums * rows * plan.dim * 4);
-  take(at.counts, sums * rows / plan.keys.rows * 4);
-  take(at.taken, 4);
   return at;
 }
 
@@ -80,7 +73,9 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
   BackwardPlan plan;
   plan.kind = fp32 && problem.fp32_products == Fp32Products::full ? Kind::precise : Kind::any;
   const std::int64_t larger = std::max(geometry.d, geometry.d_v);
-  plan.dim = larger <= kBackwardDims[0] ? kBackwardDims[0] : larger <= kBackwardDims[1] ? kBackwardDims[1] : kBackwardDims[2];
+  plan.dim = larger <= kBackwardDims[0]   ? kBackwardDims[0]
+             : larger <= kBackwardDims[1] ? kBackwardDims[1]
+                                          : kBackwardDims[2];
   fp32 ? take_config_at<DType::f32>(plan, device) : take_config_at<DType::bf16>(plan, device);
 
   const tile::KeyTiles tiles = tile::key_tiles(tile::TileLayout::places, problem.pattern, problem.grouping, 32);
@@ -89,14 +84,12 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
   plan.row_units = tile::divide_up(geometry.n_q, kRowUnit);
   plan.tile_units = tile::divide_up(geometry.n_k, unit_keys);
   plan.key_groups = plan.tile_units * (kTileUnit * 32 / plan.keys.keys);
-  plan.head_rows = kRowUnit * (problem.packed ? problem.q.extent(2) / kRowUnit + geometry.batch : geometry.batch * plan.row_units);
-  plan.head_tiles = kTileUnit * (problem.packed ? problem.k.extent(2) / unit_keys + geometry.batch : geometry.batch * plan.tile_units);
+  plan.head_rows =
+      kRowUnit * (problem.packed ? problem.q.extent(2) / kRowUnit + geometry.batch : geometry.batch * plan.row_units);
+  plan.head_tiles = kTileUnit * (problem.packed ? problem.k.extent(2) / unit_keys + geometry.batch
+                                                : geometry.batch * plan.tile_units);
   plan.queries.ctas = geometry.batch * geometry.heads * plan.row_tiles;
   plan.keys.ctas = geometry.batch * geometry.kv_heads * plan.key_groups;
-  // Shares of dQ are counted by blocks of 128 keys.
-  plan.adds_queries = plan.adds_queries && unit_keys == tile::kBlockKeys && geometry.n_q > 0 && geometry.n_k > 0 &&
-                      std::getenv("DSPATTN_GB_FUSED") != nullptr;
-  plan.wraps = plan.adds_queries && !problem.mask.causal && !problem.mask.window_right && geometry.n_q > plan.keys.rows;
   plan.finds_references = fp32 && problem.mask.bias.present();
   plan.workspace = lay_out(plan, geometry, d_bias);
   return plan;

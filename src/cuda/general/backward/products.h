@@ -1,5 +1,5 @@
-// A warp's products on mma.sync, or in full fp32 without tensor cores. Tiles lie in shared memory, rows C::kStride bytes
-// apart.
+// A warp's products on mma.sync, or in full fp32 without tensor cores. Tiles lie in shared memory, rows C::kStride
+// bytes apart.
 #pragma once
 
 #include <cstdint>
@@ -146,7 +146,8 @@ __device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::kHeadDim /
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[block][i] = pack<C>(values[block][8 * step + 2 * i], values[block][8 * step + 2 * i + 1]);
+        for (int i = 0; i < 4; ++i)
+          a[block][i] = pack<C>(values[block][8 * step + 2 * i], values[block][8 * step + 2 * i + 1]);
       }
 #pragma unroll
       for (int columns = 0; columns < C::kHeadDim / 8; columns += 2) {
@@ -166,8 +167,8 @@ __device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::kHeadDim /
 template <typename C>
 using KeySums = float[2][C::Keys::kColumns / 2];
 
-// sums += weights^T * rows: kTileQ rows of 32 weights at `weights`, as many rows of Q or dO, of which the warp's columns
-// begin at `rows`.
+// sums += weights^T * rows: kTileQ rows of 32 weights at `weights`, as many rows of Q or dO, of which the warp's
+// columns begin at `rows`.
 template <typename C>
 __device__ __forceinline__ void add_keys(KeySums<C>& sums, std::uint32_t weights, std::uint32_t rows) {
   using Element = ElementOf<C::kType>;
@@ -226,65 +227,6 @@ __device__ __forceinline__ void add_keys(KeySums<C>& sums, std::uint32_t weights
         for (int m = 0; m < 2; ++m) {
           ptx::mma_32_bytes<Element>(four(sums[m] + 4 * columns), a[m], b[0], b[1]);
           ptx::mma_32_bytes<Element>(four(sums[m] + 4 * columns + 4), a[m], b[2], b[3]);
-        }
-      }
-    }
-  }
-}
-
-// Of the four warps that share a query tile's dQ: rows and columns of one.
-template <typename C>
-struct ShareShape {
-  static constexpr int kRowBlocks = C::Keys::kTileQ / 32;
-  static constexpr int kColumns = C::kHeadDim / 2;
-};
-template <typename C>
-using Share = float[C::Keys::kTileQ / 32][C::kHeadDim / 4];
-
-// share += d_scores * keys of one key tile: d_scores at the warp's first row, keys at its first column.
-template <typename C>
-__device__ __forceinline__ void add_share(Share<C>& share, std::uint32_t d_scores, std::uint32_t keys) {
-  using Element = ElementOf<C::kType>;
-  using K = typename C::Keys;
-  using S = ShareShape<C>;
-  const std::uint32_t lane = own_lane();
-  if constexpr (C::kIsFp32) {  // keys 2t and 2t + 1 of eight as columns t and t + 4 of the operand
-    const std::uint32_t row = d_scores + (lane >> 2) * K::kWeightStride + 8 * (lane & 3);
-    const std::uint32_t own = keys + 2 * (lane & 3) * C::kStride + 4 * (lane >> 2);
-#pragma unroll
-    for (int step = 0; step < C::kTileK / 8; ++step) {
-      std::uint32_t a[S::kRowBlocks][4];
-#pragma unroll
-      for (int i = 0; i < 2 * S::kRowBlocks; ++i) {
-        std::uint32_t pair[2];
-        ptx::load_shared_bytes<8>(row + i * 8 * K::kWeightStride + step * 32, pair);
-        a[i / 2][i % 2] = pair[0];
-        a[i / 2][i % 2 + 2] = pair[1];
-      }
-#pragma unroll
-      for (int columns = 0; columns < S::kColumns / 8; ++columns) {
-        const std::uint32_t at = own + step * 8 * C::kStride + columns * 32;
-        const std::uint32_t b0 = ptx::load_shared(at), b1 = ptx::load_shared(at + C::kStride);
-#pragma unroll
-        for (int i = 0; i < S::kRowBlocks; ++i) ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns), a[i], b0, b1);
-      }
-    }
-  } else {
-    const std::uint32_t row = d_scores + (lane & 15) * K::kWeightStride + (lane >> 4) * 16;
-    const std::uint32_t own = keys + (lane & 15) * C::kStride + (lane >> 4) * 16;
-#pragma unroll
-    for (int step = 0; step < C::kTileK / 16; ++step) {
-      std::uint32_t a[S::kRowBlocks][4];
-#pragma unroll
-      for (int i = 0; i < S::kRowBlocks; ++i) ptx::ldmatrix_x4(a[i], row + i * 16 * K::kWeightStride + step * 32);
-#pragma unroll
-      for (int columns = 0; columns < S::kColumns / 8; columns += 2) {
-        std::uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, own + step * 16 * C::kStride + columns * 16);
-#pragma unroll
-        for (int i = 0; i < S::kRowBlocks; ++i) {
-          ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns), a[i], b[0], b[1]);
-          ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns + 4), a[i], b[2], b[3]);
         }
       }
     }
