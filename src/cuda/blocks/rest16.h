@@ -74,34 +74,64 @@ __device__ __forceinline__ void sum_left_out(const Packed& packed, const Exponen
 }
 
 // Of a thread's two rows; nothing where pruned keys are left out of the softmax. Where exponentials are taken in fp16,
-// a tile's sums are two fp16 numbers: registers are short, and what they lose is less than the weights have lost.
+// a tile's sums are two fp16 numbers: registers are short, and what they lose is less than the weights have lost. Those
+// of its last C::kDeferredSlices slices are taken when the next tile's products have been issued, under which they cost
+// less than in front of them.
 template <typename C, bool kPresent = C::kRestMean>
 struct RestState {
   using Tile = std::conditional_t<C::kHalfExponentials, HalfRestSum<C::kCoarseRest>, RestSum>;
+  static constexpr int kDeferred = 4 * C::kDeferredSlices;
 
   float sum0 = 0, sum1 = 0;  // so far, of this thread's keys
   Tile tile;                 // of the last tile, not yet in those
+  tile::LeftOut deferred[kDeferred / 2 > 0 ? kDeferred / 2 : 1];  // the last tile's scores that are not yet in those
+  std::uint32_t minus = kNoWeight;                                // minus the reference of these
+
+  static constexpr std::uint32_t kNoWeight = 0xFC00FC00u;  // -inf twice
 
   __device__ __forceinline__ void set_tile(const Tile& sums) { tile = sums; }
   __device__ __forceinline__ void set_tile(const RestSum& sums) requires(!std::is_same_v<Tile, RestSum>) {
     tile.set(sums.sum0, sums.sum1);
   }
+  // Scores of the last tile whose weights are taken later, and how.
+  __device__ __forceinline__ void defer(int index, const tile::LeftOut& scores) { deferred[index] = scores; }
+  __device__ __forceinline__ void defer_to(const HalfExponents& exponents) { minus = exponents.minus; }
+  __device__ __forceinline__ void defer_nothing() { minus = kNoWeight; }
+  // When the tile's weights fit their reference.
   __device__ __forceinline__ void add_tile() {
-    float tile0, tile1;
-    tile.get(tile0, tile1);
-    sum0 += tile0;
-    sum1 += tile1;
+    if constexpr (kDeferred == 0) add_sums();
+  }
+  // When the products of the next tile, if there is one, have been issued.
+  __device__ __forceinline__ void add_deferred(std::uint32_t scale) {
+    if constexpr (kDeferred > 0) {
+      const HalfExponents exponents{scale, minus};
+#pragma unroll
+      for (const tile::LeftOut& scores : deferred) tile.add(exponents, scores);
+      add_sums();
+    }
   }
   __device__ __forceinline__ void shrink(const Raised& by) {
     sum0 *= by.shrink0;
     sum1 *= by.shrink1;
+  }
+
+ private:
+  __device__ __forceinline__ void add_sums() {
+    float tile0, tile1;
+    tile.get(tile0, tile1);
+    sum0 += tile0;
+    sum1 += tile1;
   }
 };
 template <typename C>
 struct RestState<C, false> {
   template <typename Sums>
   __device__ __forceinline__ void set_tile(const Sums&) {}
+  __device__ __forceinline__ void defer(int, const tile::LeftOut&) {}
+  __device__ __forceinline__ void defer_to(const HalfExponents&) {}
+  __device__ __forceinline__ void defer_nothing() {}
   __device__ __forceinline__ void add_tile() {}
+  __device__ __forceinline__ void add_deferred(std::uint32_t) {}
   __device__ __forceinline__ void shrink(const Raised&) {}
 };
 

@@ -75,6 +75,7 @@ struct Config {
   static constexpr bool kGeneral = true;
   static constexpr bool kPairs = false;
   static constexpr int kHeldSlices = 1;
+  static constexpr int kDeferredSlices = 0;
   static constexpr bool kHalfExponentials = false;
   static constexpr float kHeadroom = 0;
   static constexpr bool kReferenceIsScore = kIsFp32;

@@ -107,6 +107,12 @@ struct Config {
   // the unit that computes exponentials, but each errs by up to 41 % (docs/rest.md says what that costs).
   static constexpr bool kCoarseRest = false;
 
+#ifndef EXP_DEFER
+#define EXP_DEFER 4
+#endif
+  // The exponentials of pruned scores of so many of a tile's slices, the last ones, are taken under the next products.
+  static constexpr int kDeferredSlices = kRestMean && kHalfExponentials ? EXP_DEFER : 0;
+
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
   // slices of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured
   // (docs/log/forward.md): nothing with three warpgroups, 5 % with two.

@@ -206,6 +206,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     products.issue_output(ring.stage, accumulate);
     ptx::wgmma_commit();
     ping_pong().pass_on();
+    weigher.add_deferred();
     ptx::wgmma_wait<1>();
     release(shared.k_empty, next);
     look_ahead(next);
@@ -351,6 +352,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     ptx::wgmma_commit();
     ping_pong().pass_on();
     // While the tensor core works on the last output: all that does not need it.
+    weigher.add_deferred();
     RowSums rest;
     const RowSums sums = sum_up_rows(rest);
     const int trailing = skip_after;

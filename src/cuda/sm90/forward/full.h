@@ -82,6 +82,7 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
     ptx::wgmma_commit();
     Base::ping_pong().pass_on();
     // While the tensor core works on the last output: all that does not need it.
+    weigher.add_deferred();
     RowSums rest;
     const RowSums sums = Base::sum_up_rows(rest);
     typename Base::TileRing next = ring;
