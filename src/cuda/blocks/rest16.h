@@ -96,7 +96,11 @@ struct RestState {
   // Scores of the last tile whose weights are taken later, and how.
   __device__ __forceinline__ void defer(int index, const tile::LeftOut& scores) { deferred[index] = scores; }
   __device__ __forceinline__ void defer_to(const HalfExponents& exponents) { minus = exponents.minus; }
-  __device__ __forceinline__ void defer_nothing() { minus = kNoWeight; }
+  __device__ __forceinline__ void defer_nothing() {
+    minus = kNoWeight;
+#pragma unroll
+    for (tile::LeftOut& scores : deferred) scores = {0, 0};
+  }
   // When the tile's weights fit their reference.
   __device__ __forceinline__ void add_tile() {
     if constexpr (kDeferred == 0) add_sums();

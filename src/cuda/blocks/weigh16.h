@@ -47,7 +47,7 @@ struct Weigher {
     float values[kHeld][8];
     RestSumOf<C, How> left_out;
     constexpr bool kSumsAtOnce = std::is_same_v<How, HalfExponents> || C::kConsumers == 3;
-    constexpr bool kDefers = std::is_same_v<How, HalfExponents> && !kTakesLower && C::kDeferredSlices > 0;
+    constexpr bool kDefers = std::is_same_v<How, HalfExponents> && std::is_same_v<Packed, PackedScores<C, Hidden::nothing>> && C::kDeferredSlices > 0;
     const auto write = [&](int u, const float* value) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
