@@ -107,7 +107,20 @@ struct RestState {
   }
   // When the products of the next tile, if there is one, have been issued.
   __device__ __forceinline__ void add_deferred(std::uint32_t scale) {
-    if constexpr (kDeferred > 0) {
+    if constexpr (kDeferred > 0 && C::kExperiment == 4) {
+      const HalfExponents exponents{scale, minus};
+      std::uint32_t scaled = 0;
+#pragma unroll
+      for (const tile::LeftOut& scores : deferred) {
+        tile.sums = ptx::add_f16x2(tile.sums, ptx::exp2_f16x2(exponents.argument(scores.first)));
+        scaled = tile::add_fine_exp2_f16x2(exponents.argument(scores.second), scaled);
+      }
+      float low, high;
+      ptx::unpack_f16x2(scaled, low, high);
+      sum0 = fmaf(low, 0x1p-10f, sum0);
+      sum1 = fmaf(high, 0x1p-10f, sum1);
+      add_sums();
+    } else if constexpr (kDeferred > 0) {
       const HalfExponents exponents{scale, minus};
 #pragma unroll
       for (const tile::LeftOut& scores : deferred) tile.add(exponents, scores);

@@ -1,6 +1,7 @@
 #include "cuda/sm90/common/forward.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "core/geometry.h"
 #include "cuda/blocks/means.h"
@@ -135,7 +136,7 @@ void prepare(const ForwardArgs& args, const ForwardPlan& plan, const ForwardPara
     s.tile_q = plan.traits.tile_q;
   }
   launch_prepare(s, static_cast<cudaStream_t>(args.run.stream));
-  if (plan.rest_mean) launch_means(means_of(args, plan, params), static_cast<cudaStream_t>(args.run.stream));
+  if (plan.rest_mean && !std::getenv("REST_NOPRE")) launch_means(means_of(args, plan, params), static_cast<cudaStream_t>(args.run.stream));
 }
 
 void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& refusals) {

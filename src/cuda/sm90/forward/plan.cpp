@@ -1,6 +1,7 @@
 #include "cuda/sm90/forward/plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "cuda/sm90/forward/config.h"
@@ -33,7 +34,9 @@ VariantTraits mean_traits_at(Variant variant) {
   constexpr int kMeanDim = mean_dim(kDim);
   switch (variant) {
     case Variant::wide:
+      if (kSelection == Selection::two_of_four && std::getenv("REST_NARROW")) break;
       if constexpr (has_mean_wide(kSelection, kType, kMeanDim)) {
+        if (const char* e = std::getenv("REST_EXP"); e && e[0] == '3') return traits_from<Config<kType, kSelection, kMeanDim, Build(Variant::wide, true, 3)>>();
         return traits_from<Config<kType, kSelection, kMeanDim, Build(Variant::wide, true)>>();
       }
       break;
