@@ -34,8 +34,10 @@ TEST_P(RestRow, FullAndCausal) {
   expect_right(causal, false);
   causal.offset = -3;
   causal.n_q = 20;
-  causal.n_k = 280;
-  expect_right(causal, false);
+  for (const std::int64_t n_k : {280, 1300}) {  // one batch of blocks, and two (blocks/prefix_means.cu)
+    causal.n_k = n_k;
+    expect_right(causal, false);
+  }
 }
 
 // Windows narrower than two blocks, whose rows have means of their own, and wider ones.
