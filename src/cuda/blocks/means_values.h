@@ -58,7 +58,11 @@ struct Values {
   }
 
   __device__ __forceinline__ float number(std::uint32_t low_half) const {
-    if (params.type == DType::bf16) return __uint_as_float(low_half << 16);
+    return params.type == DType::bf16 ? number<DType::bf16>(low_half) : number<DType::f16>(low_half);
+  }
+  template <DType kType>
+  __device__ __forceinline__ static float number(std::uint32_t low_half) {
+    if constexpr (kType == DType::bf16) return __uint_as_float(low_half << 16);
     float low, high;
     ptx::unpack_f16x2(low_half & 0xFFFFu, low, high);
     return low;
@@ -79,15 +83,8 @@ struct Values {
     const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float low, high;
-      if constexpr (kType == DType::bf16) {
-        low = __uint_as_float(words[i] << 16);
-        high = __uint_as_float(words[i] & 0xFFFF0000u);
-      } else {
-        ptx::unpack_f16x2(words[i], low, high);
-      }
-      sums[2 * i] += low;
-      sums[2 * i + 1] += high;
+      sums[2 * i] += number<kType>(words[i]);
+      sums[2 * i + 1] += number<kType>(words[i] >> 16);
     }
   }
   // Aligned rows, none of which a mask hides.
@@ -104,15 +101,13 @@ struct Values {
       }
     }
   }
-  // kWidth columns from `column` on; 0 past the last. kVector: rows are 16-byte aligned.
+  // kWidth columns from `from` on, or, where rows are not 16-byte aligned, as many as there are.
   template <bool kVector>
-  __device__ __forceinline__ uint4 load(int key, int column) const {
-    if (column >= params.columns) return make_uint4(0, 0, 0, 0);
-    const std::uint16_t* from = rows + key * params.v.row_stride + column;
+  __device__ __forceinline__ static uint4 load(const std::uint16_t* from, int columns) {
     if constexpr (kVector) return *reinterpret_cast<const uint4*>(from);
     const auto pair = [&](int i) {
-      const std::uint32_t low = column + i < params.columns ? from[i] : 0u;
-      const std::uint32_t high = column + i + 1 < params.columns ? from[i + 1] : 0u;
+      const std::uint32_t low = i < columns ? from[i] : 0u;
+      const std::uint32_t high = i + 1 < columns ? from[i + 1] : 0u;
       return low | high << 16;
     };
     return make_uint4(pair(0), pair(2), pair(4), pair(6));

@@ -11,10 +11,10 @@ constexpr int kColumns = 32;  // 64 bytes of a row of V: what memory delivers at
 constexpr int kAcross = kColumns / kWidth;
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kRunners = kThreads / kAcross;               // threads that share a column
-constexpr int kLoads = tile::kBlockKeys / kRunners;        // keys of a block that a thread adds up
-constexpr int kBatch = 8;                                  // blocks whose V is loaded together
-constexpr int kSegmentKeys = tile::kBlockKeys / kWarps;    // first keys: those that a warp adds up one by one
+constexpr int kRunners = kThreads / kAcross;             // threads that share a column
+constexpr int kLoads = tile::kBlockKeys / kRunners;      // keys of a block that a thread adds up
+constexpr int kBatch = 8;                                // blocks whose V is loaded together
+constexpr int kSegmentKeys = tile::kBlockKeys / kWarps;  // first keys: those that a warp adds up one by one
 static_assert(kBatch * kColumns == kThreads, "a thread for every entry's column of a batch");
 
 struct Shared {
@@ -41,6 +41,14 @@ struct PrefixCta {
     return params.means[(head_entries + entry) * params.stride + first_column + own_column];
   }
 
+  // V of the thread's columns, from its first key on.
+  __device__ __forceinline__ const std::uint16_t* own_rows() const {
+    return values.rows + runner() * params.v.row_stride + column();
+  }
+  __device__ __forceinline__ uint4 load(const std::uint16_t* from) const {
+    return column() < params.columns ? Values::load<kVector>(from, params.columns - column()) : make_uint4(0, 0, 0, 0);
+  }
+
   // Sums of eight columns over the eight lanes that have them: of one column each in the end, column lane_column().
   __device__ __forceinline__ float over_lanes(const float (&sums)[kWidth]) const {
     const auto exchange = [](float keep, float give, int with) { return keep + __shfl_xor_sync(~0u, give, with); };
@@ -62,21 +70,34 @@ struct PrefixCta {
     return lane() % kAcross * kWidth + (lane() >> 4 & 1) * 4 + (lane() >> 3 & 1) * 2 + (lane() >> 2 & 1);
   }
 
+  // A sequence without a whole block.
+  __device__ __forceinline__ void average_short() const {
+    for (int key = runner(); key < sequence.key_length; key += kRunners) {
+      shared.first[key][thread() % kAcross] = load(own_rows() + (key - runner()) * params.v.row_stride);
+    }
+    average_first_keys();
+  }
+
   // Means of blocks [0, 1), [0, 2) … of a sequence; where all rows see all keys, of the last of these alone.
   __device__ __forceinline__ void average_blocks() const {
     const int blocks = sequence.key_length / tile::kBlockKeys;
     const bool only_last = params.work.right >= tile::kMaxRows;
     const std::int64_t first = params.table.entry_of_blocks(sequence.place, {0, 1});
+    const std::int64_t step = kRunners * params.v.row_stride;
+    const std::uint16_t* from = own_rows();
     float sums[kWidth] = {};
 #pragma unroll 1
     for (int begin = 0; begin < blocks; begin += kBatch) {
       uint4 x[kBatch * kLoads];
 #pragma unroll
       for (int i = 0; i < kBatch * kLoads; ++i) {
-        x[i] = make_uint4(0, 0, 0, 0);
-        if (begin + i / kLoads < blocks) {
-          x[i] = values.template load<kVector>((begin + i / kLoads) * tile::kBlockKeys + i % kLoads * kRunners + runner(), column());
-        }
+        x[i] = begin + i / kLoads < blocks ? load(from) : make_uint4(0, 0, 0, 0);
+        from += step;
+      }
+      if (begin == 0 && params.table.first_keys > 0) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) shared.first[i * kRunners + runner()][thread() % kAcross] = x[i];
+        average_first_keys();
       }
       auto& parts = shared.sums[begin / kBatch & 1];
       const bool writes = !only_last || begin + kBatch >= blocks;
@@ -84,7 +105,8 @@ struct PrefixCta {
       for (int block = 0; block < kBatch; ++block) {
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) Values::add<kType>(x[block * kLoads + i], sums);
-        if (writes && (!only_last || begin + block + 1 == blocks)) parts[block][warp()][lane_column()] = over_lanes(sums);
+        if (writes && (!only_last || begin + block + 1 == blocks))
+          parts[block][warp()][lane_column()] = over_lanes(sums);
       }
       if (!writes) continue;
       __syncthreads();  // all warps' parts are known; those of the batch before are read
@@ -97,24 +119,21 @@ struct PrefixCta {
     }
   }
 
-  // Means of a sequence's first keys, up to 127 of them.
+  // Means of a sequence's first keys, up to 127 of them, whose V is in shared memory.
   __device__ __forceinline__ void average_first_keys() const {
     const int length = min(sequence.key_length, params.table.first_keys);
-    for (int key = runner(); key < length; key += kRunners) {
-      shared.first[key][thread() % kAcross] = values.template load<kVector>(key, column());
-    }
-    __syncthreads();  // the block is there
+    __syncthreads();  // it is there
     const auto* numbers = reinterpret_cast<const std::uint16_t*>(shared.first);
     const int begin = warp() * kSegmentKeys;
     const int end = min(length, begin + kSegmentKeys);
     float sum = 0;
-    for (int key = begin; key < end; ++key) sum += values.number(numbers[key * kColumns + lane()]);
+    for (int key = begin; key < end; ++key) sum += Values::number<kType>(numbers[key * kColumns + lane()]);
     shared.segments[warp()][lane()] = sum;
     __syncthreads();  // all segments' sums are known
     sum = 0;
     for (int i = 0; i < warp(); ++i) sum += shared.segments[i][lane()];
     for (int key = begin; key < end; ++key) {
-      sum += values.number(numbers[key * kColumns + lane()]);
+      sum += Values::number<kType>(numbers[key * kColumns + lane()]);
       mean(params.table.edge_of(sequence.place) + key, lane()) = mean_of(sum, key + 1);
     }
   }
@@ -139,18 +158,20 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_means(const MeansParams pa
                                       shared,
                                       (task - sequence_head * panels) * kColumns,
                                       head * params.table.entries};
-  if (params.table.first_keys > 0) cta.average_first_keys();
-  cta.average_blocks();
+  if (sequence.key_length >= tile::kBlockKeys) {
+    cta.average_blocks();
+  } else if (params.table.first_keys > 0) {
+    cta.average_short();
+  }
 }
 
 }  // namespace
 
 void launch_prefix_means(const MeansParams& params, cudaStream_t stream) {
   const std::int64_t ctas = std::int64_t{params.heads} * params.sequences * (params.stride / kColumns);
-  const auto kernel = params.type == DType::bf16 ? (params.vector != 0 ? &prefix_means<DType::bf16, true>
-                                                                       : &prefix_means<DType::bf16, false>)
-                                                 : (params.vector != 0 ? &prefix_means<DType::f16, true>
-                                                                       : &prefix_means<DType::f16, false>);
+  const auto kernel = params.type == DType::bf16
+                          ? (params.vector != 0 ? &prefix_means<DType::bf16, true> : &prefix_means<DType::bf16, false>)
+                          : (params.vector != 0 ? &prefix_means<DType::f16, true> : &prefix_means<DType::f16, false>);
   launch("the means of V", kernel, {.ctas = grid_of(ctas), .threads = kThreads, .may_overlap = true}, stream, params);
 }
 

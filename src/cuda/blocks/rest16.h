@@ -14,36 +14,44 @@ namespace dspattn::cuda::blocks {
 
 // Sums over one tile. Weights in fp16 are added in fp16: a lane adds 16 of them for a row, whose errors are no larger
 // than those of the weights themselves.
-template <bool kCoarse>
+template <int kByPolynomial>
 struct HalfRestSum {
   std::uint32_t sums = 0;
+  std::uint32_t scaled = 0;
 
-  __device__ __forceinline__ void add(const HalfExponents& exponents, const tile::LeftOut& scores) {
-    sums = ptx::add_f16x2(sums, ptx::add_f16x2(weight(exponents, scores.first), weight(exponents, scores.second)));
+  __device__ __forceinline__ void add(const HalfExponents& exponents, const tile::LeftOut& scores, int index = 0) {
+    const std::uint32_t x = exponents.argument(scores.first);
+    const std::uint32_t y = exponents.argument(scores.second);
+    if (kByPolynomial == 0 || (kByPolynomial == 3 && index % 2 == 0)) {
+      sums = ptx::add_f16x2(sums, ptx::add_f16x2(ptx::exp2_f16x2(x), ptx::exp2_f16x2(y)));
+    } else {
+      if constexpr (kByPolynomial == 1 || kByPolynomial == 3) {
+        sums = ptx::add_f16x2(sums, ptx::exp2_f16x2(x));
+      } else {
+        scaled = tile::add_fine_exp2_f16x2(x, scaled);
+      }
+      scaled = tile::add_fine_exp2_f16x2(y, scaled);
+    }
   }
   __device__ __forceinline__ void set(float row0, float row1) {
-    const float factor = kCoarse ? tile::kCoarseExcess : 1.0f;
-    sums = ptx::pack_f16x2(row0 * factor, row1 * factor);
+    sums = ptx::pack_f16x2(row0, row1);
+    scaled = 0;
   }
   __device__ __forceinline__ void get(float& row0, float& row1) const {
     ptx::unpack_f16x2(sums, row0, row1);
-    if constexpr (kCoarse) {
-      row0 *= 1.0f / tile::kCoarseExcess;
-      row1 *= 1.0f / tile::kCoarseExcess;
+    if constexpr (kByPolynomial > 0) {
+      float low, high;
+      ptx::unpack_f16x2(scaled, low, high);
+      row0 = fmaf(low, 0x1p-10f, row0);
+      row1 = fmaf(high, 0x1p-10f, row1);
     }
-  }
-
- private:
-  __device__ __forceinline__ static std::uint32_t weight(const HalfExponents& exponents, std::uint32_t score) {
-    const std::uint32_t x = exponents.argument(score);
-    return kCoarse ? tile::coarse_exp2_f16x2(x) : ptx::exp2_f16x2(x);
   }
 };
 
 struct RestSum {
   float sum0 = 0, sum1 = 0;
 
-  __device__ __forceinline__ void add(const Exponents& exponents, const tile::LeftOut& scores) {
+  __device__ __forceinline__ void add(const Exponents& exponents, const tile::LeftOut& scores, int = 0) {
     float values[4];
     exponents.weigh(scores.first, scores.second, values);
     sum0 += values[0] + values[1];
@@ -56,7 +64,7 @@ struct RestSum {
 };
 
 template <typename C>
-HalfRestSum<C::kCoarseRest> rest_sum_of(const HalfExponents&);
+HalfRestSum<C::kByPolynomial> rest_sum_of(const HalfExponents&);
 template <typename C>
 RestSum rest_sum_of(const Exponents&);
 
@@ -79,7 +87,7 @@ __device__ __forceinline__ void sum_left_out(const Packed& packed, const Exponen
 // less than in front of them.
 template <typename C, bool kPresent = C::kRestMean>
 struct RestState {
-  using Tile = std::conditional_t<C::kHalfExponentials, HalfRestSum<C::kCoarseRest>, RestSum>;
+  using Tile = std::conditional_t<C::kHalfExponentials, HalfRestSum<C::kByPolynomial>, RestSum>;
   static constexpr int kDeferred = 4 * C::kDeferredSlices;
 
   float sum0 = 0, sum1 = 0;  // so far, of this thread's keys
@@ -107,20 +115,7 @@ struct RestState {
   }
   // When the products of the next tile, if there is one, have been issued.
   __device__ __forceinline__ void add_deferred(std::uint32_t scale) {
-    if constexpr (kDeferred > 0 && C::kExperiment == 4) {
-      const HalfExponents exponents{scale, minus};
-      std::uint32_t scaled = 0;
-#pragma unroll
-      for (const tile::LeftOut& scores : deferred) {
-        tile.sums = ptx::add_f16x2(tile.sums, ptx::exp2_f16x2(exponents.argument(scores.first)));
-        scaled = tile::add_fine_exp2_f16x2(exponents.argument(scores.second), scaled);
-      }
-      float low, high;
-      ptx::unpack_f16x2(scaled, low, high);
-      sum0 = fmaf(low, 0x1p-10f, sum0);
-      sum1 = fmaf(high, 0x1p-10f, sum1);
-      add_sums();
-    } else if constexpr (kDeferred > 0) {
+    if constexpr (kDeferred > 0) {
       const HalfExponents exponents{scale, minus};
 #pragma unroll
       for (const tile::LeftOut& scores : deferred) tile.add(exponents, scores);

@@ -70,7 +70,7 @@ struct Weigher {
           if constexpr (kDefers && kSlice >= kSlices - C::kDeferredSlices) {
             rest.defer(2 * (kSlice - (kSlices - C::kDeferredSlices)) + i, scores);
           } else if constexpr (kSumsAtOnce) {
-            left_out.add(exponents, scores);
+            left_out.add(exponents, scores, i);
           }
         });
       }

@@ -80,7 +80,7 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.vector_v = plan.vector_v ? 1 : 0;
   p.vector_out = plan.vector_out ? 1 : 0;
   // The kernels that write means wait for everything before them: nobody needs to wait once more.
-  p.overlaps = plan.overlaps && !plan.rest_mean ? 1 : 0;
+  p.overlaps = plan.rest_mean ? (std::getenv("REST_START") ? 1 : 0) : plan.overlaps ? 1 : 0;
   p.short_items = plan.short_items ? 1 : 0;
   p.partial_blocks = plan.partial_blocks ? 1 : 0;
   p.last_k = last_row(problem.k);

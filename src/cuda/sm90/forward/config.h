@@ -44,7 +44,7 @@ struct Config {
   // Keys per tile. 128 is a whole block of the interleaved grouping and gives each product enough work. Above d = 128
   // the output accumulator takes d/2 registers a thread and a K or V tile 256 d bytes, so a tile is half a block.
   // fp16 with rest = mean takes twice as many exponentials in fp32, for which registers would be too few.
-  static constexpr int kTileK = kHeadDim > 128 || (kRestMean && kType == DType::f16) || (kBuild.experiment == 3 && kVariant == Variant::wide) ? 64 : 128;
+  static constexpr int kTileK = kHeadDim > 128 || (kRestMean && kType == DType::f16) ? 64 : 128;
   static constexpr int kTilesPerBlock = tile::kBlockKeys / kTileK;
   static constexpr Pattern kPattern = blocks::pattern_of(kSelection);
   static constexpr tile::KeyMap kInterleavedKeys = tile::key_map(kPattern, Grouping::interleaved, kTileK);
@@ -109,12 +109,13 @@ struct Config {
 
   // The exponentials of pruned scores of so many of a tile's slices, the last ones, are taken under the next products.
   static constexpr int kExperiment = kBuild.experiment;
-  static constexpr int kDeferredSlices = kRestMean && kHalfExponentials ? (kBuild.experiment == 1 ? 0 : kBuild.experiment == 2 ? 2 : kTileK / 32) : 0;
+  static constexpr int kByPolynomial = kBuild.experiment == 1 ? 1 : kBuild.experiment == 3 ? 3 : kBuild.experiment == 4 ? 2 : 0;
+  static constexpr int kDeferredSlices = kRestMean && kHalfExponentials ? (kBuild.experiment == 2 ? 2 : 0) : 0;
 
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
   // slices of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured
   // (docs/log/forward.md): nothing with three warpgroups, 5 % with two.
-  static constexpr int kHeldSlices = !kNarrow || kTileK < 128 || (kBuild.experiment == 3 && kHeadDim == 128) ? 1
+  static constexpr int kHeldSlices = !kNarrow || kTileK < 128 ? 1
                                      : kHeadDim <= 64 && kSelection == Selection::two_of_four ? 3
                                                                                               : 2;
 

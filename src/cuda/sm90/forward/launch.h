@@ -66,7 +66,6 @@ Launcher compiled_mean(Variant variant) {
       if (x == 1) return mean_exp_launcher<kType, kSelection, kDim, 1>(variant);
       if (x == 2) return mean_exp_launcher<kType, kSelection, kDim, 2>(variant);
       if (x == 3) return mean_exp_launcher<kType, kSelection, kDim, 3>(variant);
-      if (x == 5) return mean_exp_launcher<kType, kSelection, kDim, 5>(variant);
       if (x == 4) return mean_exp_launcher<kType, kSelection, kDim, 4>(variant);
     }
   }

@@ -36,7 +36,6 @@ VariantTraits mean_traits_at(Variant variant) {
     case Variant::wide:
       if (kSelection == Selection::two_of_four && std::getenv("REST_NARROW")) break;
       if constexpr (has_mean_wide(kSelection, kType, kMeanDim)) {
-        if (const char* e = std::getenv("REST_EXP"); e && e[0] == '3') return traits_from<Config<kType, kSelection, kMeanDim, Build(Variant::wide, true, 3)>>();
         return traits_from<Config<kType, kSelection, kMeanDim, Build(Variant::wide, true)>>();
       }
       break;
