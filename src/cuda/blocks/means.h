@@ -42,6 +42,9 @@ struct MeansParams {
   int* counts = nullptr;   // [heads][table.all_blocks]: and of how many keys
 };
 
+// Where rows see all keys before their last, one kernel writes the table.
+void launch_prefix_means(const MeansParams& params, cudaStream_t stream);
+
 // The kernel that follows may start before these have ended: it must wait for them before it reads the table.
 void launch_means(const MeansParams& params, cudaStream_t stream);
 
