@@ -50,7 +50,7 @@ def table() -> str:
     lines += [
         "",
         f"{training['steps']} steps of {training['batch']} windows of {training['length']} tokens, AdamW, highest rate "
-        f"{training['rate']:g}; with dense attention {1e3 * seconds:.0f} ms a step, {tokens / seconds / 1e3:.0f} thousand "
+        f"{training['rate']:g}; dense {1e3 * seconds:.0f} ms a step, {tokens / seconds / 1e3:.0f} thousand "
         f"tokens a second ({content['device']['name']}, revision {content['commit'][:12]}).",
     ]
     return "\n".join(lines)

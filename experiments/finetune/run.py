@@ -43,7 +43,7 @@ ATTENTIONS = ("sdpa", "dspattn_2_4", "dspattn_1_2")  # the first is what the oth
 TEXTS = {"train": "wikitext2/wiki.train.tokens.xz", "test": "wikitext2/wiki.test.tokens.xz"}
 TRAIN_TOKENS = 2**21
 JUDGED_AT_ONCE = 2**15  # tokens of one pass over the test text
-CALIBRATION = 3  # steps that are timed before the runs, of which the last counts
+WARM_UPS = 3  # steps before the runs, of which the last says how long one takes
 
 
 def write_tokens(data: Path, out: Path, cache: str | None) -> dict[str, int]:
@@ -70,7 +70,6 @@ class Run:
     optimizer: Any
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    before: float = math.nan
 
 
 def start(base: Any, attention: str, seed: int, options: argparse.Namespace) -> Run:
@@ -110,28 +109,37 @@ def judge(run: Run, text: Tensor, options: argparse.Namespace) -> tuple[Any, Any
     return found
 
 
-def steps_that_fit(base: Any, windows: Tensor, text: Tensor, options: argparse.Namespace, budget: Budget) -> int:
-    """As many of the asked steps as there is time for, by what is timed here, which warms up too."""
+@dataclass(frozen=True)
+class Calibration:
+    """What was found before the runs: perplexities of the model as it is, and how many steps there is time for."""
+
+    before: dict[str, float]
+    steps: int
+
+
+def calibrate(base: Any, windows: Tensor, text: Tensor, options: argparse.Namespace, budget: Budget) -> Calibration:
+    """Times steps at rate 0, which change nothing and warm up, and the reading of the test text."""
+    before = {}
     step_seconds = judge_seconds = 0.0
     for attention in ATTENTIONS:
         run = start(base, attention, 0, options)
         batch = windows[: options.batch]
-        step_seconds += [timed_step(run, batch, 0.0, options.device)[1] for _ in range(CALIBRATION)][-1]
+        step_seconds += [timed_step(run, batch, 0.0, options.device)[1] for _ in range(WARM_UPS)][-1]
         begin = time.perf_counter()
-        judge(run, text, options)
-        judge_seconds += 2 * (time.perf_counter() - begin)  # before and after
+        sums, counts = judge(run, text, options)
+        judge_seconds += time.perf_counter() - begin
+        before[attention] = math.exp(sums.sum() / counts.sum())
     left = (budget.ends - time.monotonic()) / len(options.seeds)
     room = int(0.9 * (left - judge_seconds) / step_seconds)
     print(f"{step_seconds:.3f} s for a step of each, {judge_seconds:.1f} s for judging, {room} steps fit", flush=True)
-    return max(1, min(options.steps, room))
+    return Calibration(before, max(1, min(options.steps, room)))
 
 
-def train(base: Any, seed: int, windows: Tensor, text: Tensor, options: argparse.Namespace) -> list[dict[str, Any]]:
+def train(
+    base: Any, seed: int, windows: Tensor, text: Tensor, before: dict[str, float], options: argparse.Namespace
+) -> list[dict[str, Any]]:
     """All runs of a seed, step by step in turn; a row each."""
     runs = [start(base, attention, seed, options) for attention in ATTENTIONS]
-    for run in runs:
-        sums, counts = judge(run, text, options)
-        run.before = math.exp(sums.sum() / counts.sum())
     for step in range(options.steps):
         batch = example.batch_of(step, seed, windows, options.batch)
         first = step % len(runs)
@@ -147,14 +155,14 @@ def train(base: Any, seed: int, windows: Tensor, text: Tensor, options: argparse
         # Of the same step, so that what slows the machine down slows both.
         ratios = [dense / own for dense, own in zip(runs[0].seconds, run.seconds, strict=True)]
         rows.append(
-            {"attention": run.attention, "seed": seed, "perplexity_before": round(run.before, 4),
+            {"attention": run.attention, "seed": seed, "perplexity_before": round(before[run.attention], 4),
              **{key: round(value, 5) if math.isfinite(value) else None for key, value in change.items()},
              "seconds_per_step": round(statistics.median(run.seconds), 5),
              "speed_over_sdpa": round(statistics.median(ratios), 4),
              "losses": [round(loss, 5) for loss in run.losses]}
         )  # fmt: skip
         print(
-            f"seed {seed}, {run.attention}: perplexity {run.before:.3f} -> {change['perplexity']:.3f} "
+            f"seed {seed}, {run.attention}: perplexity {before[run.attention]:.3f} -> {change['perplexity']:.3f} "
             f"({change['change_percent']:+.2f} % of sdpa's), {rows[-1]['seconds_per_step']:.4f} s a step, "
             f"{rows[-1]['speed_over_sdpa']:.3f} of sdpa's speed",
             flush=True,
@@ -228,7 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cuda":
         timing.warm_up(1.0)
     asked = options.steps
-    options.steps = steps_that_fit(base, windows, text, options, budget)
+    found = calibrate(base, windows, text, options, budget)
+    options.steps = found.steps
     head = results.gpu() if options.device == "cuda" else results.cpu()
     head["model"] = "small, random" if options.tiny else "SmolLM2-135M-Instruct (Q4_1 weights, expanded)"
     head["training"] = {
@@ -238,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for seed in options.seeds:
-        rows += train(base, seed, windows, text, options)
+        rows += train(base, seed, windows, text, found.before, options)
         results.write(options.out, head, rows)
     print(options.out)
     return 0

@@ -1,5 +1,5 @@
-"""Writes the tables of docs/theory.md, and what docs/log/comparison.md says the pipeline's ratios are made of, from the
-committed results, between their markers.
+"""Writes the tables of docs/theory.md and docs/theory_models.md, and what docs/log/comparison.md says the pipeline's
+ratios are made of, from the committed results, between their markers.
 
 python -m experiments.theory.tables            # rewrite
 python -m experiments.theory.tables --check    # exit 1 when a table is not what the results say
@@ -194,9 +194,8 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
         "quality": quality_table,
         "overtakes": overtakes,
         "heads": heads_table,
-        "perplexity": task_table,
-        "line": line_table,
     },
+    "docs/theory_models.md": {"perplexity": task_table, "line": line_table},
     "docs/log/comparison.md": {"what the ratios are made of": pipeline_parts},
 }
 
