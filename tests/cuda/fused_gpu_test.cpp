@@ -179,12 +179,8 @@ void expect_same_bits(const Row& row, Rest rest, int wanted, std::int64_t max_wo
   EXPECT_EQ(checked, wanted);
 }
 
-TEST_P(FusedRow, GivesTheSameBitsOverAHundredReruns) {
-  expect_same_bits(Row(GetParam()), Rest::drop, 4, 300'000'000);
-}
-TEST_P(FusedRow, GivesTheSameMeansOverAHundredReruns) {
-  expect_same_bits(Row(GetParam()), Rest::mean, 3, 150'000'000);
-}
+TEST_P(FusedRow, GivesTheSameBitsOverAHundredReruns) { expect_same_bits(Row(GetParam()), Rest::drop, 4, 300'000'000); }
+TEST_P(FusedRow, GivesTheSameMeansOverAHundredReruns) { expect_same_bits(Row(GetParam()), Rest::mean, 3, 150'000'000); }
 
 std::vector<std::string> row_names() {
   std::vector<std::string> names;

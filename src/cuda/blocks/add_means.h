@@ -49,24 +49,6 @@ __device__ __forceinline__ RowMeans row_means(const MeansView& means, const Work
   return {at(row), at(row + 8)};
 }
 
-// The same, asked for early: lines that a lane of each quad has loaded a word of are in the L1 cache when all of them
-// are needed.
-struct TouchedMeans {
-  RowMeans means;
-  std::uint32_t word0, word1;
-};
-
-template <typename C>
-__device__ __forceinline__ TouchedMeans touch(const RowMeans& means, int lane) {
-  const int part = (lane & 3) * (C::kHeadDim / 4);
-  return {means, __float_as_uint(means.row0[part]), __float_as_uint(means.row1[part])};
-}
-// When they have arrived.
-__device__ __forceinline__ RowMeans arrived(const TouchedMeans& touched, std::uint32_t opaque_zero) {
-  const std::uint32_t zero = (touched.word0 ^ touched.word1) & opaque_zero;
-  return {touched.means.row0 + zero, touched.means.row1 + zero};
-}
-
 // Before the rows are normalised. The table is written by a kernel that may still run.
 template <typename C>
 __device__ __forceinline__ void add_means(const RowMeans& means, const RowSums& rest, float (&out)[C::kHeadDim / 2]) {

@@ -1,13 +1,111 @@
-#include "cuda/blocks/means_values.h"
+#include <cmath>
+
+#include "cuda/blocks/means_sequence.h"
 #include "cuda/device/device.h"
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/packed_half.h"
 
 namespace dspattn::cuda::blocks {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kWidth = 8;         // columns of V that a thread loads at once: 16 bytes
+constexpr int kAtOnce = 4;        // keys whose V a thread loads together: the fewest that it has of a block
 constexpr int kRowsOfChunk = 64;  // query rows whose means a CTA of row_means() computes
-constexpr int kMostColumns = 256;
+constexpr int kMostColumns = 512;
+
+// V of one head of a sequence, and which of its keys no mask hides.
+struct Values {
+  const MeansParams& params;
+  const std::uint8_t* rows;
+  int element_bytes;
+  int sequence_index;
+  std::int64_t allowed, bias;  // elements of the masks at key 0
+
+  __device__ __forceinline__ Values(const MeansParams& p, const Sequence& sequence, int head)
+      : params(p), element_bytes(p.type == DType::f32 ? 4 : 2), sequence_index(sequence.place.index) {
+    rows = static_cast<const std::uint8_t*>(p.v.data) + p.v.offset(p.pages.table != nullptr ? 0 : sequence.batch,
+                                                                   p.heads_per_key_head.quotient(head),
+                                                                   sequence.place.k_row) *
+                                                            element_bytes;
+    allowed = sequence.place.index * p.allowed.batch_stride + head * p.allowed.head_stride;
+    bias = sequence.place.index * p.bias.batch_stride + head * p.bias.head_stride;
+  }
+
+  // Of a key that is not hidden, from a column on.
+  __device__ __forceinline__ const std::uint8_t* row(int key, int column) const {
+    std::int64_t offset = key * params.v.row_stride + column;
+    if (params.pages.table != nullptr) {
+      offset = params.pages.page_of(sequence_index, key) * params.v.batch_stride +
+               params.pages.size.remainder(key) * params.v.row_stride + column;
+    }
+    return rows + offset * element_bytes;
+  }
+
+  __device__ __forceinline__ bool hidden(int key) const {
+    if (params.pages.table != nullptr && params.pages.page_of(sequence_index, key) < 0) return true;
+    if (params.allowed.data != nullptr &&
+        static_cast<const std::uint8_t*>(params.allowed.data)[allowed + key * params.allowed.key_stride] == 0) {
+      return true;
+    }
+    if (params.bias.data == nullptr) return false;
+    const std::int64_t at = bias + key * params.bias.key_stride;
+    if (params.bias_bytes == 4) return static_cast<const float*>(params.bias.data)[at] == -INFINITY;
+    const std::uint16_t bits = static_cast<const std::uint16_t*>(params.bias.data)[at];
+    return bits == (params.type == DType::bf16 ? 0xFF80u : 0xFC00u);
+  }
+
+  __device__ __forceinline__ float number(std::uint32_t low_half) const {
+    if (params.type == DType::bf16) return __uint_as_float(low_half << 16);
+    float low, high;
+    ptx::unpack_f16x2(low_half & 0xFFFFu, low, high);
+    return low;
+  }
+  // One column; 0 past the last.
+  __device__ __forceinline__ float at(int key, int column) const {
+    return column < params.columns ? element(row(key, column)) : 0.0f;
+  }
+  __device__ __forceinline__ float element(const std::uint8_t* at) const {
+    if (params.type == DType::f32) return *reinterpret_cast<const float*>(at);
+    return number(*reinterpret_cast<const std::uint16_t*>(at));
+  }
+  __device__ __forceinline__ void add(const uint4& x, float (&sums)[kWidth]) const {
+    const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sums[2 * i] += number(words[i]);
+      sums[2 * i + 1] += number(words[i] >> 16);
+    }
+  }
+  // Aligned rows of 16-bit elements, in one piece, none of which a mask hides.
+  __device__ __forceinline__ bool simple() const {
+    return params.vector != 0 && params.allowed.data == nullptr && params.bias.data == nullptr &&
+           params.pages.table == nullptr && params.type != DType::f32;
+  }
+  // Of kAtOnce such keys; all loads are on their way before the first sum.
+  __device__ __forceinline__ void load_together(int key, int column, uint4 (&x)[kAtOnce]) const {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      x[i] = make_uint4(0, 0, 0, 0);
+      if (column < params.columns) {
+        x[i] = *reinterpret_cast<const uint4*>(rows + ((key + i) * params.v.row_stride + column) * 2);
+      }
+    }
+  }
+  // Adds kWidth columns from `column` on to `sums`.
+  __device__ __forceinline__ void add(int key, int column, float (&sums)[kWidth]) const {
+    if (column >= params.columns) return;
+    const std::uint8_t* from = row(key, column);
+    if (params.vector != 0 && params.type != DType::f32) {
+      add(*reinterpret_cast<const uint4*>(from), sums);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        if (column + i < params.columns) sums[i] += element(from + i * element_bytes);
+      }
+    }
+  }
+};
 
 // How the threads of sum_blocks() share a block of 128 keys: each has kWidth columns of some neighbouring keys, its
 // run.
@@ -83,8 +181,7 @@ __device__ __forceinline__ void sum_block(const MeansParams& params, int head, s
   const BlockShare share(params.stride);
   add_runs(Values(params, sequence, head), share, static_cast<int>(rank) * tile::kBlockKeys, tile::kBlockKeys, runs);
   const std::int64_t place = head * params.table.all_blocks + block;
-  const int column = static_cast<int>(threadIdx.x);
-  if (column < params.stride) {
+  for (int column = static_cast<int>(threadIdx.x); column < params.stride; column += kThreads) {
     float sum = 0;
     for (int run = 0; run < share.runs; ++run) sum += runs.sums[run * params.stride + column];
     params.sums[place * params.stride + column] = sum;
@@ -172,6 +269,38 @@ struct Total {
     count += params.counts[place];
   }
 };
+
+// Rows see all keys before their last: the means of the blocks from a sequence's first on. A CTA for every head of a
+// sequence, a thread for every column.
+__global__ void __launch_bounds__(kMostColumns) prefix_means(const MeansParams params) {
+  ptx::start_next_kernel();
+  ptx::wait_for_kernels_before();
+  const int head = static_cast<int>(blockIdx.x) / params.sequences;
+  const Sequence sequence = sequence_of(params, static_cast<int>(blockIdx.x) - head * params.sequences);
+  const int column = static_cast<int>(threadIdx.x);
+  const std::int64_t place = head * params.table.all_blocks + params.table.block_of(sequence.place);
+  const std::int64_t first = head * params.table.entries + params.table.entry_of_blocks(sequence.place, {0, 1});
+  const int blocks = sequence.key_length / tile::kBlockKeys;
+  constexpr int kBatch = 8;  // loaded before the first is stored: the compiler does not know that they are others
+  Total total;
+  for (int begin = 0; begin < blocks; begin += kBatch) {
+    float sums[kBatch];
+    int counts[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const std::int64_t at = place + min(begin + i, blocks - 1);
+      sums[i] = params.sums[at * params.stride + column];
+      counts[i] = params.counts[at];
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (begin + i >= blocks) break;
+      total.sum += sums[i];
+      total.count += counts[i];
+      params.means[(first + begin + i) * params.stride + column] = mean_of(total.sum, total.count);
+    }
+  }
+}
 
 // Which rows of a chunk have an entry of their own, neither of whole blocks nor of first keys.
 __device__ __forceinline__ bool has_own_entry(const tile::MeanTable& table, const tile::KeyInterval& keys) {
@@ -263,8 +392,8 @@ struct RowColumn {
 };
 
 // Windows bound the first key, or there are mask tensors: the means of every row. A CTA for every kRowsOfChunk rows of
-// a head of a sequence, a thread for every column.
-__global__ void __launch_bounds__(kMostColumns) row_means(const MeansParams params, int chunks) {
+// a head of a sequence, a thread for every column. Without the second bound ptxas keeps to 40 registers, and spills.
+__global__ void __launch_bounds__(kMostColumns, 2) row_means(const MeansParams params, int chunks) {
   __shared__ int counts[kRowsOfChunk];
   ptx::start_next_kernel();
   ptx::wait_for_kernels_before();
@@ -295,15 +424,26 @@ __global__ void __launch_bounds__(kMostColumns) row_means(const MeansParams para
 
 void launch_means(const MeansParams& params, cudaStream_t stream) {
   const tile::MeanTable& table = params.table;
-  if (table.per_block == 1 && table.all_rows == 0) return launch_prefix_means(params, stream);
+  if (table.per_block == 1 && table.all_rows == 0 && has_plain_rows(params)) {
+    return launch_plain_prefix_means(params, stream);
+  }
   const std::int64_t tasks = table.all_blocks + (table.first_keys > 0 ? params.sequences : 0);
   if (tasks > 0) {
     launch("the sums of V", &sum_blocks, {.ctas = grid_of(tasks * params.heads), .threads = kThreads}, stream, params);
   }
+  const std::int64_t sequence_heads = std::int64_t{params.heads} * params.sequences;
+  const LaunchShape shape{.threads = params.stride, .may_overlap = tasks > 0};
+  if (table.per_block == 1 && table.all_rows == 0) {
+    if (table.all_blocks == 0) return;
+    LaunchShape prefix = shape;
+    prefix.ctas = grid_of(sequence_heads);
+    launch("the means of V", &prefix_means, prefix, stream, params);
+    return;
+  }
   const int chunks = (params.work.n_q + kRowsOfChunk - 1) / kRowsOfChunk;
-  const std::int64_t ctas = std::int64_t{params.heads} * params.sequences * chunks;
-  launch("the means of V by rows", &row_means,
-         {.ctas = grid_of(ctas), .threads = params.stride, .may_overlap = tasks > 0}, stream, params, chunks);
+  LaunchShape rows = shape;
+  rows.ctas = grid_of(sequence_heads * chunks);
+  launch("the means of V by rows", &row_means, rows, stream, params, chunks);
 }
 
 }  // namespace dspattn::cuda::blocks

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "cuda/blocks/pages.h"
 #include "cuda/blocks/views.h"
 #include "cuda/blocks/work_params.h"
 #include "cuda/tile/means.h"
@@ -26,6 +27,7 @@ struct MeansView {
 
 struct MeansParams {
   RowsView v;
+  Pages pages;
   DType type = DType::bf16;
   int columns = 0;                     // d_v
   int vector = 0;                      // 1: rows of V are 16-byte aligned
@@ -42,8 +44,10 @@ struct MeansParams {
   int* counts = nullptr;   // [heads][table.all_blocks]: and of how many keys
 };
 
-// Where rows see all keys before their last, one kernel writes the table.
-void launch_prefix_means(const MeansParams& params, cudaStream_t stream);
+// Rows of V that prefix_means.cu reads: of 16-bit elements, 16-byte aligned, in one piece.
+bool has_plain_rows(const MeansParams& params);
+// Of such rows, where query rows see all keys before their last and no mask tensor hides any: one kernel.
+void launch_plain_prefix_means(const MeansParams& params, cudaStream_t stream);
 
 // The kernel that follows may start before these have ended: it must wait for them before it reads the table.
 void launch_means(const MeansParams& params, cudaStream_t stream);

@@ -1,12 +1,15 @@
 // The table of means where rows see all keys before their last: those of a sequence's blocks from its first on, and of
-// its first keys (tile/means.h). A CTA has 32 columns of a head of a sequence and goes through its keys once.
-#include "cuda/blocks/means_values.h"
+// its first keys (tile/means.h), of plain rows of V. A CTA has 32 columns of a head of a sequence and goes through its
+// keys once.
+#include "cuda/blocks/means_sequence.h"
 #include "cuda/device/device.h"
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/packed_half.h"
 
 namespace dspattn::cuda::blocks {
 namespace {
 
+constexpr int kWidth = 8;     // columns that a thread loads at once: 16 bytes
 constexpr int kColumns = 32;  // 64 bytes of a row of V: what memory delivers at once
 constexpr int kAcross = kColumns / kWidth;
 constexpr int kWarps = 8;
@@ -23,11 +26,11 @@ struct Shared {
   float segments[kWarps][kColumns];
 };
 
-template <DType kType, bool kVector>
+template <DType kType>
 struct PrefixCta {
   const MeansParams& params;
   const Sequence& sequence;
-  Values values;
+  const std::uint16_t* rows;  // of V
   Shared& shared;
   int first_column;
   std::int64_t head_entries;  // of the table, before those of this head
@@ -41,12 +44,26 @@ struct PrefixCta {
     return params.means[(head_entries + entry) * params.stride + first_column + own_column];
   }
 
-  // V of the thread's columns, from its first key on.
+  // V of the thread's columns, from its first key on; columns past the last are 0.
   __device__ __forceinline__ const std::uint16_t* own_rows() const {
-    return values.rows + runner() * params.v.row_stride + column();
+    return rows + runner() * params.v.row_stride + column();
   }
   __device__ __forceinline__ uint4 load(const std::uint16_t* from) const {
-    return column() < params.columns ? Values::load<kVector>(from, params.columns - column()) : make_uint4(0, 0, 0, 0);
+    return column() < params.columns ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+  }
+  __device__ __forceinline__ static float number(std::uint32_t low_half) {
+    if constexpr (kType == DType::bf16) return __uint_as_float(low_half << 16);
+    float low, high;
+    ptx::unpack_f16x2(low_half & 0xFFFFu, low, high);
+    return low;
+  }
+  __device__ __forceinline__ static void add(const uint4& x, float (&sums)[kWidth]) {
+    const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sums[2 * i] += number(words[i]);
+      sums[2 * i + 1] += number(words[i] >> 16);
+    }
   }
 
   // Sums of eight columns over the eight lanes that have them: of one column each in the end, column lane_column().
@@ -104,7 +121,7 @@ struct PrefixCta {
 #pragma unroll
       for (int block = 0; block < kBatch; ++block) {
 #pragma unroll
-        for (int i = 0; i < kLoads; ++i) Values::add<kType>(x[block * kLoads + i], sums);
+        for (int i = 0; i < kLoads; ++i) add(x[block * kLoads + i], sums);
         if (writes && (!only_last || begin + block + 1 == blocks))
           parts[block][warp()][lane_column()] = over_lanes(sums);
       }
@@ -127,21 +144,20 @@ struct PrefixCta {
     const int begin = warp() * kSegmentKeys;
     const int end = min(length, begin + kSegmentKeys);
     float sum = 0;
-    for (int key = begin; key < end; ++key) sum += Values::number<kType>(numbers[key * kColumns + lane()]);
+    for (int key = begin; key < end; ++key) sum += number(numbers[key * kColumns + lane()]);
     shared.segments[warp()][lane()] = sum;
     __syncthreads();  // all segments' sums are known
     sum = 0;
     for (int i = 0; i < warp(); ++i) sum += shared.segments[i][lane()];
     for (int key = begin; key < end; ++key) {
-      sum += Values::number<kType>(numbers[key * kColumns + lane()]);
+      sum += number(numbers[key * kColumns + lane()]);
       mean(params.table.edge_of(sequence.place) + key, lane()) = mean_of(sum, key + 1);
     }
   }
 };
 
-// kVector: rows of V are 16-byte aligned.
-template <DType kType, bool kVector>
-__global__ void __launch_bounds__(kThreads, 2) prefix_means(const MeansParams params) {
+template <DType kType>
+__global__ void __launch_bounds__(kThreads, 2) plain_prefix_means(const MeansParams params) {
   __shared__ Shared shared;
   ptx::wait_for_kernels_before();
   ptx::start_next_kernel();
@@ -152,12 +168,10 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_means(const MeansParams pa
   const int index = sequence_head / params.heads;
   const int head = sequence_head - index * params.heads;
   const Sequence sequence = sequence_of(params, index);
-  const PrefixCta<kType, kVector> cta{params,
-                                      sequence,
-                                      Values(params, sequence, head),
-                                      shared,
-                                      (task - sequence_head * panels) * kColumns,
-                                      head * params.table.entries};
+  const auto* rows = static_cast<const std::uint16_t*>(params.v.data) +
+                     params.v.offset(sequence.batch, params.heads_per_key_head.quotient(head), sequence.place.k_row);
+  const PrefixCta<kType> cta{
+      params, sequence, rows, shared, (task - sequence_head * panels) * kColumns, head * params.table.entries};
   if (sequence.key_length >= tile::kBlockKeys) {
     cta.average_blocks();
   } else if (params.table.first_keys > 0) {
@@ -167,11 +181,14 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_means(const MeansParams pa
 
 }  // namespace
 
-void launch_prefix_means(const MeansParams& params, cudaStream_t stream) {
+bool has_plain_rows(const MeansParams& params) {
+  return params.type != DType::f32 && params.vector != 0 && params.pages.table == nullptr &&
+         params.stride % kColumns == 0;
+}
+
+void launch_plain_prefix_means(const MeansParams& params, cudaStream_t stream) {
   const std::int64_t ctas = std::int64_t{params.heads} * params.sequences * (params.stride / kColumns);
-  const auto kernel = params.type == DType::bf16
-                          ? (params.vector != 0 ? &prefix_means<DType::bf16, true> : &prefix_means<DType::bf16, false>)
-                          : (params.vector != 0 ? &prefix_means<DType::f16, true> : &prefix_means<DType::f16, false>);
+  const auto kernel = params.type == DType::bf16 ? &plain_prefix_means<DType::bf16> : &plain_prefix_means<DType::f16>;
   launch("the means of V", kernel, {.ctas = grid_of(ctas), .threads = kThreads, .may_overlap = true}, stream, params);
 }
 

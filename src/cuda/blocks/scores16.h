@@ -206,7 +206,7 @@ __device__ __forceinline__ tile::KeptPair select_slice(const Packed& packed, Sli
     slice.first[i] = kept[i].first;
     slice.second[i] = kept[i].second;
     if constexpr (C::kRestMean) {
-      take_left_out(i, left_out<C>(p[0], p[1], p[2], p[3]));
+      take_left_out(left_out<C>(p[0], p[1], p[2], p[3]));
     }
   }
   return tile::pair_kept<2 * (kSlice & 1)>(kept[0], kept[1]);

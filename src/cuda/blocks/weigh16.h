@@ -47,7 +47,6 @@ struct Weigher {
     float values[kHeld][8];
     RestSumOf<C, How> left_out;
     constexpr bool kSumsAtOnce = std::is_same_v<How, HalfExponents> || C::kConsumers == 3;
-    constexpr bool kDefers = std::is_same_v<How, HalfExponents> && std::is_same_v<Packed, PackedScores<C, Hidden::nothing>> && C::kDeferredSlices > 0;
     const auto write = [&](int u, const float* value) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -66,12 +65,8 @@ struct Weigher {
       if constexpr (kTakesLower) {
         take_slice<C, kSlice>(packed, slices[kSlice % 2]);
       } else {
-        pairs[kSlice % 2] = select_slice<C, kSlice>(packed, slices[kSlice % 2], [&](int i, const tile::LeftOut& scores) {
-          if constexpr (kDefers && kSlice >= kSlices - C::kDeferredSlices) {
-            rest.defer(2 * (kSlice - (kSlices - C::kDeferredSlices)) + i, scores);
-          } else if constexpr (kSumsAtOnce) {
-            left_out.add(exponents, scores, i);
-          }
+        pairs[kSlice % 2] = select_slice<C, kSlice>(packed, slices[kSlice % 2], [&](const tile::LeftOut& scores) {
+          if constexpr (kSumsAtOnce) left_out.add(exponents, scores);
         });
       }
     };
@@ -119,11 +114,6 @@ struct Weigher {
       sum_left_out<C>(packed, exponents, left_out);
     }
     rest.set_tile(left_out);
-    if constexpr (kDefers) {
-      rest.defer_to(exponents);
-    } else {
-      rest.defer_nothing();
-    }
   }
 
   // How a tile is weighed, and how once more where that was not good enough.
@@ -166,13 +156,6 @@ struct Weigher {
     state.sum0 += tile0;
     state.sum1 += tile1;
     rest.add_tile();
-  }
-
-  // What add_weights() has left for the time after the next products are issued.
-  // A block of its own: the compiler would mix it with the instructions that issue the products, for which the tensor
-  // core waits.
-  __device__ __forceinline__ void add_deferred() {
-    if (C::kDeferredSlices > 0 && scales.opaque_zero == 0) rest.add_deferred(scales.exp2_scale_half);
   }
 
   // Raises the reference to the tile's largest score and weighs the tile once more.

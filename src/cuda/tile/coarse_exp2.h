@@ -19,18 +19,4 @@ DSPATTN_HOST_DEVICE inline std::uint32_t coarse_exp2_f16x2(std::uint32_t x) {
   return (rounded - kLeast) * 1024u;  // to the exponents' place, both halves at once
 }
 
-// Adds 2^(x + 10) to `sum`, of each half; 0 for x below -24.5, x up to 5.
-DSPATTN_HOST_DEVICE inline std::uint32_t add_fine_exp2_f16x2(std::uint32_t x, std::uint32_t sum) {
-  constexpr std::uint32_t kBias = 0x66196619u;   // 1561 twice
-  constexpr std::uint32_t kLeast = 0x66006600u;  // 1536 twice
-  const std::uint32_t clamped = ptx::max_f16x2(x, 0xCE40CE40u);  // -25
-  const std::uint32_t rounded = ptx::add_f16x2(clamped, kBias);
-  const std::uint32_t power = (rounded - kLeast) * 1024u;
-  const std::uint32_t whole = ptx::add_f16x2(rounded, kBias ^ 0x80008000u);
-  const std::uint32_t f = ptx::add_f16x2(clamped, whole ^ 0x80008000u);
-  const std::uint32_t slope = ptx::fma_f16x2(f, 0x33A033A0u, 0x39903990u);  // 0.2383, 0.6953
-  const std::uint32_t p = ptx::fma_f16x2(f, slope, 0x3C003C00u);
-  return ptx::fma_f16x2(power, p, sum);
-}
-
 }  // namespace dspattn::cuda::tile

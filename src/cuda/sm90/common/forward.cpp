@@ -1,7 +1,6 @@
 #include "cuda/sm90/common/forward.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "core/geometry.h"
 #include "cuda/blocks/means.h"
@@ -80,7 +79,7 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.vector_v = plan.vector_v ? 1 : 0;
   p.vector_out = plan.vector_out ? 1 : 0;
   // The kernels that write means wait for everything before them: nobody needs to wait once more.
-  p.overlaps = plan.rest_mean ? (std::getenv("REST_START") ? 1 : 0) : plan.overlaps ? 1 : 0;
+  p.overlaps = plan.overlaps && !plan.rest_mean ? 1 : 0;
   p.short_items = plan.short_items ? 1 : 0;
   p.partial_blocks = plan.partial_blocks ? 1 : 0;
   p.last_k = last_row(problem.k);
@@ -136,7 +135,7 @@ void prepare(const ForwardArgs& args, const ForwardPlan& plan, const ForwardPara
     s.tile_q = plan.traits.tile_q;
   }
   launch_prepare(s, static_cast<cudaStream_t>(args.run.stream));
-  if (plan.rest_mean && !std::getenv("REST_NOPRE")) launch_means(means_of(args, plan, params), static_cast<cudaStream_t>(args.run.stream));
+  if (plan.rest_mean) launch_means(means_of(args, plan, params), static_cast<cudaStream_t>(args.run.stream));
 }
 
 void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& refusals) {

@@ -31,9 +31,8 @@ constexpr const char* name_of(Variant variant) {
 struct Build {
   Variant variant = Variant::general;
   bool rest_mean = false;
-  int experiment = 0;
 
-  constexpr Build(Variant v, bool mean = false, int e = 0) : variant(v), rest_mean(mean), experiment(e) {}  // NOLINT(*-explicit-*)
+  constexpr Build(Variant v, bool mean = false) : variant(v), rest_mean(mean) {}  // NOLINT(*-explicit-*)
 };
 
 // The general variant is compiled for every other head dim only; smaller ones are filled up with zeros.

@@ -19,8 +19,8 @@ constexpr bool has_wide(int dim) { return dim == 64; }
 constexpr bool has_full(int dim) { return dim == 96 || dim == 128; }
 
 // With rest = mean: where the three warpgroups' registers do, and what else is worth its compile time.
-constexpr bool has_mean_wide([[maybe_unused]] Selection selection, DType type, int dim) {
-  return has_wide(dim) && type == DType::bf16;
+constexpr bool has_mean_wide(Selection selection, DType type, int dim) {
+  return has_wide(dim) && type == DType::bf16 && selection == Selection::one_of_two;
 }
 constexpr bool has_mean_full(DType type, int dim) { return dim == 128 && type == DType::bf16; }
 
@@ -107,15 +107,10 @@ struct Config {
   // the unit that computes exponentials, but each errs by up to 41 % (docs/rest.md says what that costs).
   static constexpr bool kCoarseRest = false;
 
-  // The exponentials of pruned scores of so many of a tile's slices, the last ones, are taken under the next products.
-  static constexpr int kExperiment = kBuild.experiment;
-  static constexpr int kByPolynomial = kBuild.experiment == 1 ? 1 : kBuild.experiment == 3 ? 3 : kBuild.experiment == 4 ? 2 : 0;
-  static constexpr int kDeferredSlices = kRestMean && kHalfExponentials ? (kBuild.experiment == 2 ? 2 : 0) : 0;
-
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
   // slices of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured
   // (docs/log/forward.md): nothing with three warpgroups, 5 % with two.
-  static constexpr int kHeldSlices = !kNarrow || kTileK < 128 ? 1
+  static constexpr int kHeldSlices = !kNarrow || kTileK < 128                                 ? 1
                                      : kHeadDim <= 64 && kSelection == Selection::two_of_four ? 3
                                                                                               : 2;
 

@@ -206,7 +206,6 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     products.issue_output(ring.stage, accumulate);
     ptx::wgmma_commit();
     ping_pong().pass_on();
-    weigher.add_deferred();
     ptx::wgmma_wait<1>();
     release(shared.k_empty, next);
     look_ahead(next);
@@ -274,19 +273,9 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     }
     return sums;
   }
-  // Asks for the means of the item's rows.
-  __device__ __forceinline__ TouchedMeans touch_means() const {
-    if constexpr (C::kRestMean && C::kExperiment == 5) {
-      ptx::wait_for_kernels_before();  // they are written
-      return touch<C>(row_means<C>(params.means, params.work, item(number), row_in_tile(), lane()), lane());
-    }
-    return {};
-  }
   // When the item's output is known: what the pruned keys bring.
-  __device__ __forceinline__ void add_rest(const RowSums& rest, const TouchedMeans& touched) {
-    if constexpr (C::kRestMean && C::kExperiment == 5) {
-      add_means<C>(arrived(touched, params.scales.opaque_zero), rest, products.out);
-    } else if constexpr (C::kRestMean) {
+  __device__ __forceinline__ void add_rest(const RowSums& rest) {
+    if constexpr (C::kRestMean) {
       ptx::wait_for_kernels_before();  // the means are written
       const RowMeans means = row_means<C>(params.means, params.work, item(number), row_in_tile(), lane());
       add_means<C>(means, rest, products.out);
@@ -362,8 +351,6 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     ptx::wgmma_commit();
     ping_pong().pass_on();
     // While the tensor core works on the last output: all that does not need it.
-    const TouchedMeans touched = touch_means();
-    weigher.add_deferred();
     RowSums rest;
     const RowSums sums = sum_up_rows(rest);
     const int trailing = skip_after;
@@ -380,7 +367,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
       ptx::wgmma_wait<1>();
       release(shared.v_empty, ring);
       // While the tensor core works on the scores. Results may take Q's buffer: the next one has left it.
-      add_rest(rest, touched);
+      add_rest(rest);
       if (in_place || has_out_buffer()) {
         write_rows<C::kStagesOutput>(sums);
       } else {
@@ -394,7 +381,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     } else {
       ptx::wgmma_wait<0>();
       release(shared.v_empty, ring);
-      add_rest(rest, touched);
+      add_rest(rest);
       write_rows<C::kStagesOutput && !C::kOutReusesQ>(sums);
       store_lse<C>(params.lse, params.scales, item(number), row_in_tile(), lane(), sums, weigher.state);
     }

@@ -45,25 +45,12 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
   }
 
   // As Consumer's. All rows have the same mean; nobody has described the item, so its head is looked up.
-  __device__ __forceinline__ const float* mean_of_item() const {
-    Work work{};
-    describe_item<C, false>(params.work, number, work);
-    const int entry = params.means.table.entry({work.sequence, 0, 0}, work.band, 0);
-    return entry_at<C>(params.means, work.head, entry, Base::lane());
-  }
-  __device__ __forceinline__ TouchedMeans touch_means() const {
-    if constexpr (C::kRestMean && C::kExperiment == 5) {
-      const float* mean = mean_of_item();
-      ptx::wait_for_kernels_before();  // it is written
-      return touch<C>({mean, mean}, Base::lane());
-    }
-    return {};
-  }
-  __device__ __forceinline__ void add_rest(const RowSums& rest, const TouchedMeans& touched) {
-    if constexpr (C::kRestMean && C::kExperiment == 5) {
-      add_means<C>(arrived(touched, params.scales.opaque_zero), rest, products.out);
-    } else if constexpr (C::kRestMean) {
-      const float* mean = mean_of_item();
+  __device__ __forceinline__ void add_rest(const RowSums& rest) {
+    if constexpr (C::kRestMean) {
+      Work work{};
+      describe_item<C, false>(params.work, number, work);
+      const int entry = params.means.table.entry({work.sequence, 0, 0}, work.band, 0);
+      const float* mean = entry_at<C>(params.means, work.head, entry, Base::lane());
       ptx::wait_for_kernels_before();  // the means are written
       add_means<C>({mean, mean}, rest, products.out);
     }
@@ -95,8 +82,6 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
     ptx::wgmma_commit();
     Base::ping_pong().pass_on();
     // While the tensor core works on the last output: all that does not need it.
-    const TouchedMeans touched = touch_means();
-    weigher.add_deferred();
     RowSums rest;
     const RowSums sums = Base::sum_up_rows(rest);
     typename Base::TileRing next = ring;
@@ -109,7 +94,7 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
       Base::issue_first_scores(next.stage, number + 1);
       ptx::wgmma_wait<1>();
       Base::release(shared.v_empty, ring);
-      add_rest(rest, touched);
+      add_rest(rest);
       hand_over(sums);  // while the tensor core works on the scores
       ptx::wgmma_wait<0>();
       Base::release(shared.k_empty, next);
@@ -118,7 +103,7 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
       Base::release(shared.v_empty, ring);
       // No next Q was loaded: waits until the results of the item before have been sent.
       if (number > 0) ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[0]), number & 1);
-      add_rest(rest, touched);
+      add_rest(rest);
       hand_over(sums);
     }
     ptx::wgmma_wait<0>();  // asked for where the two ways meet (C7515)

@@ -14,7 +14,4 @@ Launcher launcher(Variant variant);
 template <DType kType, Selection kSelection, int kDim>
 Launcher mean_launcher(Variant variant);
 
-template <DType kType, Selection kSelection, int kDim, int kExp>
-Launcher mean_exp_launcher(Variant variant);
-
 }  // namespace dspattn::cuda::sm90

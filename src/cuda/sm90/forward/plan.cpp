@@ -1,7 +1,6 @@
 #include "cuda/sm90/forward/plan.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 
 #include "cuda/sm90/forward/config.h"
@@ -34,7 +33,6 @@ VariantTraits mean_traits_at(Variant variant) {
   constexpr int kMeanDim = mean_dim(kDim);
   switch (variant) {
     case Variant::wide:
-      if (kSelection == Selection::two_of_four && std::getenv("REST_NARROW")) break;
       if constexpr (has_mean_wide(kSelection, kType, kMeanDim)) {
         return traits_from<Config<kType, kSelection, kMeanDim, Build(Variant::wide, true)>>();
       }
