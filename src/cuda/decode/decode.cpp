@@ -51,16 +51,16 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.results.out = blocks::out_of(args.out);
   p.results.lse = blocks::lse_of(args.lse);
   p.results.fp32 = args.out.dtype == DType::f32 ? 1 : 0;
-  if (plan.splits > 1) {
+  if (plan.merges()) {
     auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
     p.partials = {reinterpret_cast<float*>(workspace), reinterpret_cast<RowStats*>(workspace + plan.stats_offset)};
   }
-  if (plan.together) {
+  if (plan.teams.chosen != 0 && plan.teams.stay == 0) {
     auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
     const int tiles_of_block = tile::kBlockKeys / tile_keys(problem.q.dtype, plan.dim);
-    p.together = {reinterpret_cast<float*>(workspace + plan.scores_offset),
+    p.together = {reinterpret_cast<std::uint16_t*>(workspace + plan.scores_offset),
                   reinterpret_cast<RowStats*>(workspace + plan.whole_offset),
-                  tile::divide_up(geometry.n_k, tile::kBlockKeys) * tiles_of_block, plan.choice_tiles};
+                  tile::divide_up(geometry.n_k, tile::kBlockKeys) * tiles_of_block};
   }
   p.pages = pages_of(problem);
   p.allowed = mask_of(problem.mask.allowed);
@@ -78,10 +78,10 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.heads_per_kv_head = static_cast<int>(geometry.heads / geometry.kv_heads);
   p.kv_heads = tile::Divisor(static_cast<int>(geometry.kv_heads));
   p.splits = tile::Divisor(plan.splits);
+  p.cluster = tile::Divisor(plan.cluster);
   p.keys = tile::key_map(problem.pattern, problem.grouping, tile_keys(problem.q.dtype, plan.dim));
   p.pairs = problem.pattern.group == 2 ? 1 : 0;
   p.scales = scales_of(problem.q.dtype, geometry.scale, problem.mask.bias.present());
-  if (plan.together) p.scales.rounds = 0;  // shares of weights are compared, not scores
   p.teams = plan.teams;
   p.vector_q = is_vector(problem.q) ? 1 : 0;
   p.vector_k = is_vector(problem.k) ? 1 : 0;
@@ -185,7 +185,7 @@ void forward_launch(const DecodeRow& row, const ForwardArgs& args) {
   auto* stream = static_cast<cudaStream_t>(args.run.stream);
   const auto launch = row.type == DType::bf16 ? launch_bf16 : row.type == DType::f16 ? launch_f16 : launch_f32;
   launch(row.dim, params, plan.ctas(), stream);
-  if (plan.splits > 1) launch_merge(params, row.type, plan.units, stream);
+  if (plan.merges()) launch_merge(params, row.type, plan.units, stream);
 }
 
 }  // namespace dspattn::cuda::decode

@@ -57,6 +57,8 @@ __device__ __forceinline__ void copy_rows(std::uint32_t tile, int rows, int colu
 // most of. A thread has a chunk of every panel.
 template <typename C>
 struct PlainCopies {
+  // Long rows leave few registers for the addresses of many.
+  static constexpr int kUnrolled = C::kPanels > 2 ? 2 : C::kGroups;
   std::uint32_t row_bytes;  // from one row to the next
   int bytes[C::kPanels];    // 16, or 0 past the last column
 
@@ -86,7 +88,7 @@ struct PlainCopies {
     const std::uint32_t even = tile + static_cast<std::uint32_t>(tile::swizzled_offset(element, thread & 7));
     const std::uint32_t odd = tile + static_cast<std::uint32_t>(tile::swizzled_offset(4 + element, thread & 7));
     if (warps == 1) {
-#pragma unroll
+#pragma unroll kUnrolled
       for (int group = 0; group < C::kGroups; ++group) {
         copy<C::kTileK>((group % 2 == 0 ? even : odd) + static_cast<std::uint32_t>(group / 2 * 1024), from, false);
         from += group_bytes;
@@ -111,7 +113,7 @@ struct PlainCopies {
     const std::uint32_t beside = tile + static_cast<std::uint32_t>(tile::swizzled_offset(4 + (lane >> 3), lane & 7));
     const auto group_bytes = static_cast<std::uint32_t>(group_step) * row_bytes;
     from += static_cast<std::uint64_t>(group_bytes) * static_cast<std::uint32_t>(lane >> 4);
-#pragma unroll
+#pragma unroll kUnrolled
     for (int i = 0; i < C::kGroups / 2; ++i) {
       const std::uint32_t code = kept[2 * i + (lane >> 4)];
       const std::uint32_t key = elements >> (8 * tile::kept_element(code, which)) & 0xFFu;

@@ -28,10 +28,10 @@ struct alignas(8) RowStats {
   float sum;
 };
 
-// Results of parts of the keys, in the caller's workspace.
+// Results of parts of the keys, in the caller's workspace: of a unit's clusters.
 struct Partials {
-  float* out = nullptr;       // [units, splits, rows, d_v], relative to the references; null: the results are final
-  RowStats* stats = nullptr;  // [units, splits, rows]
+  float* out = nullptr;       // [units, clusters, rows, d_v], relative to the references; null: the results are final
+  RowStats* stats = nullptr;  // [units, clusters, rows]
 };
 
 // Where final results go.
@@ -55,12 +55,12 @@ struct Pages {
   }
 };
 
-// Heads that share keys and choose together: every key's scores are written before any is chosen.
+// Heads that share keys and choose together, where their scores do not stay in shared memory: every key's are written
+// before any is chosen.
 struct Together {
-  float* scores = nullptr;    // [units, tiles, rows, tile keys]: compared scores, -inf where hidden
-  RowStats* stats = nullptr;  // [units, splits, rows]: of all visible keys
-  int tiles = 0;              // of a unit
-  int batch = 1;              // tiles whose V a team asks for at once
+  std::uint16_t* scores = nullptr;  // [units, tiles, rows, tile keys] fp16: compared scores, -inf where hidden
+  RowStats* stats = nullptr;        // [units, splits, rows]: of all visible keys
+  int tiles = 0;                    // of a unit
 };
 
 struct Params {
@@ -78,6 +78,7 @@ struct Params {
   int heads_per_kv_head = 1;
   tile::Divisor kv_heads;
   tile::Divisor splits;
+  tile::Divisor cluster;  // CTAs that join their results in shared memory; splits is a multiple of it
   tile::KeyMap keys;
   int pairs = 0;  // 1: one of each two keys, else two of four
   Scales scales;

@@ -61,6 +61,23 @@ struct Products32 {
     }
   }
 
+  __device__ __forceinline__ void accumulate_whole(const WarpTiles& tiles, std::uint32_t v, int stride, int rows, int lane) {
+    accumulate(tiles, v, 0, stride, rows, lane);
+  }
+  __device__ __forceinline__ void accumulate_gathered(const WarpTiles& tiles, std::uint32_t v, int stride, int rows,
+                                                      int lane) {
+    accumulate(tiles, v, 1, stride, rows, lane);
+  }
+
+  __device__ __forceinline__ void deposit(float* to, int lane) const {
+#pragma unroll
+    for (int row = 0; row < kWarpRows; ++row) {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) to[row * C::kHeadDim + lane * kColumns + i] = out[row][i];
+    }
+  }
+
+ private:
   // Keys without weight are not multiplied: what V holds there reaches no row.
   __device__ __forceinline__ void accumulate(const WarpTiles& tiles, std::uint32_t v, int gather, int stride, int rows,
                                              int lane) {
@@ -87,14 +104,6 @@ struct Products32 {
         add(weight.x, 0);
         add(weight.y, 1);
       }
-    }
-  }
-
-  __device__ __forceinline__ void deposit(float* to, int lane) const {
-#pragma unroll
-    for (int row = 0; row < kWarpRows; ++row) {
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) to[row * C::kHeadDim + lane * kColumns + i] = out[row][i];
     }
   }
 };

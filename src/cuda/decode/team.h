@@ -76,19 +76,15 @@ struct Team {
           params.v.offset(params.pages.table != nullptr ? 0 : of.batch, of.kv_head, 0)),
         weigher(params, layout, tiles, of.band, first_row, of.batch, of.kv_head, lane) {}
 
-  // Of the team's first warp, which has its first row.
-  __device__ __forceinline__ WarpTiles tiles_of_first(int number = 0) const {
-    return {layout, shared, team * p.teams.warps, number};
-  }
+  // With another buffer of weights and codes.
+  __device__ __forceinline__ WarpTiles tiles_of(int buffer) const { return {layout, shared, warp, buffer}; }
 
   // Makes what the team's threads wrote visible to all of them.
   __device__ __forceinline__ void sync() const {
     if (threads == 32) {
       __syncwarp();
-    } else if (team == 0) {  // numbers that the compiler knows: it reserves no others
-      ptx::named_barrier_sync(1, threads);
     } else {
-      ptx::named_barrier_sync(2, threads);
+      ptx::named_barrier_sync(1 + team, threads);
     }
   }
 
@@ -98,7 +94,8 @@ struct Team {
   // The key head's rows, for all teams, by all of the CTA's threads.
   __device__ __forceinline__ void load_q() const {
     const auto* data = static_cast<const Bits<C>*>(p.q.data);
-    copy_rows<C>(q, p.teams.warps * kWarpRows, p.d, p.vector_q, static_cast<int>(threadIdx.x), kThreads, data,
+    copy_rows<C>(q, p.teams.warps * kWarpRows, p.d, p.vector_q, static_cast<int>(threadIdx.x),
+                 32 * p.teams.cta_warps(), data,
                  [&](int row) -> const Bits<C>* {
                    if (row >= p.rows) return nullptr;
                    const tile::PackedRow which = tile::packed_row(row, p.n_q);
@@ -110,24 +107,30 @@ struct Team {
   // What products read of rows that there are not: no weight, and codes that are valid.
   __device__ __forceinline__ void clear_weights() const {
     constexpr std::uint32_t kFirstTwo = 0x04040404u;  // elements 0 and 1 of four groups
-    for (int at = layout.weights + 4 * static_cast<int>(threadIdx.x); at < layout.stats; at += 4 * kThreads) {
-      if (at < layout.codes + kWarps * layout.batch * layout.codes_bytes) {
-        *reinterpret_cast<std::uint32_t*>(shared + at) = at < layout.codes ? 0 : kFirstTwo;
-      }
+    const int warps = p.teams.cta_warps();
+    const int end = layout.codes + warps * layout.buffers * layout.codes_bytes;
+    for (int at = layout.weights + 4 * static_cast<int>(threadIdx.x); at < end; at += 4 * 32 * warps) {
+      *reinterpret_cast<std::uint32_t*>(shared + at) = at < layout.codes ? 0 : kFirstTwo;
     }
   }
 
-  // Row 4 u + e of a tile is element e of group u. `index` at or past the team's end: nothing.
-  __device__ __forceinline__ void load_k(int index, int buffer) const {
-    if (index < part.tiles.end) load_tile(k_tile(buffer), k, p.k, p.k_row_bytes, p.d, p.vector_k, index);
+  // Asks for a tile, which is a group of copies; of one at or past the team's end for nothing. Row 4 u + e of it is
+  // element e of group u.
+  __device__ __forceinline__ void load_k(int index, std::uint32_t to) const {
+    if (index < part.tiles.end) load_tile(to, k, p.k, p.k_row_bytes, p.d, p.vector_k, index);
     ptx::cp_async_commit();
   }
-  // `kept`: codes of the team's first row.
-  __device__ __forceinline__ void load_v(int index, std::uint32_t to, const std::uint8_t* kept) const {
+  __device__ __forceinline__ void load_v(int index, std::uint32_t to) const {
+    if (index < part.tiles.end) copy_v(index, to);
+    ptx::cp_async_commit();
+  }
+  __device__ __forceinline__ void copy_v(int index, std::uint32_t to) const {
+    load_tile(to, v, p.v, p.v_row_bytes, p.results.out.columns, p.vector_v, index);
+  }
+  // Asks for the kept rows of V; `kept`: codes of the team's first row.
+  __device__ __forceinline__ void gather_v(int index, std::uint32_t to, const std::uint8_t* kept) const {
     const int columns = p.results.out.columns;
-    if (p.teams.gather == 0) {
-      load_tile(to, v, p.v, p.v_row_bytes, columns, p.vector_v, index);
-    } else if (p.v_row_bytes != 0 && p.teams.warps == 1) {
+    if (p.v_row_bytes != 0) {
       const tile::KeyMap& keys = p.keys;
       const std::uint32_t elements = static_cast<std::uint32_t>(keys.pair_step) << 8 |
                                      static_cast<std::uint32_t>(keys.half_step) << 16 |
@@ -164,27 +167,25 @@ struct Team {
   }
 
   // Scores of a K tile; then it may be overwritten.
-  __device__ __forceinline__ void score(int buffer) const {
-    products.score(q, p.teams.warps * kWarpRows, first_row, k_tile(buffer), tiles, layout.scores_stride, rows, lane);
+  __device__ __forceinline__ void score(std::uint32_t k_tile) const {
+    products.score(q, p.teams.warps * kWarpRows, first_row, k_tile, tiles, layout.scores_stride, rows, lane);
     sync();  // K is read, by all warps, and this one's scores are written
   }
 
-  __device__ __forceinline__ void accumulate(const WarpTiles& of, std::uint32_t from) {
-    products.accumulate(of, from, p.teams.gather, layout.weights_stride, p.teams.rows, lane);
+  __device__ __forceinline__ void accumulate_whole(const WarpTiles& of, std::uint32_t v_tile) {
+    products.accumulate_whole(of, v_tile, layout.weights_stride, p.teams.rows, lane);
+  }
+  __device__ __forceinline__ void accumulate_gathered(const WarpTiles& of, std::uint32_t v_tile) {
+    products.accumulate_gathered(of, v_tile, layout.weights_stride, p.teams.rows, lane);
   }
 
   // The team's tiles are every so many from its first on.
-  __device__ __forceinline__ int step() const { return kWarps / p.teams.warps; }
+  __device__ __forceinline__ int step() const { return p.teams.count; }
   __device__ __forceinline__ int first_tile() const { return part.tiles.begin + team; }
 
-  // Asks for the first two K tiles.
-  __device__ __forceinline__ void begin() const {
-    load_k(first_tile(), 0);
-    load_k(first_tile() + step(), 1);
-  }
-
-  __device__ __forceinline__ std::uint32_t k_tile(int buffer) const {
-    return ring + static_cast<std::uint32_t>(buffer * layout.tile_bytes);
+  // A place of the ring, of the size of a K tile.
+  __device__ __forceinline__ std::uint32_t place(int number) const {
+    return ring + static_cast<std::uint32_t>(number * layout.tile_bytes);
   }
 
   // Null: no row sees the key.

@@ -34,11 +34,11 @@ struct WarpTiles {
   std::uint8_t* weights;
   std::uint8_t* codes;
 
-  // `number`: of the batch's tiles.
-  __device__ __forceinline__ WarpTiles(const SharedLayout& layout, std::uint8_t* shared, int warp, int number = 0)
+  // `buffer`: of those for weights and codes.
+  __device__ __forceinline__ WarpTiles(const SharedLayout& layout, std::uint8_t* shared, int warp, int buffer = 0)
       : scores(shared + layout.scores + warp * layout.scores_bytes),
-        weights(shared + layout.weights + (warp * layout.batch + number) * layout.weights_bytes),
-        codes(shared + layout.codes + (warp * layout.batch + number) * layout.codes_bytes) {}
+        weights(shared + layout.weights + (warp * layout.buffers + buffer) * layout.weights_bytes),
+        codes(shared + layout.codes + (warp * layout.buffers + buffer) * layout.codes_bytes) {}
 };
 
 // Two fp32 scores as the fp16 numbers that are compared.
@@ -70,12 +70,26 @@ struct Weigher {
     has_row = first_row + lane / lanes < p.rows;
   }
 
-  // Calls visit(group) for every group of the row that is this lane's.
-  template <typename Visit>
+  // Calls visit(group) for every group of the row that is this lane's. Two at a time: one alone would wait for every
+  // instruction before the next.
+  template <int kUnroll = C::kHeadDim <= 128 ? 2 : 1, typename Visit>
   __device__ __forceinline__ void each_group(Visit visit) const {
     if (!has_row) return;
-#pragma unroll 1
+#pragma unroll kUnroll
     for (int group = first_group; group < C::kGroups; group += lanes) visit(group);
+  }
+
+  // As before the first tile.
+  __device__ __forceinline__ void forget() {
+    reference = -INFINITY;
+    sum = 0;
+  }
+
+  // Weights and codes go there from now on.
+  __device__ __forceinline__ void write_to(const WarpTiles& tiles, const SharedLayout& layout, int lane) {
+    const int row = lane / lanes;
+    weights = reinterpret_cast<std::uint32_t*>(tiles.weights + row * layout.weights_stride);
+    codes = tiles.codes + row * C::kGroups;
   }
 
   // Weighs a tile whose block of 128 keys begins at key `block`. Returns by how much the row's results so far shrink.
@@ -93,18 +107,22 @@ struct Weigher {
 
   // Makes compared scores of a tile's products. Returns the largest of this lane's.
   __device__ __forceinline__ float mask(int block, int part) {
-    const bool interior = plain && begin <= block && block + tile::kBlockKeys <= end;
     float largest = -INFINITY;
-    each_group([&](int group) {
-      float4 x = scores[group];
-      x = interior ? compared(make_float4(x.x * p.scales.unit, x.y * p.scales.unit, x.z * p.scales.unit,
-                                          x.w * p.scales.unit))
-                   : mask_group(x, block, part, group);
+    const auto note = [&](int group, const float4& x) {
       scores[group] = x;
       const float top = ptx::max_nan(ptx::max_nan(x.x, x.y), ptx::max_nan(x.z, x.w));
       if (std::isnan(top)) sum = NAN;  // shows in the row's results, whatever is selected
       largest = fmaxf(largest, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
-    });
+    };
+    if (plain && begin <= block && block + tile::kBlockKeys <= end) {
+      const float unit = p.scales.unit;
+      each_group([&](int group) {
+        const float4 x = scores[group];
+        note(group, compared(make_float4(x.x * unit, x.y * unit, x.z * unit, x.w * unit)));
+      });
+    } else {
+      each_group<1>([&](int group) { note(group, mask_group(scores[group], block, part, group)); });
+    }
     return largest;
   }
 
