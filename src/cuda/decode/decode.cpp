@@ -18,9 +18,9 @@ using blocks::is_vector;
 using blocks::mask_of;
 using blocks::rows_of;
 
-std::uint32_t plain_row_bytes(const Problem& problem, const ConstTensorView& tensor) {
+std::uint32_t plain_row_bytes(const ConstTensorView& tensor) {
   const std::int64_t bytes = tensor.step(2) * static_cast<std::int64_t>(size_bytes(tensor.dtype));
-  const bool plain = is_vector(tensor) && !problem.block_table.present() && bytes > 0 && bytes < tile::kMaxRows;
+  const bool plain = is_vector(tensor) && bytes > 0 && bytes < tile::kMaxRows;
   return plain ? static_cast<std::uint32_t>(bytes) : 0;
 }
 
@@ -86,8 +86,8 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.vector_q = is_vector(problem.q) ? 1 : 0;
   p.vector_k = is_vector(problem.k) ? 1 : 0;
   p.vector_v = is_vector(problem.v) ? 1 : 0;
-  p.k_row_bytes = plain_row_bytes(problem, problem.k);
-  p.v_row_bytes = plain_row_bytes(problem, problem.v);
+  p.k_row_bytes = plain_row_bytes(problem.k);
+  p.v_row_bytes = plain_row_bytes(problem.v);
   return p;
 }
 

@@ -84,7 +84,7 @@ struct Params {
   Scales scales;
   Teams teams;
   int vector_q = 0, vector_k = 0, vector_v = 0;  // rows are 16-byte aligned
-  // Bytes from one row to the next, where rows are aligned, in one piece and not too far apart; else 0.
+  // Bytes from one row to the next (of a page), where rows are aligned and not too far apart; else 0.
   std::uint32_t k_row_bytes = 0, v_row_bytes = 0;
 };
 

@@ -12,6 +12,7 @@ template <typename C>
 struct Products32 {
   static constexpr int kColumns = C::kHeadDim / 32;  // of a lane: neighbours
   static constexpr int kKeys = C::kTileK / 32;       // of a lane: every 32nd
+  static constexpr int kChunks = C::kHeadDim <= 64 ? 4 : 2;  // of the score product at once: registers
   float out[kWarpRows][kColumns] = {};
 
   __device__ __forceinline__ static std::uint32_t at(std::uint32_t tile, int rows, int row, int chunk) {
@@ -24,7 +25,7 @@ struct Products32 {
 #pragma unroll 1
     for (int base = 0; base < rows; base += 4) {
       float scores[4][kKeys] = {};
-#pragma unroll 4
+#pragma unroll kChunks
       for (int chunk = 0; chunk < C::kHeadDim / 4; ++chunk) {
         float4 keys[kKeys];
 #pragma unroll

@@ -130,13 +130,18 @@ struct Team {
   // Asks for the kept rows of V; `kept`: codes of the team's first row.
   __device__ __forceinline__ void gather_v(int index, std::uint32_t to, const std::uint8_t* kept) const {
     const int columns = p.results.out.columns;
+    const tile::KeyMap& keys = p.keys;
     if (p.v_row_bytes != 0) {
-      const tile::KeyMap& keys = p.keys;
       const std::uint32_t elements = static_cast<std::uint32_t>(keys.pair_step) << 8 |
                                      static_cast<std::uint32_t>(keys.half_step) << 16 |
                                      static_cast<std::uint32_t>(keys.half_step + keys.pair_step) << 24;
-      PlainCopies<C>(p.v_row_bytes, columns, lane)
-          .copy_kept(to, first_chunk(v, p.v, index, 0), keys.group_step, elements, kept, lane);
+      const PlainCopies<C> copies(p.v_row_bytes, columns, lane);
+      if (p.pages.table == nullptr) {
+        copies.copy_kept(to, first_chunk(v, p.v, index, 0), keys.group_step, elements, kept, lane);
+      } else {
+        copies.copy_kept_of_pages(to, reinterpret_cast<const std::uint8_t*>(v), piece_of_page(p.v, block_of(index)),
+                                  keys.key(part_of(index), 0, 0), keys.group_step, elements, kept, lane);
+      }
     } else {
       copy_rows<C>(to, C::kTileK / 2, columns, p.vector_v, thread, threads, v, [&](int row) -> const Bits<C>* {
         const std::uint32_t code = kept[row >> 1];
@@ -151,8 +156,14 @@ struct Team {
                                             std::uint32_t row_bytes, int columns, int vector, int index) const {
     const int block = block_of(index);
     if (row_bytes != 0 && block >= part.begin && block + tile::kBlockKeys <= part.end) {
-      PlainCopies<C>(row_bytes, columns, thread)
-          .copy_tile(to, first_chunk(base, view, index, thread >> 3 & 3), p.keys.group_step, thread, p.teams.warps);
+      const PlainCopies<C> copies(row_bytes, columns, thread);
+      const int element = thread >> 3 & 3;
+      if (p.pages.table == nullptr) {
+        copies.copy_tile(to, first_chunk(base, view, index, element), p.keys.group_step, thread, p.teams.warps);
+      } else {
+        copies.copy_tile_of_pages(to, reinterpret_cast<const std::uint8_t*>(base), piece_of_page(view, block),
+                                  p.keys.key(part_of(index), 0, element), p.keys.group_step, thread, p.teams.warps);
+      }
     } else {
       copy_rows<C>(to, C::kTileK, columns, vector, thread, threads, base,
                    [&](int row) { return row_of(base, view, index, row >> 2, row & 3); });
@@ -186,6 +197,14 @@ struct Team {
   // A place of the ring, of the size of a K tile.
   __device__ __forceinline__ std::uint32_t place(int number) const {
     return ring + static_cast<std::uint32_t>(number * layout.tile_bytes);
+  }
+
+  // Pages are multiples of 16 keys: where keys 16 (lane % 8) ... of a block lie, in bytes from page 0; negative: nowhere.
+  __device__ __forceinline__ std::int64_t piece_of_page(const blocks::RowsView& view, int block) const {
+    const int key = block + 16 * (lane & 7);
+    const int page = key < p.n_k ? p.pages.page_of(part.batch, key) : -1;
+    const std::int64_t row = page * view.batch_stride + p.pages.size.remainder(key) * view.row_stride;
+    return page < 0 ? -1 : row * C::kElementBytes;
   }
 
   // Null: no row sees the key.

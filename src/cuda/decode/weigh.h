@@ -58,7 +58,7 @@ struct Weigher {
   bool has_row;
   int begin = 0, end = 0;  // keys that the row sees by diagonal, window and length
   MaskRow allowed, bias;
-  bool plain;                   // neither mask tensors nor pages
+  bool plain;                   // no mask tensors
   float reference = -INFINITY;  // the largest score so far
   float sum = 0;                // of this lane's weights, relative to it
 
@@ -72,7 +72,7 @@ struct Weigher {
 
   // Calls visit(group) for every group of the row that is this lane's. Two at a time: one alone would wait for every
   // instruction before the next.
-  template <int kUnroll = C::kHeadDim <= 128 ? 2 : 1, typename Visit>
+  template <int kUnroll = C::kPanels <= 2 ? 2 : 1, typename Visit>
   __device__ __forceinline__ void each_group(Visit visit) const {
     if (!has_row) return;
 #pragma unroll kUnroll
@@ -114,7 +114,8 @@ struct Weigher {
       if (std::isnan(top)) sum = NAN;  // shows in the row's results, whatever is selected
       largest = fmaxf(largest, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
     };
-    if (plain && begin <= block && block + tile::kBlockKeys <= end) {
+    const bool interior = plain && begin <= block && block + tile::kBlockKeys <= end;
+    if (p.pages.table == nullptr ? interior : pages_are_there(block) && interior) {
       const float unit = p.scales.unit;
       each_group([&](int group) {
         const float4 x = scores[group];
@@ -170,6 +171,12 @@ struct Weigher {
   }
 
  private:
+  // All keys of a block are in some page. By the whole warp.
+  __device__ __forceinline__ bool pages_are_there(int block) const {
+    const int key = block + 16 * static_cast<int>(threadIdx.x & 7);  // pages are multiples of 16 keys
+    return __all_sync(~0u, key < p.n_k && p.pages.page_of(batch, key) >= 0) != 0;
+  }
+
   __device__ __forceinline__ Weigher(const Params& params, const SharedLayout& layout, const WarpTiles& tiles,
                                      const tile::RowBand& band, int sequence, int kv_head, int lane, int row,
                                      tile::PackedRow which)
@@ -185,7 +192,7 @@ struct Weigher {
         end(band.end(which.query)),
         allowed(params.allowed, 1, sequence, kv_head * params.heads_per_kv_head + which.head, which.query),
         bias(params.bias, params.bias_bytes, sequence, kv_head * params.heads_per_kv_head + which.head, which.query),
-        plain(params.allowed.data == nullptr && params.bias.data == nullptr && params.pages.table == nullptr) {}
+        plain(params.allowed.data == nullptr && params.bias.data == nullptr) {}
 
   __device__ __forceinline__ float4 mask_group(const float4& raw, int block, int part, int group) {
     float x[4] = {raw.x, raw.y, raw.z, raw.w};
