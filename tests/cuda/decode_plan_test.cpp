@@ -108,9 +108,11 @@ TEST(DecodePlan, WithoutClustersPartsAreMerged) {
 
 TEST(DecodePlan, ClustersLieWithinGroupsOfMultiprocessors) {
   EXPECT_EQ(slots_of(kH200, 1, 1), 132);
-  EXPECT_EQ(slots_of(kH200, 16, 1), 128);
-  EXPECT_EQ(slots_of(kH200, 5, 1), 8 * 15);
-  EXPECT_EQ(slots_of(kH200, 5, 2), 8 * 30);
+  EXPECT_EQ(slots_of(kH200, 2, 1), 132);
+  EXPECT_EQ(slots_of(kH200, 8, 1), 120) << "as cudaOccupancyMaxActiveClusters says of an H200";
+  EXPECT_EQ(slots_of(kH200, 4, 2), 240);
+  EXPECT_EQ(slots_of(kH200, 16, 1), 112);
+  EXPECT_EQ(slots_of(kH200, 16, 2), 224);
 }
 
 TEST(DecodePlan, NoMoreSplitsAndTeamsThanTiles) {

@@ -1,6 +1,7 @@
 #include "cuda/decode/decode.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numbers>
 
@@ -75,6 +76,7 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.n_k = static_cast<int>(geometry.n_k);
   p.d = static_cast<int>(geometry.d);
   p.rows = plan.rows;
+  p.queries = tile::Divisor(p.n_q);
   p.heads_per_kv_head = static_cast<int>(geometry.heads / geometry.kv_heads);
   p.kv_heads = tile::Divisor(static_cast<int>(geometry.kv_heads));
   p.splits = tile::Divisor(plan.splits);
@@ -83,6 +85,9 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.pairs = problem.pattern.group == 2 ? 1 : 0;
   p.scales = scales_of(problem.q.dtype, geometry.scale, problem.mask.bias.present());
   p.teams = plan.teams;
+  p.layout = plan.layout;
+  p.team_shift = std::countr_zero(static_cast<unsigned>(plan.teams.warps));
+  p.lane_shift = std::countr_zero(32u / static_cast<unsigned>(plan.teams.rows));
   p.vector_q = is_vector(problem.q) ? 1 : 0;
   p.vector_k = is_vector(problem.k) ? 1 : 0;
   p.vector_v = is_vector(problem.v) ? 1 : 0;

@@ -77,7 +77,7 @@ struct CtaResults {
 
   // A joined value, final or not.
   __device__ __forceinline__ void store(int row, int column, float value, const RowStats& row_stats) const {
-    const tile::PackedRow which = tile::packed_row(row, p.n_q);
+    const tile::PackedRow which = p.packed_row(row);
     const int head = part.kv_head * p.heads_per_kv_head + which.head;
     const int columns = p.results.out.columns;
     if (p.partials.out != nullptr) {
@@ -142,7 +142,7 @@ template <typename C>
 __device__ __forceinline__ void deposit_stats(const Team<C>& team, std::uint8_t* shared, float sum) {
   if (team.weigher.first_group != 0) return;
   auto* stats = reinterpret_cast<RowStats*>(shared + team.layout.stats) + team.warp * kWarpRows;
-  stats[team.lane / team.weigher.lanes] = {team.weigher.reference, sum};
+  stats[team.weigher.row] = {team.weigher.reference, sum};
 }
 
 // Joins the teams' results and writes them.

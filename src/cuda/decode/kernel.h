@@ -79,7 +79,7 @@ __device__ __forceinline__ void walk_gathered(Team<C>& team) {
     team.score(team.place(buffer));
     team.load_k(index + 2 * team.step(), team.place(buffer));
     const WarpTiles tiles = team.tiles_of(buffer);
-    team.weigher.write_to(tiles, team.layout, team.lane);
+    team.weigher.write_to(tiles, team.layout);
     const float shrunk = team.weigher.weigh(team.block_of(index), team.part_of(index));
     team.sync();  // weights and codes are written
     team.gather_v(index, v(buffer), tiles.codes);

@@ -16,7 +16,7 @@ void launch_one(const char* name, Kernel kernel, const Params& params, std::int6
   launch(name, kernel,
          {.ctas = grid_of(ctas),
           .threads = 32 * params.teams.cta_warps(),
-          .shared_bytes = shared_layout(C::kType, C::kHeadDim, params.teams).bytes,
+          .shared_bytes = params.layout.bytes,
           .cluster_ctas = params.cluster.value,
           .may_overlap = device.major >= 9},
          stream, params);
@@ -31,6 +31,7 @@ void launch_kernel(const Params& params, std::int64_t ctas, cudaStream_t stream)
     if (params.teams.chosen != 0) {
       Params scoring = params;
       scoring.teams.chosen = 0;
+      scoring.layout = shared_layout(kType, kDim, scoring.teams);
       scoring.cluster = tile::Divisor(1);
       launch_one<C>("decode scores", score_kernel<C>, scoring, ctas, stream);
       return launch_one<C>("decode choice", choice_kernel<C>, params, ctas, stream);

@@ -30,14 +30,14 @@ __device__ __forceinline__ void copy_elements(std::uint32_t to, const Bits<C>* r
   }
 }
 
-// Rows 0 ... rows - 1 of a tile, by `threads` threads of which this is `thread`. row_at(r) is where row r lies in
+// Rows 0 ... count - 1 of a tile of `rows` rows, by `threads` threads of which this is `thread`. row_at(r) is where row r lies in
 // global memory, or null: then it is zeros and nothing is read. Columns at and past `columns` are zeros.
 template <typename C, typename RowAt>
-__device__ __forceinline__ void copy_rows(std::uint32_t tile, int rows, int columns, int vector, int thread,
+__device__ __forceinline__ void copy_rows(std::uint32_t tile, int rows, int count, int columns, int vector, int thread,
                                           int threads, const void* valid_address, RowAt row_at) {
   const int chunk = thread & 7;
 #pragma unroll 1
-  for (int row = thread >> 3; row < rows; row += threads >> 3) {
+  for (int row = thread >> 3; row < count; row += threads >> 3) {
     const Bits<C>* from = row_at(row);
 #pragma unroll
     for (int panel = 0; panel < C::kPanels; ++panel) {

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   __syncthreads();  // all warps' sums are there
 
   const int batch = p.kv_heads.quotient(unit);
-  const tile::PackedRow which = tile::packed_row(row, p.n_q);
+  const tile::PackedRow which = p.packed_row(row);
   const int head = (unit - batch * p.kv_heads.value) * p.heads_per_kv_head + which.head;
   for (int column = static_cast<int>(threadIdx.x); column < columns; column += kThreads) {
     float value = sums[0][column];

@@ -1,6 +1,8 @@
 #include "cuda/decode/plan.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <sstream>
 
@@ -46,12 +48,14 @@ std::int64_t rows_of_key_head(const core::Geometry& geometry) {
 }
 
 std::int64_t slots_of(const DeviceFacts& device, int cluster, int ctas_per_multiprocessor) {
-  constexpr int kNeighbours = 16;  // multiprocessors that a cluster may lie in, at least
-  if (cluster == 1 || device.multiprocessors < kNeighbours) {
-    return std::int64_t{device.multiprocessors} * ctas_per_multiprocessor;
+  constexpr int kPair = 2;  // multiprocessors that share a cluster of two, always
+  if (cluster <= kPair || device.multiprocessors < kMaxCluster) {
+    return std::int64_t{device.multiprocessors} * ctas_per_multiprocessor / cluster * cluster;
   }
-  const int room = kNeighbours * ctas_per_multiprocessor / cluster * cluster;
-  return std::int64_t{device.multiprocessors / kNeighbours} * room;
+  // Larger ones lie in neighbourhoods of 8 or 16, of which a card has one less than it has multiprocessors for.
+  const int neighbours = cluster <= kPortableCluster ? kPortableCluster : kMaxCluster;
+  const int room = neighbours * ctas_per_multiprocessor / cluster * cluster;
+  return std::int64_t{device.multiprocessors / neighbours - 1} * room;
 }
 
 namespace {
@@ -89,6 +93,12 @@ class Dealer {
       }
     }
     return found;
+  }
+
+  Deal forced(int packed, int splits, int cluster, bool stay) const {
+    Deal deal = deal_of(packed, most_teams(packed), splits, stay);
+    deal.cluster = cluster;
+    return deal;
   }
 
  private:
@@ -158,6 +168,11 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   teams.gather = plan.rows == 1 || (teams.chosen != 0 && geometry.n_q == 1) ? 1 : 0;
   const Dealer dealer(type, dim, teams, plan.units, plan.tiles, device);
   Deal deal = dealer.best(teams.chosen != 0);
+  if (const char* forced = std::getenv("DSPATTN_DECODE_FORCE"); forced != nullptr && forced[0] != 0) {
+    int packed = 1, splits = 1, cluster = 1;
+    std::sscanf(forced, "%d,%d,%d", &packed, &splits, &cluster);
+    deal = dealer.forced(packed, splits, cluster, teams.chosen != 0);
+  }
   if (deal.splits == 0 || deal.cost == std::numeric_limits<std::int64_t>::max()) deal = dealer.best(false);
   plan.teams = deal.teams;
   plan.splits = deal.splits;

@@ -44,7 +44,7 @@ struct Team {
   const Params& p;
   const Part& part;
   std::uint8_t* const shared;
-  const SharedLayout layout;
+  const SharedLayout& layout;
   const int lane, warp, team;
   const int thread, threads;  // of the team
   const int first_row, rows;  // of this warp
@@ -59,10 +59,10 @@ struct Team {
       : p(params),
         part(of),
         shared(shared_memory),
-        layout(shared_layout(C::kType, C::kHeadDim, params.teams)),
+        layout(params.layout),
         lane(static_cast<int>(threadIdx.x) & 31),
         warp(static_cast<int>(threadIdx.x) >> 5),
-        team(warp / params.teams.warps),
+        team(warp >> params.team_shift),
         thread(static_cast<int>(threadIdx.x) - team * params.teams.warps * 32),
         threads(params.teams.warps * 32),
         first_row((warp - team * params.teams.warps) * kWarpRows),
@@ -91,14 +91,13 @@ struct Team {
   __device__ __forceinline__ int block_of(int index) const { return index / C::kTilesPerBlock * tile::kBlockKeys; }
   __device__ __forceinline__ int part_of(int index) const { return index % C::kTilesPerBlock; }
 
-  // The key head's rows, for all teams, by all of the CTA's threads.
+  // The key head's rows, for all teams, by all of the CTA's threads. What is in the others' places reaches no row.
   __device__ __forceinline__ void load_q() const {
     const auto* data = static_cast<const Bits<C>*>(p.q.data);
-    copy_rows<C>(q, p.teams.warps * kWarpRows, p.d, p.vector_q, static_cast<int>(threadIdx.x),
+    copy_rows<C>(q, p.teams.warps * kWarpRows, p.rows, p.d, p.vector_q, static_cast<int>(threadIdx.x),
                  32 * p.teams.cta_warps(), data,
                  [&](int row) -> const Bits<C>* {
-                   if (row >= p.rows) return nullptr;
-                   const tile::PackedRow which = tile::packed_row(row, p.n_q);
+                   const tile::PackedRow which = p.packed_row(row);
                    return data + p.q.offset(part.batch, part.kv_head * p.heads_per_kv_head + which.head, which.query);
                  });
     ptx::cp_async_commit();
@@ -106,6 +105,7 @@ struct Team {
 
   // What products read of rows that there are not: no weight, and codes that are valid.
   __device__ __forceinline__ void clear_weights() const {
+    if (p.rows == p.teams.rows * p.teams.warps) return;
     constexpr std::uint32_t kFirstTwo = 0x04040404u;  // elements 0 and 1 of four groups
     const int warps = p.teams.cta_warps();
     const int end = layout.codes + warps * layout.buffers * layout.codes_bytes;
@@ -143,7 +143,7 @@ struct Team {
                                   keys.key(part_of(index), 0, 0), keys.group_step, elements, kept, lane);
       }
     } else {
-      copy_rows<C>(to, C::kTileK / 2, columns, p.vector_v, thread, threads, v, [&](int row) -> const Bits<C>* {
+      copy_rows<C>(to, C::kTileK / 2, C::kTileK / 2, columns, p.vector_v, thread, threads, v, [&](int row) -> const Bits<C>* {
         const std::uint32_t code = kept[row >> 1];
         if (tile::kept_is_hidden(code, row & 1)) return nullptr;
         return row_of(v, p.v, index, row >> 1, tile::kept_element(code, row & 1));
@@ -165,7 +165,7 @@ struct Team {
                                   p.keys.key(part_of(index), 0, element), p.keys.group_step, thread, p.teams.warps);
       }
     } else {
-      copy_rows<C>(to, C::kTileK, columns, vector, thread, threads, base,
+      copy_rows<C>(to, C::kTileK, C::kTileK, columns, vector, thread, threads, base,
                    [&](int row) { return row_of(base, view, index, row >> 2, row & 3); });
     }
   }

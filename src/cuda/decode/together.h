@@ -24,7 +24,6 @@ namespace dspattn::cuda::decode {
 template <typename C, typename Place>
 __device__ __forceinline__ void write_scores(Team<C>& team, Place place) {
   Weigher<C>& weigher = team.weigher;
-  const int row = team.lane / weigher.lanes;
   int index = team.first_tile();
   for (int number = 0; index < team.part.tiles.end; ++number, index += team.step()) {
     ptx::cp_async_wait<1>();  // K(i + 1) may still be on its way
@@ -32,7 +31,7 @@ __device__ __forceinline__ void write_scores(Team<C>& team, Place place) {
     team.score(team.place(number & 1));
     team.load_k(index + 2 * team.step(), team.place(number & 1));
     weigher.raise(weigher.mask(team.block_of(index), team.part_of(index)));
-    auto* to = reinterpret_cast<uint2*>(place(number, index) + row * C::kTileK);
+    auto* to = reinterpret_cast<uint2*>(place(number, index) + weigher.row * C::kTileK);
     weigher.each_group([&](int group) {
       const float4 x = weigher.scores[group];
       weigher.sum += weigher.weight(x.x) + weigher.weight(x.y) + (weigher.weight(x.z) + weigher.weight(x.w));
@@ -52,7 +51,7 @@ __device__ __forceinline__ std::uint16_t* workspace_scores(const Params& p, int 
 template <typename C>
 struct Chooser {
   Team<C>& team;
-  const RowStats* whole;  // of every row, over all visible keys: the reference, and 1 / sum
+  const RowStats* whole;  // of every row, over all visible keys: what scores are shifted by, and the sum
   const bool stay;        // scores are in shared memory, all of the team's
 
   __device__ __forceinline__ Chooser(Team<C>& of, const RowStats* of_rows)
@@ -78,13 +77,13 @@ struct Chooser {
     }
     ptx::cp_async_commit();
   }
-  // Of this lane's row of tile `i` of step `number`.
+  // Of the warp's rows, a tile's keys each: of tile `i` of step `number`.
   __device__ __forceinline__ const uint2* scores_of(int number, int i) const {
     const SharedLayout& s = team.layout;
     const int at = stay ? s.kept + team.team * s.kept_bytes + (number * kChoiceTiles + i) * s.batch_scores_bytes
                         : s.ring + team.team * s.ring_bytes + s.batch_scores +
                               ((number & 1) * kChoiceTiles + i) * s.batch_scores_bytes;
-    return reinterpret_cast<const uint2*>(team.shared + at) + team.lane / team.weigher.lanes * C::kGroups;
+    return reinterpret_cast<const uint2*>(team.shared + at);
   }
   __device__ __forceinline__ static float4 unpacked(uint2 scores) {
     float4 x;
@@ -99,60 +98,72 @@ struct Chooser {
     return team.ring + static_cast<std::uint32_t>(((number & 1) * kChoiceTiles + i) * team.layout.v_bytes);
   }
 
-  // Every visible key's share is above 0, every hidden key's is 0: none of these takes a slot from one of those.
-  __device__ __forceinline__ float share(float score, const RowStats& row) const {
-    constexpr float kLeast = 1.17549435e-38f;
-    if (score == -INFINITY) return 0;
-    return fmaxf(ptx::exp2_fast((score - row.reference) * team.p.scales.exponent) * row.sum, kLeast);
+  // 2^(exponent * score + shift): every visible key's share is above 0, every hidden key's is 0. None of these takes a
+  // slot from one of those.
+  __device__ __forceinline__ float share(float score, float shift) const {
+    constexpr float kLeast = -126;  // of finite numbers' exponents
+    const float power = fmaxf(fmaf(score, team.p.scales.exponent, shift), kLeast);
+    return score == -INFINITY ? 0.0f : ptx::exp2_fast(power);
   }
 
-  // Chooses the keys of a tile. Returns the largest kept score of this lane's groups.
-  __device__ __forceinline__ float choose(const uint2* scores, const WarpTiles& tiles) const {
-    Weigher<C>& weigher = team.weigher;
-    const RowStats row = whole[team.lane / weigher.lanes];
+  // Chooses the keys of a tile: a lane has a group, and of the heads every so many. All rows of a query get the codes.
+  __device__ __forceinline__ void choose(const uint2* scores, const WarpTiles& tiles) const {
+    constexpr int kLanes = 32 / C::kGroups;  // of a group
+    const int group = team.lane % C::kGroups, first_head = team.lane / C::kGroups;
+    const int heads = team.p.heads_per_kv_head, n_q = team.p.n_q;
+#pragma unroll 1
+    for (int query = 0; query < n_q; ++query) {
+      float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 2
+      for (int head = first_head; head < heads; head += kLanes) {
+        const int row = head * n_q + query;
+        const float4 x = unpacked(scores[row * C::kGroups + group]);
+        const float shift = whole[row].reference;
+        sum = make_float4(sum.x + share(x.x, shift), sum.y + share(x.y, shift), sum.z + share(x.z, shift),
+                          sum.w + share(x.w, shift));
+      }
+#pragma unroll
+      for (int offset = C::kGroups; offset < 32; offset *= 2) {
+        sum.x += __shfl_xor_sync(~0u, sum.x, offset);
+        sum.y += __shfl_xor_sync(~0u, sum.y, offset);
+        sum.z += __shfl_xor_sync(~0u, sum.z, offset);
+        sum.w += __shfl_xor_sync(~0u, sum.w, offset);
+      }
+      const tile::KeptOfFour kept = team.weigher.select(sum);
+      const auto code = static_cast<std::uint8_t>(tile::kept_code(kept, team.weigher.element(sum, kept.first) == 0,
+                                                                  team.weigher.element(sum, kept.second) == 0));
+      for (int head = first_head; head < heads; head += kLanes) {
+        tiles.codes[(head * n_q + query) * C::kGroups + group] = code;
+      }
+    }
+    __syncwarp();  // codes are written
+  }
+
+  // Calls visit(group, first, second) with the kept scores of this lane's groups.
+  template <typename Visit>
+  __device__ __forceinline__ void each_kept(int number, int i, Visit visit) const {
+    const Weigher<C>& weigher = team.weigher;
+    const uint2* scores = scores_of(number, i) + weigher.row * C::kGroups;
+    const std::uint8_t* codes = tiles_of(number, i).codes + weigher.row * C::kGroups;
     weigher.each_group([&](int group) {
       const float4 x = unpacked(scores[group]);
-      weigher.scores[group] = make_float4(share(x.x, row), share(x.y, row), share(x.z, row), share(x.w, row));
+      const std::uint32_t code = codes[group];
+      visit(group, weigher.element(x, tile::kept_element(code, 0)), weigher.element(x, tile::kept_element(code, 1)));
     });
-    __syncwarp();  // the shares of all heads are there
-    const int n_q = team.p.n_q;
-    const auto* shares = team.tiles.scores + team.lane / weigher.lanes % n_q * team.layout.scores_stride;
-    weigher.write_to(tiles, team.layout, team.lane);
-    float largest = -INFINITY;
-    weigher.each_group([&](int group) {
-      float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-      for (int head = 0; head < team.p.heads_per_kv_head; ++head) {
-        const float4 x =
-            reinterpret_cast<const float4*>(shares + head * n_q * team.layout.scores_stride)[group];
-        sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
-      }
-      const tile::KeptOfFour kept = weigher.select(sum);
-      weigher.codes[group] = static_cast<std::uint8_t>(
-          tile::kept_code(kept, weigher.element(sum, kept.first) == 0, weigher.element(sum, kept.second) == 0));
-      const float4 own = unpacked(scores[group]);
-      largest = fmaxf(largest, fmaxf(weigher.element(own, kept.first), weigher.element(own, kept.second)));
-      if (std::isnan(own.x + own.y) || std::isnan(own.z + own.w)) weigher.sum = NAN;
-    });
-    __syncwarp();  // the shares have been read
-    return largest;
   }
 
   // Weights and codes of a step. Returns by how much the row's results so far shrink.
   __device__ __forceinline__ float weigh(int number, int tiles) const {
     Weigher<C>& weigher = team.weigher;
     float largest = -INFINITY;
-    for (int i = 0; i < tiles; ++i) largest = fmaxf(largest, choose(scores_of(number, i), tiles_of(number, i)));
+    for (int i = 0; i < tiles; ++i) choose(scores_of(number, i), tiles_of(number, i));
+    for (int i = 0; i < tiles; ++i) {
+      each_kept(number, i, [&](int, float first, float second) { largest = fmaxf(largest, fmaxf(first, second)); });
+    }
     const float shrunk = weigher.raise(largest);
     for (int i = 0; i < tiles; ++i) {
-      const uint2* scores = scores_of(number, i);
-      weigher.write_to(tiles_of(number, i), team.layout, team.lane);
-      weigher.each_group([&](int group) {
-        const float4 x = unpacked(scores[group]);
-        const std::uint32_t code = weigher.codes[group];
-        weigher.store_weights(group, weigher.element(x, tile::kept_element(code, 0)),
-                              weigher.element(x, tile::kept_element(code, 1)));
-      });
+      weigher.write_to(tiles_of(number, i), team.layout);
+      each_kept(number, i, [&](int group, float first, float second) { weigher.store_weights(group, first, second); });
     }
     return shrunk;
   }
@@ -183,6 +194,8 @@ struct Chooser {
   __device__ __forceinline__ void walk() const {
     int before = 0;  // tiles of the step before
     int number = 0;
+    // A NaN among a row's scores shows in its results, whatever is chosen.
+    if (team.weigher.has_row && std::isnan(whole[team.weigher.row].sum)) team.weigher.sum = NAN;
     load_scores(team.first_tile(), 0);
     for (int index = team.first_tile(); index < team.part.tiles.end; ++number) {
       const int tiles = count(index), next = index + kChoiceTiles * team.step();
@@ -219,9 +232,9 @@ __device__ __forceinline__ CtaResults<C> join_scores(Team<C>& team, std::uint8_t
   return results;
 }
 
-// What shares are computed from, of a row's stats over all keys.
-__device__ __forceinline__ RowStats inverted(const RowStats& row) {
-  return {row.reference, row.sum == 0 ? 0.0f : 1.0f / row.sum};
+// What shares are computed from, of a row's stats over all keys: 2^(exponent * (score - reference)) / sum.
+__device__ __forceinline__ RowStats shifted(const RowStats& row, float exponent) {
+  return {row.sum == 0 ? 0.0f : -fmaf(row.reference, exponent, log2f(row.sum)), row.sum};
 }
 
 template <typename C>
@@ -244,7 +257,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __gri
   for (int row = team.warp; row < p.rows; row += p.teams.cta_warps()) {
     float factor;
     const RowStats joined = results.join_cluster_stats(row, 1, factor);
-    if (team.lane == 0) whole[row] = inverted(joined);
+    if (team.lane == 0) whole[row] = shifted(joined, p.scales.exponent);
   }
   __syncthreads();  // every row's reference and sum are there
   team.weigher.forget();
@@ -285,7 +298,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) choice_kernel(const __grid_
     const RowStats* first = p.together.stats + static_cast<std::int64_t>(part.unit) * p.splits.value * p.rows + row;
     const RowStats joined = join_parts(p.splits.value, team.lane, p.scales.exponent,
                                        [&](int i) { return first[static_cast<std::int64_t>(i) * p.rows]; });
-    if (team.lane == 0) whole[row] = inverted(joined);
+    if (team.lane == 0) whole[row] = shifted(joined, p.scales.exponent);
   }
   __syncthreads();  // every row's reference and sum are there
   Chooser<C>(team, whole).walk();

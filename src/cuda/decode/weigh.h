@@ -53,6 +53,7 @@ struct Weigher {
   std::uint32_t* weights;
   std::uint8_t* codes;
   int batch;
+  int row;          // of the warp's
   int lanes;        // of a row
   int first_group;  // of this lane
   bool has_row;
@@ -65,9 +66,9 @@ struct Weigher {
   // `first_row` is the warp's first of the key head's rows.
   __device__ __forceinline__ Weigher(const Params& params, const SharedLayout& layout, const WarpTiles& tiles,
                                      const tile::RowBand& band, int first_row, int batch, int kv_head, int lane)
-      : Weigher(params, layout, tiles, band, batch, kv_head, lane, lane / (32 / params.teams.rows),
-                tile::packed_row(min(first_row + lane / (32 / params.teams.rows), params.rows - 1), params.n_q)) {
-    has_row = first_row + lane / lanes < p.rows;
+      : Weigher(params, layout, tiles, band, batch, kv_head, lane, lane >> params.lane_shift,
+                params.packed_row(min(first_row + (lane >> params.lane_shift), params.rows - 1))) {
+    has_row = first_row + row < p.rows;
   }
 
   // Calls visit(group) for every group of the row that is this lane's. Two at a time: one alone would wait for every
@@ -86,8 +87,7 @@ struct Weigher {
   }
 
   // Weights and codes go there from now on.
-  __device__ __forceinline__ void write_to(const WarpTiles& tiles, const SharedLayout& layout, int lane) {
-    const int row = lane / lanes;
+  __device__ __forceinline__ void write_to(const WarpTiles& tiles, const SharedLayout& layout) {
     weights = reinterpret_cast<std::uint32_t*>(tiles.weights + row * layout.weights_stride);
     codes = tiles.codes + row * C::kGroups;
   }
@@ -178,15 +178,16 @@ struct Weigher {
   }
 
   __device__ __forceinline__ Weigher(const Params& params, const SharedLayout& layout, const WarpTiles& tiles,
-                                     const tile::RowBand& band, int sequence, int kv_head, int lane, int row,
+                                     const tile::RowBand& band, int sequence, int kv_head, int lane, int row_of_warp,
                                      tile::PackedRow which)
       : p(params),
-        scores(reinterpret_cast<float4*>(tiles.scores + row * layout.scores_stride)),
-        weights(reinterpret_cast<std::uint32_t*>(tiles.weights + row * layout.weights_stride)),
-        codes(tiles.codes + row * C::kGroups),
+        scores(reinterpret_cast<float4*>(tiles.scores + row_of_warp * layout.scores_stride)),
+        weights(reinterpret_cast<std::uint32_t*>(tiles.weights + row_of_warp * layout.weights_stride)),
+        codes(tiles.codes + row_of_warp * C::kGroups),
         batch(sequence),
-        lanes(32 / params.teams.rows),
-        first_group(lane % (32 / params.teams.rows)),
+        row(row_of_warp),
+        lanes(1 << params.lane_shift),
+        first_group(lane & ((1 << params.lane_shift) - 1)),
         has_row(false),
         begin(band.begin(which.query)),
         end(band.end(which.query)),
