@@ -43,7 +43,7 @@ __device__ __forceinline__ void walk_whole(Team<C>& team) {
     team.sync();
     team.score(k);
     team.load_v(index + team.step(), k);
-    const float shrunk = team.weigher.weigh(team.block_of(index), team.part_of(index));
+    const float shrunk = team.weigher.weigh(block_of<C>(index), part_of<C>(index));
     team.products.shrink(shrunk, team.weigher.lanes, team.p.teams.rows, team.lane);
     ptx::cp_async_wait<2>();  // K(i + 1) and V(i + 1) may still be on their way
     team.sync();              // and weights and codes are written
@@ -80,7 +80,7 @@ __device__ __forceinline__ void walk_gathered(Team<C>& team) {
     team.load_k(index + 2 * team.step(), team.place(buffer));
     const WarpTiles tiles = team.tiles_of(buffer);
     team.weigher.write_to(tiles, team.layout);
-    const float shrunk = team.weigher.weigh(team.block_of(index), team.part_of(index));
+    const float shrunk = team.weigher.weigh(block_of<C>(index), part_of<C>(index));
     team.sync();  // weights and codes are written
     team.gather_v(index, v(buffer), tiles.codes);
     ptx::cp_async_commit();

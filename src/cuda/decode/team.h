@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/decode/load.h"
+#include "cuda/decode/load_other.h"
 #include "cuda/decode/products16.h"
 #include "cuda/decode/products32.h"
 #include "cuda/decode/weigh.h"
@@ -34,7 +34,7 @@ struct Part {
     part.end = part.band.end(p.n_q - 1);
     const tile::KeyBlockRange blocks = tile::visible_key_blocks(part.band, 0, p.n_q - 1);
     part.tiles = tile::part_of_range({blocks.begin * C::kTilesPerBlock, blocks.end * C::kTilesPerBlock}, part.split,
-                                     p.splits.value);
+                                     p.splits);
     return part;
   }
 };
@@ -88,8 +88,6 @@ struct Team {
     }
   }
 
-  __device__ __forceinline__ int block_of(int index) const { return index / C::kTilesPerBlock * tile::kBlockKeys; }
-  __device__ __forceinline__ int part_of(int index) const { return index % C::kTilesPerBlock; }
 
   // The key head's rows, for all teams, by all of the CTA's threads. What is in the others' places reaches no row.
   __device__ __forceinline__ void load_q() const {
@@ -117,7 +115,7 @@ struct Team {
   // Asks for a tile, which is a group of copies; of one at or past the team's end for nothing. Row 4 u + e of it is
   // element e of group u.
   __device__ __forceinline__ void load_k(int index, std::uint32_t to) const {
-    if (index < part.tiles.end) load_tile(to, k, p.k, p.k_row_bytes, p.d, p.vector_k, index);
+    if (index < part.tiles.end) load_tile(to, k, p.k, p.k_row_bytes, p.d, 0, index);
     ptx::cp_async_commit();
   }
   __device__ __forceinline__ void load_v(int index, std::uint32_t to) const {
@@ -125,55 +123,34 @@ struct Team {
     ptx::cp_async_commit();
   }
   __device__ __forceinline__ void copy_v(int index, std::uint32_t to) const {
-    load_tile(to, v, p.v, p.v_row_bytes, p.results.out.columns, p.vector_v, index);
+    load_tile(to, v, p.v, p.v_row_bytes, p.results.out.columns, 1, index);
   }
-  // Asks for the kept rows of V; `kept`: codes of the team's first row.
+  // Asks for the kept rows of V; `kept`: codes of the team's first row. A team is one warp.
   __device__ __forceinline__ void gather_v(int index, std::uint32_t to, const std::uint8_t* kept) const {
-    const int columns = p.results.out.columns;
-    const tile::KeyMap& keys = p.keys;
-    if (p.v_row_bytes != 0) {
-      const std::uint32_t elements = static_cast<std::uint32_t>(keys.pair_step) << 8 |
-                                     static_cast<std::uint32_t>(keys.half_step) << 16 |
-                                     static_cast<std::uint32_t>(keys.half_step + keys.pair_step) << 24;
-      const PlainCopies<C> copies(p.v_row_bytes, columns, lane);
-      if (p.pages.table == nullptr) {
-        copies.copy_kept(to, first_chunk(v, p.v, index, 0), keys.group_step, elements, kept, lane);
-      } else {
-        copies.copy_kept_of_pages(to, reinterpret_cast<const std::uint8_t*>(v), piece_of_page(p.v, block_of(index)),
-                                  keys.key(part_of(index), 0, 0), keys.group_step, elements, kept, lane);
-      }
+    if (p.v_row_bytes != 0 && p.pages.table == nullptr) {
+      PlainCopies<C>(p.v_row_bytes, p.results.out.columns, lane)
+          .copy_kept(to, first_chunk(v, p.v, index, 0), p.keys.group_step, elements_of(p.keys), kept, lane);
     } else {
-      copy_rows<C>(to, C::kTileK / 2, C::kTileK / 2, columns, p.vector_v, thread, threads, v, [&](int row) -> const Bits<C>* {
-        const std::uint32_t code = kept[row >> 1];
-        if (tile::kept_is_hidden(code, row & 1)) return nullptr;
-        return row_of(v, p.v, index, row >> 1, tile::kept_element(code, row & 1));
-      });
+      copy_other_tile<C>(p, 1, part.batch, part.kv_head, part.begin, part.end, index, to, kept, thread, threads);
     }
   }
 
   // All rows of a tile. A thread always has the same element of its groups.
   __device__ __forceinline__ void load_tile(std::uint32_t to, const Bits<C>* base, const blocks::RowsView& view,
-                                            std::uint32_t row_bytes, int columns, int vector, int index) const {
-    const int block = block_of(index);
-    if (row_bytes != 0 && block >= part.begin && block + tile::kBlockKeys <= part.end) {
-      const PlainCopies<C> copies(row_bytes, columns, thread);
-      const int element = thread >> 3 & 3;
-      if (p.pages.table == nullptr) {
-        copies.copy_tile(to, first_chunk(base, view, index, element), p.keys.group_step, thread, p.teams.warps);
-      } else {
-        copies.copy_tile_of_pages(to, reinterpret_cast<const std::uint8_t*>(base), piece_of_page(view, block),
-                                  p.keys.key(part_of(index), 0, element), p.keys.group_step, thread, p.teams.warps);
-      }
+                                            std::uint32_t row_bytes, int columns, int of_v, int index) const {
+    const int block = block_of<C>(index);
+    if (row_bytes != 0 && p.pages.table == nullptr && block >= part.begin && block + tile::kBlockKeys <= part.end) {
+      PlainCopies<C>(row_bytes, columns, thread)
+          .copy_tile(to, first_chunk(base, view, index, thread >> 3 & 3), p.keys.group_step, thread, p.teams.warps);
     } else {
-      copy_rows<C>(to, C::kTileK, C::kTileK, columns, vector, thread, threads, base,
-                   [&](int row) { return row_of(base, view, index, row >> 2, row & 3); });
+      copy_other_tile<C>(p, of_v, part.batch, part.kv_head, part.begin, part.end, index, to, nullptr, thread, threads);
     }
   }
 
   // This thread's chunk of an element of a tile's group 0.
   __device__ __forceinline__ const std::uint8_t* first_chunk(const Bits<C>* base, const blocks::RowsView& view,
                                                              int index, int element) const {
-    const int key = block_of(index) + p.keys.key(part_of(index), 0, element);
+    const int key = block_of<C>(index) + p.keys.key(part_of<C>(index), 0, element);
     return reinterpret_cast<const std::uint8_t*>(base + key * view.row_stride) + 16 * (thread & 7);
   }
 
@@ -197,24 +174,6 @@ struct Team {
   // A place of the ring, of the size of a K tile.
   __device__ __forceinline__ std::uint32_t place(int number) const {
     return ring + static_cast<std::uint32_t>(number * layout.tile_bytes);
-  }
-
-  // Pages are multiples of 16 keys: where keys 16 (lane % 8) ... of a block lie, in bytes from page 0; negative: nowhere.
-  __device__ __forceinline__ std::int64_t piece_of_page(const blocks::RowsView& view, int block) const {
-    const int key = block + 16 * (lane & 7);
-    const int page = key < p.n_k ? p.pages.page_of(part.batch, key) : -1;
-    const std::int64_t row = page * view.batch_stride + p.pages.size.remainder(key) * view.row_stride;
-    return page < 0 ? -1 : row * C::kElementBytes;
-  }
-
-  // Null: no row sees the key.
-  __device__ __forceinline__ const Bits<C>* row_of(const Bits<C>* base, const blocks::RowsView& view, int index,
-                                                   int group, int element) const {
-    const int key = block_of(index) + p.keys.key(part_of(index), group, element);
-    if (key < part.begin || key >= part.end) return nullptr;
-    if (p.pages.table == nullptr) return base + key * view.row_stride;
-    const int page = p.pages.page_of(part.batch, key);
-    return page < 0 ? nullptr : base + page * view.batch_stride + p.pages.size.remainder(key) * view.row_stride;
   }
 };
 

@@ -30,7 +30,7 @@ __device__ __forceinline__ void write_scores(Team<C>& team, Place place) {
     team.sync();
     team.score(team.place(number & 1));
     team.load_k(index + 2 * team.step(), team.place(number & 1));
-    weigher.raise(weigher.mask(team.block_of(index), team.part_of(index)));
+    weigher.raise(weigher.mask(block_of<C>(index), part_of<C>(index)));
     auto* to = reinterpret_cast<uint2*>(place(number, index) + weigher.row * C::kTileK);
     weigher.each_group([&](int group) {
       const float4 x = weigher.scores[group];

@@ -46,6 +46,57 @@ __device__ __forceinline__ void round_to_half(float& a, float& b) {
   ptx::unpack_f16x2(ptx::pack_f16x2_clamped(a, b), a, b);
 }
 
+// As the fp16 numbers that are compared, if they are.
+__device__ __forceinline__ float4 compared(const Params& p, float4 x) {
+  if (p.scales.rounds != 0) {
+    round_to_half(x.x, x.y);
+    round_to_half(x.z, x.w);
+  }
+  return x;
+}
+
+// False: the bias masks the key.
+template <typename C>
+__device__ __forceinline__ bool add_bias(const Params& p, const std::uint8_t* bias, float& score) {
+  float value;
+  if (p.bias_bytes == 4) {
+    value = *reinterpret_cast<const float*>(bias);
+  } else {
+    const std::uint32_t bits = *reinterpret_cast<const std::uint16_t*>(bias);
+    float unused;
+    if (C::kType == DType::bf16) {
+      value = __uint_as_float(bits << 16);
+    } else {
+      ptx::unpack_f16x2(bits, value, unused);
+    }
+  }
+  const float total = fmaf(value, p.scales.bias, score);
+  // A finite bias does not mask, however low: sums stay finite.
+  score = std::isinf(total) && !std::isinf(value) ? copysignf(3.402823466e38f, total) : total;
+  return value != -INFINITY;
+}
+
+// Compared scores of a group where masks matter: the row sees keys [begin, end). `first`: key of the group's first
+// element. Called, so that the loop over tiles is short without it.
+template <typename C>
+[[gnu::noinline]] __device__ float4 mask_group(const Params& p, float4 raw, int first, int begin, int end, int batch,
+                                               MaskRow allowed, MaskRow bias) {
+  float x[4] = {raw.x, raw.y, raw.z, raw.w};
+  bool seen[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int key = first + p.keys.key(0, 0, e);
+    seen[e] = key >= begin && key < end;
+    if (seen[e] && p.pages.table != nullptr) seen[e] = p.pages.page_of(batch, key) >= 0;
+    if (seen[e] && allowed.data != nullptr) seen[e] = *allowed.at(key) != 0;
+    x[e] *= p.scales.unit;
+    if (seen[e] && bias.data != nullptr) seen[e] = add_bias<C>(p, bias.at(key), x[e]);
+  }
+  const float4 y = compared(p, make_float4(x[0], x[1], x[2], x[3]));
+  return make_float4(seen[0] ? y.x : -INFINITY, seen[1] ? y.y : -INFINITY, seen[2] ? y.z : -INFINITY,
+                     seen[3] ? y.w : -INFINITY);
+}
+
 template <typename C>
 struct Weigher {
   const Params& p;
@@ -119,10 +170,13 @@ struct Weigher {
       const float unit = p.scales.unit;
       each_group([&](int group) {
         const float4 x = scores[group];
-        note(group, compared(make_float4(x.x * unit, x.y * unit, x.z * unit, x.w * unit)));
+        note(group, compared(p, make_float4(x.x * unit, x.y * unit, x.z * unit, x.w * unit)));
       });
     } else {
-      each_group<1>([&](int group) { note(group, mask_group(scores[group], block, part, group)); });
+      each_group<1>([&](int group) {
+        const int first = block + p.keys.key(part, group, 0);
+        note(group, mask_group<C>(p, scores[group], first, begin, end, batch, allowed, bias));
+      });
     }
     return largest;
   }
@@ -194,51 +248,6 @@ struct Weigher {
         allowed(params.allowed, 1, sequence, kv_head * params.heads_per_kv_head + which.head, which.query),
         bias(params.bias, params.bias_bytes, sequence, kv_head * params.heads_per_kv_head + which.head, which.query),
         plain(params.allowed.data == nullptr && params.bias.data == nullptr) {}
-
-  __device__ __forceinline__ float4 mask_group(const float4& raw, int block, int part, int group) {
-    float x[4] = {raw.x, raw.y, raw.z, raw.w};
-    bool seen[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int key = block + p.keys.key(part, group, e);
-      seen[e] = key >= begin && key < end;
-      if (seen[e] && p.pages.table != nullptr) seen[e] = p.pages.page_of(batch, key) >= 0;
-      if (seen[e] && allowed.data != nullptr) seen[e] = *allowed.at(key) != 0;
-      x[e] *= p.scales.unit;
-      if (seen[e] && bias.data != nullptr) seen[e] = add_bias(key, x[e]);
-    }
-    const float4 y = compared(make_float4(x[0], x[1], x[2], x[3]));
-    return make_float4(seen[0] ? y.x : -INFINITY, seen[1] ? y.y : -INFINITY, seen[2] ? y.z : -INFINITY,
-                       seen[3] ? y.w : -INFINITY);
-  }
-
-  __device__ __forceinline__ float4 compared(float4 x) const {
-    if (p.scales.rounds != 0) {
-      round_to_half(x.x, x.y);
-      round_to_half(x.z, x.w);
-    }
-    return x;
-  }
-
-  // False: the bias masks the key.
-  __device__ __forceinline__ bool add_bias(int key, float& score) const {
-    float value;
-    if (p.bias_bytes == 4) {
-      value = *reinterpret_cast<const float*>(bias.at(key));
-    } else {
-      const std::uint32_t bits = *reinterpret_cast<const std::uint16_t*>(bias.at(key));
-      float unused;
-      if (C::kType == DType::bf16) {
-        value = __uint_as_float(bits << 16);
-      } else {
-        ptx::unpack_f16x2(bits, value, unused);
-      }
-    }
-    const float total = fmaf(value, p.scales.bias, score);
-    // A finite bias does not mask, however low: sums stay finite.
-    score = std::isinf(total) && !std::isinf(value) ? copysignf(3.402823466e38f, total) : total;
-    return value != -INFINITY;
-  }
 };
 
 }  // namespace dspattn::cuda::decode
