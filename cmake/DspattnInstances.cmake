@@ -22,6 +22,20 @@ function(dspattn_general_instances result suffix folder)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
+# dspattn_general_backward_instances(RESULT SUFFIX FOLDER): and of its backward.
+function(dspattn_general_backward_instances result suffix folder)
+  set(sources)
+  foreach(instance bf16-any f16-any f32-any f32-precise)
+    string(REPLACE "-" ";" parts ${instance})
+    list(GET parts 0 DSPATTN_TYPE)
+    list(GET parts 1 DSPATTN_KIND)
+    set(unit ${folder}/general_backward_${DSPATTN_TYPE}_${DSPATTN_KIND}${suffix})
+    configure_file(${dspattn_cuda_source}/general/backward/instance.cu.in ${unit} @ONLY)
+    list(APPEND sources ${unit})
+  endforeach()
+  set(${result} ${sources} PARENT_SCOPE)
+endfunction()
+
 # dspattn_forward_instances(RESULT SUFFIX FOLDER): writes the instances of the fused forward kernels into FOLDER, as
 # sources that end in SUFFIX, and lists them in RESULT, those that take longest to compile first.
 function(dspattn_forward_instances result suffix folder)

@@ -554,6 +554,8 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
         problem = problem._replace(k=k.contiguous())
     if not (v.is_contiguous() or v.stride(-1) == 1):
         problem = problem._replace(v=v.contiguous())
+    if device == "cuda":
+        problem = _autograd.repeatable(problem)
     if torch.compiler.is_compiling():
         if torch.compiler.is_dynamo_compiling():
             require_served(problem)

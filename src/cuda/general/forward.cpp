@@ -9,24 +9,14 @@
 #include "cuda/device/device.h"
 #include "cuda/general/launch.h"
 #include "cuda/general/plan.h"
+#include "cuda/general/problem.h"
 
 namespace dspattn::cuda::general {
 namespace {
 
-// The diagonal's offset becomes a part of the window's bounds: any offset then fits 32 bits.
-WorkParams work_of(const Problem& problem) {
-  WorkParams work = blocks::work_of(problem);
-  const core::Band band = core::band_of(problem.mask);
-  work.left = -tile::clamped_reach(band.offset - band.left);
-  work.right = tile::clamped_reach(band.offset + band.right);
-  work.offset = 0;
-  return work;
-}
-
 ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   const Problem& problem = args.problem;
   const core::Geometry geometry = core::geometry_of(problem);
-  const DType type = problem.q.dtype;
   ForwardParams p{};
   p.q = rows_of(problem.q);
   p.k = rows_of(problem.k);
@@ -43,12 +33,9 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   }
   p.work = work_of(problem);
   p.tiles = tile::key_tiles(layout_of(plan.kind), problem.pattern, problem.grouping, plan.shape.tile_k);
-  p.scales = scales_of(type, geometry.scale, problem.mask.bias.present());
-  // 2^-e that fp16 does not hold, or that could overflow its products: scores are multiplied instead.
-  if (type == DType::f16 && !(geometry.scale >= 0x1p-14 && geometry.scale < 2)) {
-    p.scales.q_scale = 0x3C003C00u;  // 1 twice
-    p.score_scale = static_cast<float>(core::selection_scale(geometry.scale));
-  }
+  const Scaling scaling = scaling_of(problem);
+  p.scales = scaling.scales;
+  p.score_scale = scaling.score_scale;
   p.keep = problem.pattern.is_dense() ? 0 : problem.pattern.keep;
   p.one_of_two = problem.pattern == Pattern{1, 2} ? 1 : 0;
   p.d = static_cast<int>(geometry.d);

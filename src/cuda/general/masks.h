@@ -44,8 +44,8 @@ __device__ __forceinline__ float biased(const ScoreScales& scales, float score, 
 
 // Mask tensors, eight columns at a time: unrolled, all loads at once would take the registers. Registers cannot be
 // counted through; so the scores go round.
-template <typename C, typename ItemType>
-__device__ __forceinline__ void mask_by_tensors(const ForwardParams& params, const ItemType& item, const ScorePlace& at,
+template <typename C, typename Params, typename ItemType>
+__device__ __forceinline__ void mask_by_tensors(const Params& params, const ItemType& item, const ScorePlace& at,
                                                 float (&scores)[C::kTileK / 2]) {
   const MaskPointers bias(params.bias, params.bias_type == BiasType::f32 ? 4 : 2, item, at.row, 0);
   const MaskPointers allowed(params.allowed, 1, item, at.row, 0);

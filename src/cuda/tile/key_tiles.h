@@ -115,4 +115,22 @@ DSPATTN_HOST_DEVICE constexpr TileRange interior_tiles(const KeyTiles& tiles, co
   return end > begin ? TileRange{begin, end} : TileRange{0, 0};
 }
 
+// All keys of the span that begins with first_key are seen by all of rows [first, last]: no masking there.
+DSPATTN_HOST_DEVICE constexpr bool sees_span(const KeyTiles& tiles, const RowBand& band, int first_key, int first,
+                                             int last) {
+  return tiles.is_filled() && band.begin(last) <= first_key && band.end(first) >= first_key + tiles.span;
+}
+
+// Row tiles, of tile_q rows each, of a sequence of `rows` rows, that see any of keys [first_key, end_key).
+DSPATTN_HOST_DEVICE constexpr TileRange row_tiles_that_see(const RowBand& band, int rows, int first_key, int end_key,
+                                                           int tile_q) {
+  const int end = end_key < band.key_length ? end_key : band.key_length;
+  if (end <= first_key || rows <= 0) return {0, 0};
+  const int first_row = first_key - band.diagonal - band.right;  // that sees the first key
+  const int last_row = end - 1 - band.diagonal + band.left;      // that sees the last one
+  if (first_row >= rows || last_row < 0) return {0, 0};
+  const int last = last_row < rows ? last_row : rows - 1;
+  return {first_row > 0 ? first_row / tile_q : 0, last / tile_q + 1};
+}
+
 }  // namespace dspattn::cuda::tile
