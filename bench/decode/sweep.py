@@ -32,3 +32,22 @@ for choice, kv, n, d, ways in (
         except RuntimeError as error:
             found.append(f"[{way}] {str(error)[:40]}")
     print(choice, kv, n, d, "  ".join(found), flush=True)
+
+os.environ["DSPATTN_DECODE_FORCE"] = ""
+for batch, heads, kv, n_q, n, d in (
+    (16, 32, 32, 8, 8192, 64), (16, 32, 32, 16, 8192, 64), (16, 32, 32, 16, 8192, 128), (1, 32, 32, 16, 8192, 64),
+    (1, 32, 32, 16, 8192, 128), (1, 32, 8, 16, 8192, 64), (1, 32, 8, 16, 8192, 128), (16, 32, 8, 4, 8192, 64),
+    (1, 12, 12, 64, 64, 64), (1, 12, 12, 64, 256, 64),
+):
+    sets = [
+        [torch.randn(batch, h, m, d, device="cuda", dtype=torch.bfloat16) for h, m in ((heads, n_q), (kv, n), (kv, n))]
+        for _ in range(timing.rotation(4 * batch * kv * n * d))
+    ]
+    found = []
+    for kernel in ("", f"decode_bf16_d{d}", f"fused_2_4_bf16_d{d}"):
+        try:
+            graph = timing.Graphed([native.prepare(*s, pattern=(2, 4), kernel=kernel)[0] for s in sets])
+            found.append(f"[{kernel or 'chosen'}] {timing.summary(timing.burst_times(graph, 0.02))['median_us']:.1f}")
+        except RuntimeError as error:
+            found.append(f"[{kernel}] {str(error)[:60]}")
+    print("queries", batch, f"{heads}/{kv}", n_q, n, d, "  ".join(found), flush=True)
