@@ -83,10 +83,12 @@ TEST(DecodePlan, SharedMemoryFitsAndPartsDoNotOverlap) {
 TEST(DecodePlan, SplitsFillTheDevice) {
   const Plan grouped = Asked{}.plan();
   EXPECT_EQ(grouped.splits, 16);
-  EXPECT_EQ(grouped.cluster, 16);
+  EXPECT_EQ(grouped.cluster, 1) << "there is room for seven clusters of 16, not for eight";
   EXPECT_EQ(grouped.teams.count, 8);
   EXPECT_EQ(grouped.ctas_per_multiprocessor, 1);
-  EXPECT_EQ(grouped.workspace_bytes, 0u) << "a cluster joins its results by itself";
+  const Plan small = Asked{.n_k = 2048, .d = 64}.plan();
+  EXPECT_EQ(small.cluster, small.splits) << "for few keys a second kernel takes longer";
+  EXPECT_EQ(small.workspace_bytes, 0u) << "a cluster joins its results by itself";
   EXPECT_EQ((Asked{.kv_heads = 32}.plan().ctas()), 32 * 4);
   EXPECT_EQ((Asked{.batch = 16}.plan().splits), 1) << "128 units fill 132 multiprocessors";
   const Plan many = Asked{.batch = 16, .kv_heads = 32}.plan();
@@ -126,7 +128,7 @@ TEST(DecodePlan, NoMoreSplitsAndTeamsThanTiles) {
 TEST(DecodePlan, SmallerSharedMemoryMeansFewerTeams) {
   EXPECT_EQ((Asked{.batch = 16, .d = 256}.plan(kH200).teams.count), 4);
   const Plan ampere = Asked{.batch = 16, .d = 256}.plan(kA100);
-  EXPECT_EQ(ampere.teams.count, 2);
+  EXPECT_LE(ampere.teams.count * ampere.ctas_per_multiprocessor, 3);
   EXPECT_LE(ampere.layout.bytes, kA100.shared_bytes);
 }
 
@@ -182,8 +184,8 @@ TEST(DecodePlan, HeadsThatChooseTogetherShareTheirRowsOfV) {
 TEST(DecodePlan, IsPrinted) {
   const std::string text = to_string(Asked{}.plan());
   EXPECT_NE(text.find("16 CTAs"), std::string::npos) << text;
-  EXPECT_NE(text.find("clusters of 16"), std::string::npos) << text;
-  EXPECT_NE(to_string(Asked{}.plan(kA100)).find("then a merge"), std::string::npos);
+  EXPECT_NE(text.find("then a merge"), std::string::npos) << text;
+  EXPECT_NE(to_string(Asked{.n_k = 2048, .d = 64}.plan()).find("clusters of 8"), std::string::npos);
 }
 
 }  // namespace

@@ -115,7 +115,8 @@ Machine::Machine() : state_(new State) {
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::runtime_error("emulator: no memory for the threads' stacks");
   state_->stacks = static_cast<std::uint8_t*>(memory);
-  shared_ = static_cast<std::uint8_t*>(std::aligned_alloc(2048, kMaxClusterBlocks * kRegionBytes + 2048)) + kSharedBase % 1024;
+  shared_ = static_cast<std::uint8_t*>(std::aligned_alloc(2048, kMaxClusterBlocks * kRegionBytes + 2048)) +
+            kSharedBase % 1024;
 }
 
 Machine::~Machine() {

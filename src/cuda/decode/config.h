@@ -61,9 +61,9 @@ inline constexpr int kChoiceTiles = 2;
 //   q        rows of all warps of a team, swizzled (16-bit) or plain (fp32)
 //   ring     of every team: K and V tiles (kernel.h); where heads have scores, V tiles and scores of the workspace
 //   scores   of every warp: [rows][tile keys + 8] fp32; the 8 keep 16 lanes' pairs in different banks
-//   weights  of every warp, `buffers` times: [rows][kept keys + 16 bytes], in the inputs' type; 8 rows in different banks
-//   codes    of every warp, `buffers` times: [rows][groups] bytes (tile/few_rows.h)
-//   kept     of every team, where scores stay: [tiles][rows][tile keys] fp16
+//   weights  of every warp, `buffers` times: [rows][kept keys + 16 bytes], in the inputs' type; 8 rows in different
+//   banks codes    of every warp, `buffers` times: [rows][groups] bytes (tile/few_rows.h) kept     of every team, where
+//   scores stay: [tiles][rows][tile keys] fp16
 //
 // and at the end, over all of it, every warp's 16 rows of output in fp32; behind both
 //
@@ -72,7 +72,7 @@ inline constexpr int kChoiceTiles = 2;
 //   whole    of every row, where heads choose together: of all keys
 struct SharedLayout {
   int tile_bytes = 0, v_bytes = 0;
-  int ring = 0, ring_bytes = 0;  // of a team
+  int ring = 0, ring_bytes = 0;                  // of a team
   int batch_scores = 0, batch_scores_bytes = 0;  // in the ring; of a tile
   int scores = 0, scores_stride = 0, scores_bytes = 0;
   int buffers = 1;

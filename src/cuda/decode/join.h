@@ -1,5 +1,6 @@
 // After the last tile: the results of a CTA's teams are joined in its shared memory, those of a cluster's CTAs across
-// theirs, and what a unit's clusters have is final or is left for the merge kernel. All sums are added in a fixed order.
+// theirs, and what a unit's clusters have is final or is left for the merge kernel. All sums are added in a fixed
+// order.
 #pragma once
 
 #include <cmath>

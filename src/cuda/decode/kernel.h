@@ -1,8 +1,8 @@
 // Attention of few query rows against many keys, bound by memory's bandwidth: the keys of a (sequence, key head) are
 // split over CTAs, and a CTA's over its teams of warps (config.h).
 //
-// A team walks its key tiles. Where rows keep different keys all of V is wanted (walk_whole); K and V tiles alternate in
-// a ring of three, in the order of their use:
+// A team walks its key tiles. Where rows keep different keys all of V is wanted (walk_whole); K and V tiles alternate
+// in a ring of three, in the order of their use:
 //
 //   await K(i); scores(i) to shared memory; ask for V(i + 1) where K(i) was
 //   weights(i) from scores(i)

@@ -30,8 +30,8 @@ __device__ __forceinline__ void copy_elements(std::uint32_t to, const Bits<C>* r
   }
 }
 
-// Rows 0 ... count - 1 of a tile of `rows` rows, by `threads` threads of which this is `thread`. row_at(r) is where row r lies in
-// global memory, or null: then it is zeros and nothing is read. Columns at and past `columns` are zeros.
+// Rows 0 ... count - 1 of a tile of `rows` rows, by `threads` threads of which this is `thread`. row_at(r) is where row
+// r lies in global memory, or null: then it is zeros and nothing is read. Columns at and past `columns` are zeros.
 template <typename C, typename RowAt>
 __device__ __forceinline__ void copy_rows(std::uint32_t tile, int rows, int count, int columns, int vector, int thread,
                                           int threads, const void* valid_address, RowAt row_at) {
@@ -115,8 +115,10 @@ struct PlainCopies {
     for (int group = thread >> 5; group < C::kGroups; group += warps) {
       const int of_group = key + group * group_step;
       const std::int64_t from = __shfl_sync(~0u, piece, of_group >> 4);
-      copy<C::kTileK>(tile + static_cast<std::uint32_t>(tile::swizzled_offset(4 * group + element, thread & 7)),
-                      base + from + static_cast<std::uint32_t>(of_group & 15) * std::uint64_t{row_bytes}, from < 0);
+      copy<C::kTileK>(
+          tile + static_cast<std::uint32_t>(tile::swizzled_offset(4 * group + element, thread & 7)),
+          base + (from < 0 ? 0 : from) + static_cast<std::uint32_t>(of_group & 15) * std::uint64_t{row_bytes},
+          from < 0);
     }
   }
 
@@ -149,12 +151,13 @@ struct PlainCopies {
     for (int i = 0; i < C::kGroups / 2; ++i) {
       const int group = 2 * i + (lane >> 4);
       const std::uint32_t code = kept[group];
-      const int of_kept = key + group * group_step +
-                          static_cast<int>(elements >> (8 * tile::kept_element(code, which)) & 0xFFu);
+      const int of_kept =
+          key + group * group_step + static_cast<int>(elements >> (8 * tile::kept_element(code, which)) & 0xFFu);
       const std::int64_t from = __shfl_sync(~0u, piece, of_kept >> 4);
-      copy<C::kTileK / 2>(tile + static_cast<std::uint32_t>(tile::swizzled_offset(2 * group + which, lane & 7)),
-                          base + from + static_cast<std::uint32_t>(of_kept & 15) * std::uint64_t{row_bytes},
-                          from < 0 || tile::kept_is_hidden(code, which));
+      copy<C::kTileK / 2>(
+          tile + static_cast<std::uint32_t>(tile::swizzled_offset(2 * group + which, lane & 7)),
+          base + (from < 0 ? 0 : from) + static_cast<std::uint32_t>(of_kept & 15) * std::uint64_t{row_bytes},
+          from < 0 || tile::kept_is_hidden(code, which));
     }
   }
 };

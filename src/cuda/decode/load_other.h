@@ -1,5 +1,5 @@
-// Copies of tiles that are not plain: at the borders of what is seen, of tensors that are not aligned, of pages. A function
-// that is called, for in the loops over tiles its instructions would stand between those that are always run.
+// Copies of tiles that are not plain: at the borders of what is seen, of tensors that are not aligned, of pages. A
+// function that is called, for in the loops over tiles its instructions would stand between those that are always run.
 #pragma once
 
 #include <cstdint>
@@ -45,12 +45,12 @@ __device__ __forceinline__ const Bits<C>* row_of(const Params& p, const Bits<C>*
   return page < 0 ? nullptr : base + page * view.batch_stride + p.pages.size.remainder(key) * view.row_stride;
 }
 
-// Tile `index` of K, or of V, by `threads` threads of which this is `thread`. kept: codes of the rows that are wanted, of
-// V and by one warp; null: all are. Some row sees keys in [begin, end) alone.
+// Tile `index` of K, or of V, by `threads` threads of which this is `thread`. kept: codes of the rows that are wanted,
+// of V and by one warp; null: all are. Some row sees keys in [begin, end) alone.
 template <typename C>
 [[gnu::noinline]] __device__ void copy_other_tile(const Params& p, int of_v, int batch, int kv_head, int begin, int end,
-                                             int index, std::uint32_t to, const std::uint8_t* kept, int thread,
-                                             int threads) {
+                                                  int index, std::uint32_t to, const std::uint8_t* kept, int thread,
+                                                  int threads) {
   const blocks::RowsView& view = of_v != 0 ? p.v : p.k;
   const std::uint32_t row_bytes = of_v != 0 ? p.v_row_bytes : p.k_row_bytes;
   const int columns = of_v != 0 ? p.results.out.columns : p.d;

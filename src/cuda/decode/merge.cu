@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   });
   // A part without keys holds zeros: loads need not wait for its stats.
   float values[kColumns] = {};
-#pragma unroll 2
+#pragma unroll 4
   for (int i = warp; i < parts; i += kWarps) {
     const std::int64_t at = first + static_cast<std::int64_t>(i) * p.rows;
     const float* out = p.partials.out + at * columns;

@@ -74,7 +74,7 @@ struct Params {
   tile::LengthsView key_lengths;
   int left = 0, right = 0, diagonal = 0;  // tile::RowBand
   int n_q = 0, n_k = 0, d = 0;
-  int rows = 0;  // of a key head: n_q * heads_per_kv_head
+  int rows = 0;           // of a key head: n_q * heads_per_kv_head
   tile::Divisor queries;  // n_q
   int heads_per_kv_head = 1;
   tile::Divisor kv_heads;
@@ -84,9 +84,9 @@ struct Params {
   int pairs = 0;  // 1: one of each two keys, else two of four
   Scales scales;
   Teams teams;
-  SharedLayout layout;  // of these, and more that a kernel need not compute:
-  int team_shift = 0;   // log2 of a team's warps
-  int lane_shift = 0;   // log2 of a row's lanes, of which there are 32 / teams.rows
+  SharedLayout layout;                           // of these, and more that a kernel need not compute:
+  int team_shift = 0;                            // log2 of a team's warps
+  int lane_shift = 0;                            // log2 of a row's lanes, of which there are 32 / teams.rows
   int vector_q = 0, vector_k = 0, vector_v = 0;  // rows are 16-byte aligned
   // Bytes from one row to the next (of a page), where rows are aligned and not too far apart; else 0.
   std::uint32_t k_row_bytes = 0, v_row_bytes = 0;

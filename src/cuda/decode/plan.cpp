@@ -1,8 +1,6 @@
 #include "cuda/decode/plan.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <sstream>
 
@@ -11,14 +9,17 @@
 namespace dspattn::cuda::decode {
 namespace {
 
-// Estimates in cycles of a multiprocessor, to compare plans with.
-constexpr std::int64_t kTileCycles = 800;      // 16 KiB at its share of the card's rate
-constexpr std::int64_t kTileLatency = 1500;    // of a team's tile, whose K and V are on their way
-constexpr std::int64_t kCtaCycles = 4000;      // of a CTA beside its tiles: Q, the first tile's latency, joining
+// Estimates in cycles, from times of one query of 32 heads on an H200 (docs/log/decode.md), to compare plans with.
+constexpr std::int64_t kCardTileCycles = 800;   // of a tile of K and V, 16 KiB, at a multiprocessor's share of the rate
+constexpr std::int64_t kTileCycles = 700;       // at the most that a multiprocessor reads
+constexpr std::int64_t kTileLatency = 1500;     // of a team's tile, whose K and V are on their way
+constexpr std::int64_t kCtaCycles = 4000;       // of a CTA beside its tiles: Q, the first tile's latency, joining
 constexpr std::int64_t kLaterCtaCycles = 1500;  // of one that begins while another computes
-constexpr std::int64_t kClusterCycles = 1500;  // joining a cluster's results
-constexpr std::int64_t kMergeCycles = 5000;    // a second kernel
-constexpr int kReserved = 1024;                // of a multiprocessor's shared memory, by every CTA
+constexpr std::int64_t kClusterCycles = 1800;   // joining a cluster's results, and for each of its CTAs
+constexpr std::int64_t kClusterCtaCycles = 400;
+constexpr std::int64_t kMergeCycles = 4500;  // a second kernel, and for each part that it joins
+constexpr std::int64_t kMergePartCycles = 150;
+constexpr int kReserved = 1024;  // of a multiprocessor's shared memory, by every CTA
 
 // Tiles that some row of a sequence may see: of windows, wherever they stand.
 int most_tiles(const Problem& problem, const core::Geometry& geometry, int keys_of_tile) {
@@ -80,25 +81,22 @@ class Dealer {
     for (const int packed : {1, 2}) {
       const int most = most_teams(packed);
       if (most == 0) continue;
-      const auto consider = [&](std::int64_t splits) {
-        const Deal deal = deal_of(packed, most, static_cast<int>(splits), stay);
+      const auto consider = [&](std::int64_t splits, std::int64_t cluster) {
+        const Deal deal = deal_of(packed, most, static_cast<int>(splits), static_cast<int>(cluster), stay);
         if (deal.cost < found.cost) found = deal;
       };
-      for (int splits = 1; splits <= std::min(kMaxCluster, std::max(tiles_, 1)); ++splits) consider(splits);
+      for (int splits = 1; splits <= std::min(kMaxCluster, std::max(tiles_, 1)); ++splits) {
+        if (!stay || splits == 1) consider(splits, 1);
+        if (device_.major >= 9 && splits > 1) consider(splits, splits);
+      }
       if (stay) continue;
       // Beyond a cluster: the most that a number of rounds has room for.
       for (int rounds = 1; rounds <= 4; ++rounds) {
         const std::int64_t splits = std::min<std::int64_t>(tiles_, rounds * slots_of(device_, 1, packed) / units_);
-        if (splits > kMaxCluster) consider(splits);
+        if (splits > kMaxCluster) consider(splits, 1);
       }
     }
     return found;
-  }
-
-  Deal forced(int packed, int splits, int cluster, bool stay) const {
-    Deal deal = deal_of(packed, most_teams(packed), splits, stay);
-    deal.cluster = cluster;
-    return deal;
   }
 
  private:
@@ -115,7 +113,7 @@ class Dealer {
     }
     return teams.count;
   }
-  Deal deal_of(int packed, int most, int splits, bool stay) const {
+  Deal deal_of(int packed, int most, int splits, int cluster, bool stay) const {
     Deal deal;
     deal.teams = teams_;
     const int tiles_of_cta = tile::divide_up(tiles_, splits);
@@ -128,18 +126,19 @@ class Dealer {
       if (deal.teams.count == 0) return deal;
     }
     deal.splits = splits;
-    deal.cluster = device_.major >= 9 && splits <= kMaxCluster ? splits : 1;
-    if (stay && deal.cluster != splits) return deal;
+    deal.cluster = cluster;
     deal.ctas_per_multiprocessor = packed;
-    const std::int64_t slots = slots_of(device_, deal.cluster, packed);
+    const std::int64_t slots = slots_of(device_, cluster, packed);
     if (slots == 0) return deal;
     const std::int64_t rounds = (units_ * splits + slots - 1) / slots;
     const std::int64_t own = tile::divide_up(tiles_of_cta, deal.teams.count);
-    deal.cost = rounds * std::max(own * kTileLatency, std::int64_t{tiles_of_cta} * packed * kTileCycles) + kCtaCycles +
-                (rounds - 1) * (packed > 1 ? kLaterCtaCycles : kCtaCycles) +
-                (splits == 1             ? 0
-                 : deal.cluster == splits ? kClusterCycles
-                                          : kMergeCycles);
+    const std::int64_t of_cta = std::max(own * kTileLatency, std::int64_t{tiles_of_cta} * packed * kTileCycles);
+    const std::int64_t of_card = units_ * tiles_ * kCardTileCycles / std::max(device_.multiprocessors, 1);
+    const std::int64_t joining = splits == 1   ? 0
+                                 : cluster > 1 ? kClusterCycles + cluster * kClusterCtaCycles
+                                               : kMergeCycles + splits * kMergePartCycles;
+    deal.cost = std::max(rounds * of_cta, of_card) + kCtaCycles +
+                (rounds - 1) * (packed > 1 ? kLaterCtaCycles : kCtaCycles) + joining;
     return deal;
   }
 
@@ -168,12 +167,7 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   teams.gather = plan.rows == 1 || (teams.chosen != 0 && geometry.n_q == 1) ? 1 : 0;
   const Dealer dealer(type, dim, teams, plan.units, plan.tiles, device);
   Deal deal = dealer.best(teams.chosen != 0);
-  if (const char* forced = std::getenv("DSPATTN_DECODE_FORCE"); forced != nullptr && forced[0] != 0) {
-    int packed = 1, splits = 1, cluster = 1;
-    std::sscanf(forced, "%d,%d,%d", &packed, &splits, &cluster);
-    deal = dealer.forced(packed, splits, cluster, teams.chosen != 0);
-  }
-  if (deal.splits == 0 || deal.cost == std::numeric_limits<std::int64_t>::max()) deal = dealer.best(false);
+  if (deal.cost == std::numeric_limits<std::int64_t>::max()) deal = dealer.best(false);
   plan.teams = deal.teams;
   plan.splits = deal.splits;
   plan.cluster = deal.cluster;
@@ -209,8 +203,8 @@ std::string to_string(const Plan& plan) {
        << 32 * plan.teams.cta_warps() << " threads";
   if (plan.cluster > 1) text << ", clusters of " << plan.cluster;
   text << ", " << plan.layout.bytes << " bytes of shared memory, " << plan.ctas_per_multiprocessor
-       << " a multiprocessor" << (plan.merges() ? ", then a merge" : "")
-       << "\nworkspace   " << plan.workspace_bytes << " bytes";
+       << " a multiprocessor" << (plan.merges() ? ", then a merge" : "") << "\nworkspace   " << plan.workspace_bytes
+       << " bytes";
   return text.str();
 }
 

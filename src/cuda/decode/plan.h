@@ -39,8 +39,8 @@ std::int64_t rows_of_key_head(const core::Geometry& geometry);
 Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device);
 std::string to_string(const Plan& plan);
 
-// CTAs that a device has room for at once, of clusters of `cluster`, so many a multiprocessor. A cluster lies within one
-// of the groups of 16 or 18 multiprocessors.
+// CTAs that a device has room for at once, of clusters of `cluster`, so many a multiprocessor. A cluster lies within
+// one of the groups of 16 or 18 multiprocessors.
 std::int64_t slots_of(const DeviceFacts& device, int cluster, int ctas_per_multiprocessor);
 
 // A kernel made for long query sequences is the faster one, where it serves the problem.

@@ -10,8 +10,8 @@ namespace dspattn::cuda::decode {
 
 template <typename C>
 struct Products32 {
-  static constexpr int kColumns = C::kHeadDim / 32;  // of a lane: neighbours
-  static constexpr int kKeys = C::kTileK / 32;       // of a lane: every 32nd
+  static constexpr int kColumns = C::kHeadDim / 32;          // of a lane: neighbours
+  static constexpr int kKeys = C::kTileK / 32;               // of a lane: every 32nd
   static constexpr int kChunks = C::kHeadDim <= 64 ? 4 : 2;  // of the score product at once: registers
   float out[kWarpRows][kColumns] = {};
 
@@ -62,7 +62,8 @@ struct Products32 {
     }
   }
 
-  __device__ __forceinline__ void accumulate_whole(const WarpTiles& tiles, std::uint32_t v, int stride, int rows, int lane) {
+  __device__ __forceinline__ void accumulate_whole(const WarpTiles& tiles, std::uint32_t v, int stride, int rows,
+                                                   int lane) {
     accumulate(tiles, v, 0, stride, rows, lane);
   }
   __device__ __forceinline__ void accumulate_gathered(const WarpTiles& tiles, std::uint32_t v, int stride, int rows,

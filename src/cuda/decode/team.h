@@ -33,8 +33,8 @@ struct Part {
     part.begin = part.band.begin(0);
     part.end = part.band.end(p.n_q - 1);
     const tile::KeyBlockRange blocks = tile::visible_key_blocks(part.band, 0, p.n_q - 1);
-    part.tiles = tile::part_of_range({blocks.begin * C::kTilesPerBlock, blocks.end * C::kTilesPerBlock}, part.split,
-                                     p.splits);
+    part.tiles =
+        tile::part_of_range({blocks.begin * C::kTilesPerBlock, blocks.end * C::kTilesPerBlock}, part.split, p.splits);
     return part;
   }
 };
@@ -88,13 +88,11 @@ struct Team {
     }
   }
 
-
   // The key head's rows, for all teams, by all of the CTA's threads. What is in the others' places reaches no row.
   __device__ __forceinline__ void load_q() const {
     const auto* data = static_cast<const Bits<C>*>(p.q.data);
     copy_rows<C>(q, p.teams.warps * kWarpRows, p.rows, p.d, p.vector_q, static_cast<int>(threadIdx.x),
-                 32 * p.teams.cta_warps(), data,
-                 [&](int row) -> const Bits<C>* {
+                 32 * p.teams.cta_warps(), data, [&](int row) -> const Bits<C>* {
                    const tile::PackedRow which = p.packed_row(row);
                    return data + p.q.offset(part.batch, part.kv_head * p.heads_per_kv_head + which.head, which.query);
                  });

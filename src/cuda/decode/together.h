@@ -68,8 +68,9 @@ struct Chooser {
       const int chunks = team.p.rows * C::kTileK / 8;
       for (int i = 0; i < count(index); ++i) {
         const std::uint16_t* from = workspace_scores<C>(team.p, team.part.unit, index + i * team.step());
-        const auto to = team.ring + static_cast<std::uint32_t>(team.layout.batch_scores +
-                                                               (half * kChoiceTiles + i) * team.layout.batch_scores_bytes);
+        const auto to =
+            team.ring + static_cast<std::uint32_t>(team.layout.batch_scores +
+                                                   (half * kChoiceTiles + i) * team.layout.batch_scores_bytes);
         for (int chunk = team.lane; chunk < chunks; chunk += 32) {
           ptx::cp_async_16(to + 16 * static_cast<std::uint32_t>(chunk), from + 8 * chunk);
         }
