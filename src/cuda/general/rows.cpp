@@ -47,9 +47,9 @@ core::KernelRow backward_row() {
 }  // namespace
 
 std::span<const core::KernelRow> general_rows() {
-  static const std::vector<core::KernelRow> table{forward_row<DType::bf16>(), forward_row<DType::f16>(),
-                                                  forward_row<DType::f32>(),  backward_row<DType::bf16>(),
-                                                  backward_row<DType::f16>(), backward_row<DType::f32>()};
+  static const std::vector<core::KernelRow> table{forward_row<DType::bf16>(),  forward_row<DType::f16>(),
+                                                  forward_row<DType::f32>(),   backward_row<DType::bf16>(),
+                                                  backward_row<DType::f16>(),  backward_row<DType::f32>()};
   return table;
 }
 
