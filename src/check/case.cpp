@@ -212,6 +212,14 @@ void draw_choice(Random& random, Case& drawn, const DrawLimits& limits) {
   if (limits.choice == Choice::shared && drawn.heads == drawn.kv_heads) drawn.heads *= 2;
 }
 
+// Keys of a page, or 0. Drawn only where pages are served: keys are added that fill the last.
+std::int64_t draw_page(const Case& drawn) {
+  constexpr std::uint64_t kPages = 0x706167;
+  Random random(drawn.seed ^ (kPages << 32), static_cast<std::uint64_t>(drawn.index));
+  const std::int64_t page = 16 * random.between(1, 4);
+  return random.chance(20) && drawn.pass == Pass::forward && !drawn.packed && drawn.n_k > 0 ? page : 0;
+}
+
 std::string_view layout_name(Layout layout) {
   return layout == Layout::bhnd ? "bhnd" : layout == Layout::bnhd ? "bnhd" : "padded";
 }
@@ -251,6 +259,8 @@ Case Case::restricted_to(core::Features served) const {
   if (!served.has(core::Feature::soft_cap)) restricted.soft_cap.reset();
   if (!served.has(core::Feature::sinks)) restricted.sinks = restricted.d_sinks = false;
   if (!served.has(core::Feature::d_sinks)) restricted.d_sinks = false;
+  restricted.page = served.has(core::Feature::paged) ? draw_page(restricted) : 0;
+  if (restricted.page > 0) restricted.n_k = (n_k + restricted.page - 1) / restricted.page * restricted.page;
   if (!served.has(core::Feature::d_lse)) restricted.d_lse = false;
   if (!served.has(core::Feature::d_bias)) restricted.d_bias = false;
   return restricted;
@@ -345,6 +355,7 @@ std::string describe(const Case& drawn) {
   }
   if (drawn.rest == Rest::mean) add("mean");
   if (drawn.choice == Choice::shared) add("shared");
+  if (drawn.page > 0) add("page=" + std::to_string(drawn.page));
   if (drawn.causal) add("causal");
   if (drawn.causal || drawn.window_left || drawn.window_right) {
     add(drawn.alignment == Alignment::bottom_right ? "bottom_right" : "top_left");

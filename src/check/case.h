@@ -82,6 +82,7 @@ struct Case {
   bool dropout_state = false;  // both are read from the device
   std::optional<double> soft_cap;
   bool sinks = false;
+  std::int64_t page = 0;                                // keys of a page; 0: k and v are in one piece
   bool d_lse = false, d_bias = false, d_sinks = false;  // backward: given, wanted, wanted
 
   // Whether scores and biases are of the sizes that models have.

@@ -10,7 +10,7 @@ namespace dspattn::check {
 namespace {
 
 // One stream of numbers per tensor, so that a change of one does not change the others.
-enum class Stream : std::uint64_t { q = 1, k, v, d_out, allowed, bias, nan, nan_in_q, sinks, d_lse };
+enum class Stream : std::uint64_t { q = 1, k, v, d_out, allowed, bias, nan, nan_in_q, sinks, d_lse, pages };
 
 Random stream_of(const Case& drawn, Stream stream) {
   return {drawn.seed ^ (static_cast<std::uint64_t>(stream) << 56), static_cast<std::uint64_t>(drawn.index)};
@@ -44,8 +44,9 @@ CaseData::CaseData(const Case& drawn, Device device, core::DeviceMemory& memory)
   make_values();
   make_masks();
   make_features();
-  for (Tensor* tensor :
-       {&q_, &k_, &v_, &d_out_, &key_lengths_, &allowed_, &bias_, &cu_q_, &cu_k_, &dropout_state_, &sinks_, &d_lse_}) {
+  if (drawn.page > 0) make_pages();
+  for (Tensor* tensor : {&q_, &k_, &v_, &d_out_, &key_lengths_, &allowed_, &bias_, &cu_q_, &cu_k_, &dropout_state_,
+                         &sinks_, &d_lse_, &block_table_, &k_pages_, &v_pages_}) {
     if (tensor->present()) tensor->upload();
   }
   device_problem_ = problem(true);
@@ -164,6 +165,47 @@ void CaseData::make_features() {
   }
 }
 
+// Pages in any order, with two that nobody has. What lies past a length may be no page.
+void CaseData::make_pages() {
+  const std::int64_t blocks = drawn_.n_k / drawn_.page;
+  Random random = stream_of(drawn_, Stream::pages);
+  std::vector<std::int32_t> places(static_cast<std::size_t>(drawn_.batch * blocks + 2));
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const auto j = static_cast<std::size_t>(random.below(static_cast<std::int64_t>(i) + 1));
+    places[i] = places[j];
+    places[j] = static_cast<std::int32_t>(i);
+  }
+  block_table_ = Tensor(memory_, ConstTensorView(nullptr, DType::i32, {drawn_.batch, blocks}));
+  block_table_.fill([&](std::int64_t b, std::int64_t block, std::int64_t, std::int64_t) {
+    const std::size_t lengths = drawn_.key_lengths.size();
+    const auto of_sequence = static_cast<std::size_t>(drawn_.key_lengths_stride == 0 ? 0 : b);
+    const bool past = lengths > 0 && drawn_.key_lengths[of_sequence] <= block * drawn_.page;
+    if (past && random.chance(50)) return random.chance(50) ? -1.0 : static_cast<double>(places.size());
+    return static_cast<double>(places[static_cast<std::size_t>(b * blocks + block)]);
+  });
+  k_pages_ = paged(k_, drawn_.k_layout);
+  v_pages_ = paged(v_, drawn_.v_layout);
+}
+
+Tensor CaseData::paged(const Tensor& rows, Layout layout) const {
+  const ConstTensorView from = rows.host_view();
+  const std::int64_t blocks = drawn_.n_k / drawn_.page, places = drawn_.batch * blocks + 2;
+  Tensor pages(memory_, laid_out(from.dtype, {places, from.extent(1), drawn_.page, from.extent(3)}, layout),
+               offset_of(layout));
+  for (std::int64_t b = 0; b < drawn_.batch; ++b) {
+    for (std::int64_t j = 0; j < drawn_.n_k; ++j) {
+      const auto place = static_cast<std::int64_t>(block_table_.at(b, j / drawn_.page));
+      if (place < 0 || place >= places) continue;
+      for (std::int64_t h = 0; h < from.extent(1); ++h) {
+        for (std::int64_t c = 0; c < from.extent(3); ++c) {
+          pages.set(rows.at(b, h, j, c), place, h, j % drawn_.page, c);
+        }
+      }
+    }
+  }
+  return pages;
+}
+
 Tensor CaseData::output(std::array<std::int64_t, 4> shape) const {
   Tensor tensor(memory_, laid_out(drawn_.result_dtype(), shape, drawn_.out_layout), offset_of(drawn_.out_layout));
   tensor.upload();
@@ -228,6 +270,12 @@ Problem CaseData::problem(bool on_device) const {
   if (drawn_.dropout_state) problem.dropout.seed = problem.dropout.offset = 0;
   problem.soft_cap = drawn_.soft_cap;
   problem.sinks = view(sinks_);
+  // The oracle sees the keys in one piece.
+  if (on_device && drawn_.page > 0) {
+    problem.k = view(k_pages_);
+    problem.v = view(v_pages_);
+    problem.block_table = view(block_table_);
+  }
   if (drawn_.packed) problem.packed = Packed{view(cu_q_), view(cu_k_), drawn_.n_q, drawn_.n_k};
   return problem;
 }

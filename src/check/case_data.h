@@ -30,10 +30,15 @@ class CaseData {
   Tensor d_bias_output() const;
   Tensor d_sinks_output() const;
 
+  // A tensor of rows like k's or v's, as pages where the block table says; the others are poisoned. Where the case has
+  // pages.
+  Tensor paged(const Tensor& rows, Layout layout) const;
+
  private:
   void make_values();
   void make_masks();
   void make_features();
+  void make_pages();
   ConstTensorView lse_view() const;
   Tensor output(std::array<std::int64_t, 4> shape) const;
   Problem problem(bool on_device) const;
@@ -45,6 +50,7 @@ class CaseData {
   Tensor q_, k_, v_, d_out_;
   Tensor key_lengths_, allowed_, bias_, cu_q_, cu_k_;
   Tensor dropout_state_, sinks_, d_lse_;
+  Tensor block_table_, k_pages_, v_pages_;
   Problem device_problem_, host_problem_;
 };
 

@@ -287,7 +287,9 @@ void check_repeats(const CaseData& data, const Runner& runner, const ForwardResu
 void compare_with_cpu(const CaseData& data, const ForwardResult& forward, const cpu::Selection& selection,
                       const ForwardTolerance& tolerance, CaseReport& report) {
   const Case& drawn = data.drawn();
-  const CaseData on_cpu(drawn, {}, core::host_memory());
+  Case in_one_piece = drawn;  // the CPU has no pages
+  in_one_piece.page = 0;
+  const CaseData on_cpu(in_one_piece, {}, core::host_memory());
   Runner runner = library_runner(core::host_memory(), {}, {});
   runner.forward = [call = runner.forward](const ForwardArgs& given) {
     ForwardArgs args = given;

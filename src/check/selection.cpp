@@ -342,11 +342,13 @@ cpu::Selection probe_selection(const CaseData& data, const Runner& runner, std::
   for (std::int64_t base = 0; base < key_columns; base += width) {
     if (base > 0) set_units(base - width, 0.0);
     set_units(base, unit);
-    v.upload();
+    const bool pages = data.drawn().page > 0;
+    Tensor given = pages ? data.paged(v, data.drawn().v_layout) : Tensor();
+    (pages ? given : v).upload();
     ForwardArgs args;
     args.problem = data.device_problem();
     args.problem.rest = Rest::drop;
-    args.problem.v = v.device_view();
+    args.problem.v = (pages ? given : v).device_view();
     // Neither takes part in the choice; a key whose weight is dropped, or is nothing beside a sink, would look pruned.
     args.problem.dropout = {};
     args.problem.sinks = {};

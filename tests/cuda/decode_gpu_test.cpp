@@ -339,49 +339,51 @@ TEST_P(DecodeRow, NonFiniteValuesOfPrunedKeysReachNoRow) {
 
 // Pages in any order give the bits that one piece gives; what is no page is as past the length.
 TEST_P(DecodeRow, PagesInAnyOrder) {
-  constexpr std::int64_t kPage = 48, kBlocks = 9;
-  Inputs in(row(), 2, 4, 2, 1, kPage * kBlocks);
-  const core::DeviceBuffer lengths = on_device({430, 217});
-  ForwardArgs args = in.args(GetParam());
-  args.problem.mask.key_lengths = {lengths.data(), DType::i32, {2}};
-  const std::vector<float> wanted = run(args, in);
+  for (const std::int64_t heads : {2, 4}) {  // kept rows alone, and all
+    constexpr std::int64_t kPage = 48, kBlocks = 9;
+    Inputs in(row(), 2, heads, 2, 1, kPage * kBlocks);
+    const core::DeviceBuffer lengths = on_device({430, 217});
+    ForwardArgs args = in.args(GetParam());
+    args.problem.mask.key_lengths = {lengths.data(), DType::i32, {2}};
+    const std::vector<float> wanted = run(args, in);
 
-  // Page (b, i) goes to place 5 (9 b + i) modulo 19; the others hold NaN.
-  constexpr std::int64_t kPlaces = 19;
-  const std::size_t page_bytes = static_cast<std::size_t>(kPage * row().dim) * size_bytes(row().dtype);
-  std::vector<std::int32_t> table;
-  for (std::int64_t i = 0; i < 2 * kBlocks; ++i) table.push_back(static_cast<std::int32_t>(5 * i % kPlaces));
-  std::vector<core::DeviceBuffer> pages;
-  for (std::size_t tensor = 1; tensor <= 2; ++tensor) {
-    std::vector<std::uint8_t> piece(in.buffers[tensor].bytes());
-    in.buffers[tensor].download(piece.data());
-    std::vector<std::uint8_t> cut(static_cast<std::size_t>(kPlaces) * 2 * page_bytes, 0xFF);
-    for (std::size_t b = 0; b < 2; ++b) {
-      for (std::size_t head = 0; head < 2; ++head) {
-        for (std::size_t i = 0; i < kBlocks; ++i) {
-          const auto place = static_cast<std::size_t>(table[b * kBlocks + i]);
-          std::memcpy(cut.data() + (place * 2 + head) * page_bytes,
-                      piece.data() + ((b * 2 + head) * kBlocks + i) * page_bytes, page_bytes);
+    // Page (b, i) goes to place 5 (9 b + i) modulo 19; the others hold NaN.
+    constexpr std::int64_t kPlaces = 19;
+    const std::size_t page_bytes = static_cast<std::size_t>(kPage * row().dim) * size_bytes(row().dtype);
+    std::vector<std::int32_t> table;
+    for (std::int64_t i = 0; i < 2 * kBlocks; ++i) table.push_back(static_cast<std::int32_t>(5 * i % kPlaces));
+    std::vector<core::DeviceBuffer> pages;
+    for (std::size_t tensor = 1; tensor <= 2; ++tensor) {
+      std::vector<std::uint8_t> piece(in.buffers[tensor].bytes());
+      in.buffers[tensor].download(piece.data());
+      std::vector<std::uint8_t> cut(static_cast<std::size_t>(kPlaces) * 2 * page_bytes, 0xFF);
+      for (std::size_t b = 0; b < 2; ++b) {
+        for (std::size_t head = 0; head < 2; ++head) {
+          for (std::size_t i = 0; i < kBlocks; ++i) {
+            const auto place = static_cast<std::size_t>(table[b * kBlocks + i]);
+            std::memcpy(cut.data() + (place * 2 + head) * page_bytes,
+                        piece.data() + ((b * 2 + head) * kBlocks + i) * page_bytes, page_bytes);
+          }
         }
       }
+      pages.emplace_back(gpu_memory(), cut.size());
+      pages.back().upload(cut.data());
     }
-    pages.emplace_back(gpu_memory(), cut.size());
-    pages.back().upload(cut.data());
+    table[8] = -1;  // the keys from 384 on, as if the length were that
+    table[2 * kBlocks - 1] = std::numeric_limits<std::int32_t>::max();  // past the length anyway
+    const core::DeviceBuffer places = on_device(table);
+    args.problem.k = {pages[0].data(), row().dtype, {kPlaces, 2, kPage, row().dim}};
+    args.problem.v = {pages[1].data(), row().dtype, {kPlaces, 2, kPage, row().dim}};
+    args.problem.block_table = {places.data(), DType::i32, {2, kBlocks}};
+    const std::vector<float> found = run(args, in);
+    const core::DeviceBuffer shorter = on_device({384, 217});
+    ForwardArgs plain = in.args(GetParam());
+    plain.problem.mask.key_lengths = {shorter.data(), DType::i32, {2}};
+    const std::vector<float> cut_short = run(plain, in);
+    const std::size_t half = static_cast<std::size_t>(heads * row().dim);  // of the first sequence
+    for (std::size_t i = 0; i < half; ++i) ASSERT_NEAR(found[i], cut_short[i], 1e-2 * (1 + std::abs(cut_short[i])));
+    EXPECT_EQ(std::memcmp(found.data() + half, wanted.data() + half, 4 * half), 0) << "the second sequence";
   }
-  table[8] = -1;  // the keys from 384 on, as if the length were that
-  table[2 * kBlocks - 1] = std::numeric_limits<std::int32_t>::max();  // past the length anyway
-  const core::DeviceBuffer places = on_device(table);
-  args.problem.k = {pages[0].data(), row().dtype, {kPlaces, 2, kPage, row().dim}};
-  args.problem.v = {pages[1].data(), row().dtype, {kPlaces, 2, kPage, row().dim}};
-  args.problem.block_table = {places.data(), DType::i32, {2, kBlocks}};
-  const std::vector<float> found = run(args, in);
-  const core::DeviceBuffer shorter = on_device({384, 217});
-  ForwardArgs plain = in.args(GetParam());
-  plain.problem.mask.key_lengths = {shorter.data(), DType::i32, {2}};
-  const std::vector<float> cut_short = run(plain, in);
-  const std::size_t half = static_cast<std::size_t>(4 * row().dim);  // of the first sequence
-  for (std::size_t i = 0; i < half; ++i) ASSERT_NEAR(found[i], cut_short[i], 1e-2 * (1 + std::abs(cut_short[i])));
-  EXPECT_EQ(std::memcmp(found.data() + half, wanted.data() + half, 4 * half), 0) << "the second sequence";
 }
 
 // Heads that choose together, beside a plain computation of the contract's words: the keys of the largest sums of the

@@ -58,14 +58,16 @@ TEST(DecodePlan, SharedMemoryFitsAndPartsDoNotOverlap) {
       for (const int warps : {1, 2, 4}) {
         for (const int rows : {1, 2, 4, 8, 16}) {
           for (const int gather : {0, 1}) {
-            const SharedLayout s = shared_layout(type, dim, {warps, rows, gather});
-            EXPECT_LE(s.bytes, kSharedLimit);
+            const Teams teams{.warps = warps, .rows = rows, .gather = gather, .count = 4 / warps};
+            const SharedLayout s = shared_layout(type, dim, teams);
             EXPECT_GE(s.ring, warps * kWarpRows * dim * element_bytes(type));
-            EXPECT_GE(s.scores, s.ring + kWarps / warps * (2 * s.tile_bytes + s.v_bytes));
-            EXPECT_GE(s.weights, s.scores + kWarps * rows * (tile_keys(type, dim) + 8) * 4);
-            EXPECT_GE(s.codes, s.weights + kWarps * rows * tile_keys(type, dim) / 2 * element_bytes(type));
-            EXPECT_GE(s.stats, s.codes + kWarps * rows * tile_keys(type, dim) / 4);
-            EXPECT_GE(s.stats, kWarps * kWarpRows * dim * 4);
+            EXPECT_GE(s.scores, s.ring + teams.count * (2 * s.tile_bytes + (gather != 0 ? 2 : 1) * s.v_bytes));
+            EXPECT_GE(s.weights, s.scores + 4 * rows * (tile_keys(type, dim) + 8) * 4);
+            EXPECT_GE(s.codes, s.weights + 4 * s.buffers * rows * tile_keys(type, dim) / 2 * element_bytes(type));
+            EXPECT_GE(s.stats, s.codes + 4 * s.buffers * rows * tile_keys(type, dim) / 4);
+            EXPECT_GE(s.stats, 4 * kWarpRows * dim * 4);
+            EXPECT_GE(s.joined, s.stats + 4 * kWarpRows * 8);
+            EXPECT_GE(s.bytes, s.joined + 2 * kMaxRows * 8);
             for (const int offset : {s.ring, s.ring_bytes, s.tile_bytes}) EXPECT_EQ(offset % 1024, 0);
             for (const int offset : {s.scores, s.weights, s.stats, s.scores_stride, s.weights_stride})
               EXPECT_EQ(offset % 16, 0);
@@ -77,29 +79,57 @@ TEST(DecodePlan, SharedMemoryFitsAndPartsDoNotOverlap) {
   }
 }
 
-// A round of CTAs that leaves few multiprocessors idle.
+// A round of CTAs that leaves few multiprocessors idle, in clusters where there are some.
 TEST(DecodePlan, SplitsFillTheDevice) {
-  EXPECT_EQ(Asked{}.plan().ctas_per_multiprocessor, 2);
-  EXPECT_EQ(Asked{}.plan().ctas(), 8 * 33);
-  EXPECT_EQ(Asked{.kv_heads = 32}.plan().ctas(), 32 * 8);
+  const Plan grouped = Asked{}.plan();
+  EXPECT_EQ(grouped.splits, 16);
+  EXPECT_EQ(grouped.cluster, 1) << "there is room for seven clusters of 16, not for eight";
+  EXPECT_EQ(grouped.teams.count, 8);
+  EXPECT_EQ(grouped.ctas_per_multiprocessor, 1);
+  const Plan small = Asked{.n_k = 2048, .d = 64}.plan();
+  EXPECT_EQ(small.cluster, small.splits) << "for few keys a second kernel takes longer";
+  EXPECT_EQ(small.workspace_bytes, 0u) << "a cluster joins its results by itself";
+  EXPECT_EQ((Asked{.kv_heads = 32}.plan().ctas()), 32 * 4);
+  EXPECT_EQ((Asked{.batch = 16}.plan().splits), 1) << "128 units fill 132 multiprocessors";
   const Plan many = Asked{.batch = 16, .kv_heads = 32}.plan();
   EXPECT_EQ(many.splits, 1) << "512 units fill 264 slots nearly twice";
+  EXPECT_EQ(many.ctas_per_multiprocessor, 2) << "one computes while another begins";
   EXPECT_EQ(many.workspace_bytes, 0u);
+  const Plan alone = Asked{.heads = 1, .kv_heads = 1, .n_k = 1 << 17}.plan();
+  EXPECT_GT(alone.splits, 100) << "more than a cluster has";
+  EXPECT_EQ(alone.cluster, 1);
+  EXPECT_TRUE(alone.merges());
 }
 
-TEST(DecodePlan, NoMoreSplitsThanTheTeamsHaveTiles) {
+TEST(DecodePlan, WithoutClustersPartsAreMerged) {
+  const Plan plan = Asked{}.plan(kA100);
+  EXPECT_GT(plan.splits, 1);
+  EXPECT_EQ(plan.cluster, 1);
+  EXPECT_TRUE(plan.merges());
+}
+
+TEST(DecodePlan, ClustersLieWithinGroupsOfMultiprocessors) {
+  EXPECT_EQ(slots_of(kH200, 1, 1), 132);
+  EXPECT_EQ(slots_of(kH200, 2, 1), 132);
+  EXPECT_EQ(slots_of(kH200, 8, 1), 120) << "as cudaOccupancyMaxActiveClusters says of an H200";
+  EXPECT_EQ(slots_of(kH200, 4, 2), 240);
+  EXPECT_EQ(slots_of(kH200, 16, 1), 112);
+  EXPECT_EQ(slots_of(kH200, 16, 2), 224);
+}
+
+TEST(DecodePlan, NoMoreSplitsAndTeamsThanTiles) {
   const Plan tiny = Asked{.heads = 1, .kv_heads = 1, .n_k = 100}.plan();
-  EXPECT_EQ(tiny.splits, 1);
-  EXPECT_LE((Asked{.heads = 1, .kv_heads = 1, .n_k = 1024}.plan().splits), 8);
+  EXPECT_LE(tiny.splits * tiny.teams.count, 4);
+  const Plan small = Asked{.heads = 1, .kv_heads = 1, .n_k = 1024}.plan();
+  EXPECT_LE(small.splits * small.teams.count, 32);
   EXPECT_EQ((Asked{.heads = 1, .kv_heads = 1, .n_k = 0}.plan().splits), 1);
 }
 
-TEST(DecodePlan, SmallerSharedMemoryMeansFewerRings) {
-  EXPECT_EQ((Asked{.d = 256}.plan(kH200).teams.warps), 1);
-  const Plan ampere = Asked{.d = 256}.plan(kA100);
-  EXPECT_EQ(ampere.teams.warps, 2);
+TEST(DecodePlan, SmallerSharedMemoryMeansFewerTeams) {
+  EXPECT_EQ((Asked{.batch = 16, .d = 256}.plan(kH200).teams.count), 4);
+  const Plan ampere = Asked{.batch = 16, .d = 256}.plan(kA100);
+  EXPECT_LE(ampere.teams.count * ampere.ctas_per_multiprocessor, 3);
   EXPECT_LE(ampere.layout.bytes, kA100.shared_bytes);
-  EXPECT_EQ((Asked{.d = 128}.plan(kA100).teams.warps), 1);
 }
 
 TEST(DecodePlan, WindowsCountForWhatTheyShow) {
@@ -108,7 +138,7 @@ TEST(DecodePlan, WindowsCountForWhatTheyShow) {
 }
 
 TEST(DecodePlan, WorkspaceHoldsEveryPart) {
-  const Plan plan = Asked{}.plan();
+  const Plan plan = Asked{}.plan(kA100);
   const std::size_t rows = static_cast<std::size_t>(plan.ctas()) * 4;
   EXPECT_GE(plan.stats_offset, rows * 128 * 4);
   EXPECT_GE(plan.workspace_bytes, plan.stats_offset + rows * 8);
@@ -135,20 +165,27 @@ TEST(DecodePlan, HeadsThatChooseTogetherShareTheirRowsOfV) {
   };
   const Plan one = together({});
   EXPECT_EQ(one.teams.gather, 1);
-  EXPECT_EQ(one.choice_tiles, kChoiceTiles);
-  EXPECT_GE(one.workspace_bytes, one.scores_offset + std::size_t{8} * 4 * 8192 * 4);
-  const Plan many = together({.n_q = 4, .d = 64});
-  EXPECT_EQ(many.teams.gather, 0);
-  Teams choice = many.teams;
-  choice.batch = many.choice_tiles;
-  EXPECT_LT(many.choice_tiles, kChoiceTiles);
-  EXPECT_LE(shared_layout(DType::bf16, 64, choice).bytes, kH200.shared_bytes);
+  EXPECT_EQ((together({.n_q = 4}).teams.gather), 0);
+  // Every tile of a team has room for its scores, and they stay.
+  for (const Asked& asked : {Asked{}, Asked{.batch = 16}, Asked{.n_k = 1 << 17}, Asked{.batch = 16, .d = 64}}) {
+    const Plan plan = together(asked);
+    EXPECT_EQ(plan.cluster, plan.splits);
+    EXPECT_GE(plan.teams.stay * plan.teams.count * plan.splits, plan.tiles);
+    EXPECT_LE(plan.layout.bytes, kH200.shared_bytes);
+    EXPECT_EQ(plan.workspace_bytes, 0u);
+  }
+  // A cluster has no room for these.
+  const Plan large = together({.n_k = 1 << 20});
+  EXPECT_EQ(large.teams.stay, 0);
+  EXPECT_EQ(large.teams.chosen, 1);
+  EXPECT_GE(large.workspace_bytes, large.scores_offset + (std::size_t{8} * 4 * 2 << 20));
 }
 
 TEST(DecodePlan, IsPrinted) {
   const std::string text = to_string(Asked{}.plan());
-  EXPECT_NE(text.find("33 CTAs"), std::string::npos) << text;
+  EXPECT_NE(text.find("16 CTAs"), std::string::npos) << text;
   EXPECT_NE(text.find("then a merge"), std::string::npos) << text;
+  EXPECT_NE(to_string(Asked{.n_k = 2048, .d = 64}.plan()).find("clusters of 8"), std::string::npos);
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ TEST(FewRows, PartsCoverARangeOnceAndEvenly) {
     for (const int splits : {1, 2, 7, 64}) {
       int at = 3, least = count, most = 0;
       for (int split = 0; split < splits; ++split) {
-        const TileRange part = part_of_range({3, 3 + count}, split, splits);
+        const TileRange part = part_of_range({3, 3 + count}, split, Divisor(splits));
         EXPECT_EQ(part.begin, at);
         at = part.end;
         least = std::min(least, part.end - part.begin);
@@ -33,7 +33,7 @@ TEST(FewRows, PartsCoverARangeOnceAndEvenly) {
       EXPECT_LE(most - least, 1);
     }
   }
-  const TileRange far = part_of_range({0, 1 << 24}, 1023, 1024);
+  const TileRange far = part_of_range({0, 1 << 24}, 1023, Divisor(1024));
   EXPECT_EQ(far.end, 1 << 24) << "no overflow";
 }
 

@@ -49,7 +49,8 @@ struct Machine::Mbarrier {
 
 namespace {
 
-constexpr int kMaxThreads = 1024;
+constexpr int kMaxThreads = 4096;
+constexpr int kMaxClusterBlocks = 16;
 constexpr std::size_t kStackBytes = 256 * 1024;
 constexpr int kNamedBarriers = 16;
 
@@ -114,7 +115,8 @@ Machine::Machine() : state_(new State) {
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::runtime_error("emulator: no memory for the threads' stacks");
   state_->stacks = static_cast<std::uint8_t*>(memory);
-  shared_ = static_cast<std::uint8_t*>(std::aligned_alloc(2048, kMaxBlocks * kRegionBytes + 2048)) + kSharedBase % 1024;
+  shared_ = static_cast<std::uint8_t*>(std::aligned_alloc(2048, kMaxClusterBlocks * kRegionBytes + 2048)) +
+            kSharedBase % 1024;
 }
 
 Machine::~Machine() {
@@ -187,8 +189,8 @@ void Machine::run_cluster(Index grid, Index block, Index first, int blocks, std:
   blocks_ = static_cast<std::uint32_t>(blocks);
   block_threads_ = static_cast<int>(block.x * block.y * block.z);
   const int threads = blocks * block_threads_;
-  if (blocks > kMaxBlocks || threads > kMaxThreads) fail("a cluster of " + std::to_string(threads) + " threads");
-  if (blocks > 1 && block_threads_ % kWarpgroup != 0) fail("a cluster of blocks that are no whole warpgroups");
+  if (blocks > kMaxClusterBlocks || threads > kMaxThreads) fail("a cluster of " + std::to_string(threads) + " threads");
+  if (blocks > 1 && block_threads_ % kWarp != 0) fail("a cluster of blocks that are no whole warps");
   if (blocks > 1) require_hopper("a cluster");
   if (shared_bytes > kSharedBytes) fail("a block asks for " + std::to_string(shared_bytes) + " bytes of shared memory");
   dynamic_bytes_ = shared_bytes;

@@ -1,6 +1,7 @@
 #include "cuda/decode/decode.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numbers>
 
@@ -19,9 +20,9 @@ using blocks::mask_of;
 using blocks::pages_of;
 using blocks::rows_of;
 
-std::uint32_t plain_row_bytes(const Problem& problem, const ConstTensorView& tensor) {
+std::uint32_t plain_row_bytes(const ConstTensorView& tensor) {
   const std::int64_t bytes = tensor.step(2) * static_cast<std::int64_t>(size_bytes(tensor.dtype));
-  const bool plain = is_vector(tensor) && !problem.block_table.present() && bytes > 0 && bytes < tile::kMaxRows;
+  const bool plain = is_vector(tensor) && bytes > 0 && bytes < tile::kMaxRows;
   return plain ? static_cast<std::uint32_t>(bytes) : 0;
 }
 
@@ -45,16 +46,16 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.results.out = blocks::out_of(args.out);
   p.results.lse = blocks::lse_of(args.lse);
   p.results.fp32 = args.out.dtype == DType::f32 ? 1 : 0;
-  if (plan.splits > 1) {
+  if (plan.merges()) {
     auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
     p.partials = {reinterpret_cast<float*>(workspace), reinterpret_cast<RowStats*>(workspace + plan.stats_offset)};
   }
-  if (plan.together) {
+  if (plan.teams.chosen != 0 && plan.teams.stay == 0) {
     auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
     const int tiles_of_block = tile::kBlockKeys / tile_keys(problem.q.dtype, plan.dim);
-    p.together = {reinterpret_cast<float*>(workspace + plan.scores_offset),
+    p.together = {reinterpret_cast<std::uint16_t*>(workspace + plan.scores_offset),
                   reinterpret_cast<RowStats*>(workspace + plan.whole_offset),
-                  tile::divide_up(geometry.n_k, tile::kBlockKeys) * tiles_of_block, plan.choice_tiles};
+                  tile::divide_up(geometry.n_k, tile::kBlockKeys) * tiles_of_block};
   }
   p.pages = pages_of(problem);
   p.allowed = mask_of(problem.mask.allowed);
@@ -69,19 +70,23 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.n_k = static_cast<int>(geometry.n_k);
   p.d = static_cast<int>(geometry.d);
   p.rows = plan.rows;
+  p.queries = tile::Divisor(p.n_q);
   p.heads_per_kv_head = static_cast<int>(geometry.heads / geometry.kv_heads);
   p.kv_heads = tile::Divisor(static_cast<int>(geometry.kv_heads));
   p.splits = tile::Divisor(plan.splits);
+  p.cluster = tile::Divisor(plan.cluster);
   p.keys = tile::key_map(problem.pattern, problem.grouping, tile_keys(problem.q.dtype, plan.dim));
   p.pairs = problem.pattern.group == 2 ? 1 : 0;
   p.scales = scales_of(problem.q.dtype, geometry.scale, problem.mask.bias.present());
-  if (plan.together) p.scales.rounds = 0;  // shares of weights are compared, not scores
   p.teams = plan.teams;
+  p.layout = plan.layout;
+  p.team_shift = std::countr_zero(static_cast<unsigned>(plan.teams.warps));
+  p.lane_shift = std::countr_zero(32u / static_cast<unsigned>(plan.teams.rows));
   p.vector_q = is_vector(problem.q) ? 1 : 0;
   p.vector_k = is_vector(problem.k) ? 1 : 0;
   p.vector_v = is_vector(problem.v) ? 1 : 0;
-  p.k_row_bytes = plain_row_bytes(problem, problem.k);
-  p.v_row_bytes = plain_row_bytes(problem, problem.v);
+  p.k_row_bytes = plain_row_bytes(problem.k);
+  p.v_row_bytes = plain_row_bytes(problem.v);
   return p;
 }
 
@@ -179,7 +184,7 @@ void forward_launch(const DecodeRow& row, const ForwardArgs& args) {
   auto* stream = static_cast<cudaStream_t>(args.run.stream);
   const auto launch = row.type == DType::bf16 ? launch_bf16 : row.type == DType::f16 ? launch_f16 : launch_f32;
   launch(row.dim, params, plan.ctas(), stream);
-  if (plan.splits > 1) launch_merge(params, row.type, plan.units, stream);
+  if (plan.merges()) launch_merge(params, row.type, plan.units, stream);
 }
 
 }  // namespace dspattn::cuda::decode

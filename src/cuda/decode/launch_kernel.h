@@ -9,15 +9,16 @@
 namespace dspattn::cuda::decode {
 
 template <typename C, typename Kernel>
-void launch_one(const char* name, Kernel kernel, const Params& params, std::int64_t ctas, bool follows,
-                cudaStream_t stream) {
+void launch_one(const char* name, Kernel kernel, const Params& params, std::int64_t ctas, cudaStream_t stream) {
   const DeviceFacts& device = current_device_facts();
   allow_shared_memory(kernel, device.shared_bytes);  // the same number for every problem
+  if (params.cluster.value > kPortableCluster) check(ptx::allow_large_clusters(kernel), "allowing large clusters");
   launch(name, kernel,
          {.ctas = grid_of(ctas),
-          .threads = kThreads,
-          .shared_bytes = shared_layout(C::kType, C::kHeadDim, params.teams).bytes,
-          .may_overlap = follows && device.major >= 9},
+          .threads = 32 * params.teams.cta_warps(),
+          .shared_bytes = params.layout.bytes,
+          .cluster_ctas = params.cluster.value,
+          .may_overlap = device.major >= 9},
          stream, params);
 }
 
@@ -26,15 +27,17 @@ void launch_kernel(const Params& params, std::int64_t ctas, cudaStream_t stream)
   using C = Config<kType, kDim>;
   static_assert(shared_layout(kType, kDim, {}).bytes <= kSharedLimit);
   if constexpr (chooses_together(kType, kDim)) {
-    if (params.together.scores != nullptr) {
-      launch_one<C>("decode scores", score_kernel<C>, params, ctas, false, stream);
-      Params choice = params;
-      choice.teams.batch = params.together.batch;
-      launch_one<C>("decode choice", choice_kernel<C>, choice, ctas, true, stream);
-      return;
+    if (params.teams.stay != 0) return launch_one<C>("decode together", together_kernel<C>, params, ctas, stream);
+    if (params.teams.chosen != 0) {
+      Params scoring = params;
+      scoring.teams.chosen = 0;
+      scoring.layout = shared_layout(kType, kDim, scoring.teams);
+      scoring.cluster = tile::Divisor(1);
+      launch_one<C>("decode scores", score_kernel<C>, scoring, ctas, stream);
+      return launch_one<C>("decode choice", choice_kernel<C>, params, ctas, stream);
     }
   }
-  launch_one<C>("decode", decode_kernel<C>, params, ctas, false, stream);
+  launch_one<C>("decode", decode_kernel<C>, params, ctas, stream);
 }
 
 }  // namespace dspattn::cuda::decode

@@ -30,14 +30,14 @@ __device__ __forceinline__ void copy_elements(std::uint32_t to, const Bits<C>* r
   }
 }
 
-// Rows 0 ... rows - 1 of a tile, by `threads` threads of which this is `thread`. row_at(r) is where row r lies in
-// global memory, or null: then it is zeros and nothing is read. Columns at and past `columns` are zeros.
+// Rows 0 ... count - 1 of a tile of `rows` rows, by `threads` threads of which this is `thread`. row_at(r) is where row
+// r lies in global memory, or null: then it is zeros and nothing is read. Columns at and past `columns` are zeros.
 template <typename C, typename RowAt>
-__device__ __forceinline__ void copy_rows(std::uint32_t tile, int rows, int columns, int vector, int thread,
+__device__ __forceinline__ void copy_rows(std::uint32_t tile, int rows, int count, int columns, int vector, int thread,
                                           int threads, const void* valid_address, RowAt row_at) {
   const int chunk = thread & 7;
 #pragma unroll 1
-  for (int row = thread >> 3; row < rows; row += threads >> 3) {
+  for (int row = thread >> 3; row < count; row += threads >> 3) {
     const Bits<C>* from = row_at(row);
 #pragma unroll
     for (int panel = 0; panel < C::kPanels; ++panel) {
@@ -57,6 +57,9 @@ __device__ __forceinline__ void copy_rows(std::uint32_t tile, int rows, int colu
 // most of. A thread has a chunk of every panel.
 template <typename C>
 struct PlainCopies {
+  // Long rows leave few registers for the addresses of many.
+  static constexpr int kUnrolled = C::kPanels > 2 ? 2 : C::kGroups;
+  static constexpr int kUnrolledOfPages = C::kPanels > 2 ? 1 : 4;
   std::uint32_t row_bytes;  // from one row to the next
   int bytes[C::kPanels];    // 16, or 0 past the last column
 
@@ -86,7 +89,7 @@ struct PlainCopies {
     const std::uint32_t even = tile + static_cast<std::uint32_t>(tile::swizzled_offset(element, thread & 7));
     const std::uint32_t odd = tile + static_cast<std::uint32_t>(tile::swizzled_offset(4 + element, thread & 7));
     if (warps == 1) {
-#pragma unroll
+#pragma unroll kUnrolled
       for (int group = 0; group < C::kGroups; ++group) {
         copy<C::kTileK>((group % 2 == 0 ? even : odd) + static_cast<std::uint32_t>(group / 2 * 1024), from, false);
         from += group_bytes;
@@ -102,6 +105,23 @@ struct PlainCopies {
     }
   }
 
+  // The same of pages, whose keys of a block lie in pieces of 16: lane l has where piece l % 8 begins, in bytes from
+  // `base`, or a negative number. `key`: of the thread's element of group 0, in the block.
+  __device__ __forceinline__ void copy_tile_of_pages(std::uint32_t tile, const std::uint8_t* base, std::int64_t piece,
+                                                     int key, int group_step, int thread, int warps) const {
+    const int element = thread >> 3 & 3;
+    base += 16 * (thread & 7);
+#pragma unroll kUnrolledOfPages
+    for (int group = thread >> 5; group < C::kGroups; group += warps) {
+      const int of_group = key + group * group_step;
+      const std::int64_t from = __shfl_sync(~0u, piece, of_group >> 4);
+      copy<C::kTileK>(
+          tile + static_cast<std::uint32_t>(tile::swizzled_offset(4 * group + element, thread & 7)),
+          base + (from < 0 ? 0 : from) + static_cast<std::uint32_t>(of_group & 15) * std::uint64_t{row_bytes},
+          from < 0);
+    }
+  }
+
   // The kept rows of a tile, by one warp: two of a group, which 16 lanes have. Offsets of a group's elements from its
   // first, in keys, are bytes of `elements`. `from`: the thread's chunk of group 0's first element.
   __device__ __forceinline__ void copy_kept(std::uint32_t tile, const std::uint8_t* from, int group_step,
@@ -111,13 +131,33 @@ struct PlainCopies {
     const std::uint32_t beside = tile + static_cast<std::uint32_t>(tile::swizzled_offset(4 + (lane >> 3), lane & 7));
     const auto group_bytes = static_cast<std::uint32_t>(group_step) * row_bytes;
     from += static_cast<std::uint64_t>(group_bytes) * static_cast<std::uint32_t>(lane >> 4);
-#pragma unroll
+#pragma unroll kUnrolled
     for (int i = 0; i < C::kGroups / 2; ++i) {
       const std::uint32_t code = kept[2 * i + (lane >> 4)];
       const std::uint32_t key = elements >> (8 * tile::kept_element(code, which)) & 0xFFu;
       copy<C::kTileK / 2>((i % 2 == 0 ? to : beside) + static_cast<std::uint32_t>(i / 2 * 1024),
                           from + static_cast<std::uint64_t>(key) * row_bytes, tile::kept_is_hidden(code, which));
       from += 2 * static_cast<std::uint64_t>(group_bytes);
+    }
+  }
+
+  // The same of pages; `key`: of group 0's first element, in the block.
+  __device__ __forceinline__ void copy_kept_of_pages(std::uint32_t tile, const std::uint8_t* base, std::int64_t piece,
+                                                     int key, int group_step, std::uint32_t elements,
+                                                     const std::uint8_t* kept, int lane) const {
+    const int which = lane >> 3 & 1;
+    base += 16 * (lane & 7);
+#pragma unroll kUnrolledOfPages
+    for (int i = 0; i < C::kGroups / 2; ++i) {
+      const int group = 2 * i + (lane >> 4);
+      const std::uint32_t code = kept[group];
+      const int of_kept =
+          key + group * group_step + static_cast<int>(elements >> (8 * tile::kept_element(code, which)) & 0xFFu);
+      const std::int64_t from = __shfl_sync(~0u, piece, of_kept >> 4);
+      copy<C::kTileK / 2>(
+          tile + static_cast<std::uint32_t>(tile::swizzled_offset(2 * group + which, lane & 7)),
+          base + (from < 0 ? 0 : from) + static_cast<std::uint32_t>(of_kept & 15) * std::uint64_t{row_bytes},
+          from < 0 || tile::kept_is_hidden(code, which));
     }
   }
 };

@@ -1,4 +1,4 @@
-// Joins the results of the CTAs that had a part of a unit's keys each. A CTA has a row; its warps take every fourth
+// Joins the results of the clusters that had a part of a unit's keys each. A CTA has a row; its warps take every fourth
 // part, and their sums are added in order: the same bits every time.
 #include "cuda/decode/launch.h"
 #include "cuda/decode/results.h"
@@ -8,6 +8,8 @@
 namespace dspattn::cuda::decode {
 namespace {
 
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
 constexpr int kColumns = 256 / 32;  // of a lane, at the largest head dim
 
 __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ Params p, DType type) {
@@ -17,15 +19,18 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   const int unit = static_cast<int>(blockIdx.x) / p.rows;
   const int row = static_cast<int>(blockIdx.x) - unit * p.rows;
   const int columns = p.results.out.columns;
-  const int splits = p.splits.value;
-  const std::int64_t first = static_cast<std::int64_t>(unit) * splits * p.rows + row;
+  const int parts = p.cluster.quotient(p.splits.value);
+  const std::int64_t first = static_cast<std::int64_t>(unit) * parts * p.rows + row;
 
+  ptx::start_next_kernel();
   ptx::wait_for_kernels_before();  // the parts are written
-  const RowStats joined = join_parts(p.partials.stats + first, splits, p.rows, lane, p.scales.exponent);
+  const RowStats joined = join_parts(parts, lane, p.scales.exponent, [&](int i) {
+    return p.partials.stats[first + static_cast<std::int64_t>(i) * p.rows];
+  });
   // A part without keys holds zeros: loads need not wait for its stats.
   float values[kColumns] = {};
-#pragma unroll 2
-  for (int i = warp; i < splits; i += kWarps) {
+#pragma unroll 4
+  for (int i = warp; i < parts; i += kWarps) {
     const std::int64_t at = first + static_cast<std::int64_t>(i) * p.rows;
     const float* out = p.partials.out + at * columns;
     float loaded[kColumns];
@@ -40,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   __syncthreads();  // all warps' sums are there
 
   const int batch = p.kv_heads.quotient(unit);
-  const tile::PackedRow which = tile::packed_row(row, p.n_q);
+  const tile::PackedRow which = p.packed_row(row);
   const int head = (unit - batch * p.kv_heads.value) * p.heads_per_kv_head + which.head;
   for (int column = static_cast<int>(threadIdx.x); column < columns; column += kThreads) {
     float value = sums[0][column];

@@ -31,10 +31,10 @@ struct alignas(8) RowStats {
   float sum;
 };
 
-// Results of parts of the keys, in the caller's workspace.
+// Results of parts of the keys, in the caller's workspace: of a unit's clusters.
 struct Partials {
-  float* out = nullptr;       // [units, splits, rows, d_v], relative to the references; null: the results are final
-  RowStats* stats = nullptr;  // [units, splits, rows]
+  float* out = nullptr;       // [units, clusters, rows, d_v], relative to the references; null: the results are final
+  RowStats* stats = nullptr;  // [units, clusters, rows]
 };
 
 // Where final results go.
@@ -44,12 +44,12 @@ struct Results {
   int fp32 = 0;  // out's type, if not the inputs'
 };
 
-// Heads that share keys and choose together: every key's scores are written before any is chosen.
+// Heads that share keys and choose together, where their scores do not stay in shared memory: every key's are written
+// before any is chosen.
 struct Together {
-  float* scores = nullptr;    // [units, tiles, rows, tile keys]: compared scores, -inf where hidden
-  RowStats* stats = nullptr;  // [units, splits, rows]: of all visible keys
-  int tiles = 0;              // of a unit
-  int batch = 1;              // tiles whose V a team asks for at once
+  std::uint16_t* scores = nullptr;  // [units, tiles, rows, tile keys] fp16: compared scores, -inf where hidden
+  RowStats* stats = nullptr;        // [units, splits, rows]: of all visible keys
+  int tiles = 0;                    // of a unit
 };
 
 struct Params {
@@ -63,17 +63,26 @@ struct Params {
   tile::LengthsView key_lengths;
   int left = 0, right = 0, diagonal = 0;  // tile::RowBand
   int n_q = 0, n_k = 0, d = 0;
-  int rows = 0;  // of a key head: n_q * heads_per_kv_head
+  int rows = 0;           // of a key head: n_q * heads_per_kv_head
+  tile::Divisor queries;  // n_q
   int heads_per_kv_head = 1;
   tile::Divisor kv_heads;
   tile::Divisor splits;
+  tile::Divisor cluster;  // CTAs that join their results in shared memory; splits is a multiple of it
   tile::KeyMap keys;
   int pairs = 0;  // 1: one of each two keys, else two of four
   Scales scales;
   Teams teams;
+  SharedLayout layout;                           // of these, and more that a kernel need not compute:
+  int team_shift = 0;                            // log2 of a team's warps
+  int lane_shift = 0;                            // log2 of a row's lanes, of which there are 32 / teams.rows
   int vector_q = 0, vector_k = 0, vector_v = 0;  // rows are 16-byte aligned
-  // Bytes from one row to the next, where rows are aligned, in one piece and not too far apart; else 0.
+  // Bytes from one row to the next (of a page), where rows are aligned and not too far apart; else 0.
   std::uint32_t k_row_bytes = 0, v_row_bytes = 0;
+
+  DSPATTN_HOST_DEVICE tile::PackedRow packed_row(int row) const {
+    return {queries.quotient(row), queries.remainder(row)};
+  }
 };
 
 }  // namespace dspattn::cuda::decode

@@ -1,6 +1,7 @@
 #include "cuda/decode/plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <sstream>
 
 #include "cuda/tile/walk.h"
@@ -8,10 +9,17 @@
 namespace dspattn::cuda::decode {
 namespace {
 
-// What a CTA costs beside its tiles, in tiles of a team: Q, the first tile's latency, joining the teams.
-constexpr std::int64_t kTilesOfACta = 3;
-// And what merging costs: a second kernel.
-constexpr std::int64_t kTilesOfMerging = 2;
+// Estimates in cycles, from times of one query of 32 heads on an H200 (docs/log/decode.md), to compare plans with.
+constexpr std::int64_t kCardTileCycles = 800;   // of a tile of K and V, 16 KiB, at a multiprocessor's share of the rate
+constexpr std::int64_t kTileCycles = 700;       // at the most that a multiprocessor reads
+constexpr std::int64_t kTileLatency = 1500;     // of a team's tile, whose K and V are on their way
+constexpr std::int64_t kCtaCycles = 4000;       // of a CTA beside its tiles: Q, the first tile's latency, joining
+constexpr std::int64_t kLaterCtaCycles = 1500;  // of one that begins while another computes
+constexpr std::int64_t kClusterCycles = 1800;   // joining a cluster's results, and for each of its CTAs
+constexpr std::int64_t kClusterCtaCycles = 400;
+constexpr std::int64_t kMergeCycles = 4500;  // a second kernel, and for each part that it joins
+constexpr std::int64_t kMergePartCycles = 150;
+constexpr int kReserved = 1024;  // of a multiprocessor's shared memory, by every CTA
 
 // Tiles that some row of a sequence may see: of windows, wherever they stand.
 int most_tiles(const Problem& problem, const core::Geometry& geometry, int keys_of_tile) {
@@ -40,21 +48,109 @@ std::int64_t rows_of_key_head(const core::Geometry& geometry) {
   return geometry.kv_heads == 0 ? 0 : geometry.n_q * (geometry.heads / geometry.kv_heads);
 }
 
-int choose_splits(std::int64_t units, int tiles, int teams, std::int64_t slots) {
-  const std::int64_t most = std::max<std::int64_t>(1, tile::divide_up(tiles, teams));
-  const auto cost = [&](std::int64_t splits) {
-    const std::int64_t rounds = (units * splits + slots - 1) / slots;
-    const std::int64_t own = tile::divide_up(tile::divide_up(tiles, splits), teams);
-    return rounds * (own + kTilesOfACta) + (splits > 1 ? kTilesOfMerging : 0);
-  };
-  // The most that a number of rounds has room for; more rounds even out what the last one leaves idle.
-  std::int64_t best = 1;
-  for (std::int64_t rounds = 1; rounds <= 4; ++rounds) {
-    const std::int64_t splits = std::min(most, rounds * slots / units);
-    if (splits >= 1 && cost(splits) < cost(best)) best = splits;
+std::int64_t slots_of(const DeviceFacts& device, int cluster, int ctas_per_multiprocessor) {
+  constexpr int kPair = 2;  // multiprocessors that share a cluster of two, always
+  if (cluster <= kPair || device.multiprocessors < kMaxCluster) {
+    return std::int64_t{device.multiprocessors} * ctas_per_multiprocessor / cluster * cluster;
   }
-  return static_cast<int>(best);
+  // Larger ones lie in neighbourhoods of 8 or 16, of which a card has one less than it has multiprocessors for.
+  const int neighbours = cluster <= kPortableCluster ? kPortableCluster : kMaxCluster;
+  const int room = neighbours * ctas_per_multiprocessor / cluster * cluster;
+  return std::int64_t{device.multiprocessors / neighbours - 1} * room;
 }
+
+namespace {
+
+// A way to deal a unit's keys out.
+struct Deal {
+  Teams teams;
+  int splits = 1, cluster = 1;
+  int ctas_per_multiprocessor = 1;
+  std::int64_t cost = std::numeric_limits<std::int64_t>::max();
+};
+
+class Dealer {
+ public:
+  Dealer(DType type, int dim, const Teams& teams, std::int64_t units, int tiles, const DeviceFacts& device)
+      : type_(type), dim_(dim), teams_(teams), units_(units), tiles_(tiles), device_(device) {}
+
+  // stay: scores of heads that choose together stay in the shared memory of one cluster. A cost of the largest number:
+  // there is no way.
+  Deal best(bool stay) const {
+    Deal found;
+    for (const int packed : {1, 2}) {
+      const int most = most_teams(packed);
+      if (most == 0) continue;
+      const auto consider = [&](std::int64_t splits, std::int64_t cluster) {
+        const Deal deal = deal_of(packed, most, static_cast<int>(splits), static_cast<int>(cluster), stay);
+        if (deal.cost < found.cost) found = deal;
+      };
+      for (int splits = 1; splits <= std::min(kMaxCluster, std::max(tiles_, 1)); ++splits) {
+        if (!stay || splits == 1) consider(splits, 1);
+        if (device_.major >= 9 && splits > 1) consider(splits, splits);
+      }
+      if (stay) continue;
+      // Beyond a cluster: the most that a number of rounds has room for.
+      for (int rounds = 1; rounds <= 4; ++rounds) {
+        const std::int64_t splits = std::min<std::int64_t>(tiles_, rounds * slots_of(device_, 1, packed) / units_);
+        if (splits > kMaxCluster) consider(splits, 1);
+      }
+    }
+    return found;
+  }
+
+ private:
+  bool fits(const Teams& teams, int packed) const {
+    return packed * (shared_layout(type_, dim_, teams).bytes + kReserved) <= device_.shared_bytes + kReserved;
+  }
+  // Of a CTA, where so many share a multiprocessor, without scores that stay.
+  int most_teams(int packed) const {
+    Teams teams = teams_;
+    for (teams.count = kMaxWarps / teams.warps; teams.count > 0; --teams.count) {
+      Teams scoring = teams;
+      scoring.chosen = 0;
+      if (fits(teams, packed) && fits(scoring, packed)) break;
+    }
+    return teams.count;
+  }
+  Deal deal_of(int packed, int most, int splits, int cluster, bool stay) const {
+    Deal deal;
+    deal.teams = teams_;
+    const int tiles_of_cta = tile::divide_up(tiles_, splits);
+    deal.teams.count = std::min(most, std::max(tiles_of_cta, 1));
+    if (stay) {
+      for (; deal.teams.count > 0; --deal.teams.count) {
+        deal.teams.stay = std::max(tile::divide_up(tiles_of_cta, deal.teams.count), 1);
+        if (fits(deal.teams, packed)) break;
+      }
+      if (deal.teams.count == 0) return deal;
+    }
+    deal.splits = splits;
+    deal.cluster = cluster;
+    deal.ctas_per_multiprocessor = packed;
+    const std::int64_t slots = slots_of(device_, cluster, packed);
+    if (slots == 0) return deal;
+    const std::int64_t rounds = (units_ * splits + slots - 1) / slots;
+    const std::int64_t own = tile::divide_up(tiles_of_cta, deal.teams.count);
+    const std::int64_t of_cta = std::max(own * kTileLatency, std::int64_t{tiles_of_cta} * packed * kTileCycles);
+    const std::int64_t of_card = units_ * tiles_ * kCardTileCycles / std::max(device_.multiprocessors, 1);
+    const std::int64_t joining = splits == 1   ? 0
+                                 : cluster > 1 ? kClusterCycles + cluster * kClusterCtaCycles
+                                               : kMergeCycles + splits * kMergePartCycles;
+    deal.cost = std::max(rounds * of_cta, of_card) + kCtaCycles +
+                (rounds - 1) * (packed > 1 ? kLaterCtaCycles : kCtaCycles) + joining;
+    return deal;
+  }
+
+  DType type_;
+  int dim_;
+  Teams teams_;
+  std::int64_t units_;
+  int tiles_;
+  const DeviceFacts& device_;
+};
+
+}  // namespace
 
 Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   const core::Geometry geometry = core::geometry_of(problem);
@@ -62,36 +158,31 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   Plan plan;
   plan.dim = dim;
   plan.rows = static_cast<int>(rows_of_key_head(geometry));
-  plan.teams.warps = rounded_up(tile::divide_up(plan.rows, kWarpRows));
-  plan.teams.rows = rounded_up(std::min(plan.rows, kWarpRows));
-  plan.together = problem.choice == Choice::shared;
-  plan.teams.gather = plan.rows == 1 || (plan.together && geometry.n_q == 1) ? 1 : 0;
-  // Where shared memory is short, larger teams have fewer rings, though some of their warps have no rows.
-  const auto fits = [&] { return shared_layout(type, dim, plan.teams).bytes <= device.shared_bytes; };
-  while (!fits() && plan.teams.warps < kWarps) plan.teams.warps *= 2;
-  plan.layout = shared_layout(type, dim, plan.teams);
   plan.units = geometry.batch * geometry.kv_heads;
   plan.tiles = most_tiles(problem, geometry, tile_keys(type, dim));
-  constexpr int kReserved = 1024;  // of a multiprocessor's shared memory, by every CTA
-  plan.ctas_per_multiprocessor =
-      std::clamp((device.shared_bytes + kReserved) / (plan.layout.bytes + kReserved), 1, ctas_by_registers(type, dim));
-  plan.splits = choose_splits(plan.units, plan.tiles, kWarps / plan.teams.warps,
-                              std::int64_t{device.multiprocessors} * plan.ctas_per_multiprocessor);
-  if (plan.splits > 1) {
-    const auto rows = static_cast<std::size_t>(plan.ctas()) * static_cast<std::size_t>(plan.rows);
+  Teams teams;
+  teams.warps = rounded_up(tile::divide_up(plan.rows, kWarpRows));
+  teams.rows = rounded_up(std::min(plan.rows, kWarpRows));
+  teams.chosen = problem.choice == Choice::shared ? 1 : 0;
+  teams.gather = plan.rows == 1 || (teams.chosen != 0 && geometry.n_q == 1) ? 1 : 0;
+  const Dealer dealer(type, dim, teams, plan.units, plan.tiles, device);
+  Deal deal = dealer.best(teams.chosen != 0);
+  if (deal.cost == std::numeric_limits<std::int64_t>::max()) deal = dealer.best(false);
+  plan.teams = deal.teams;
+  plan.splits = deal.splits;
+  plan.cluster = deal.cluster;
+  plan.ctas_per_multiprocessor = deal.ctas_per_multiprocessor;
+  plan.layout = shared_layout(type, dim, plan.teams);
+  if (plan.merges()) {
+    const auto rows = static_cast<std::size_t>(plan.ctas() / plan.cluster) * static_cast<std::size_t>(plan.rows);
     plan.stats_offset = aligned(rows * static_cast<std::size_t>(geometry.d_v) * sizeof(float));
     plan.workspace_bytes = plan.stats_offset + aligned(rows * 2 * sizeof(float));
   }
-  if (plan.together) {
-    Teams choice = plan.teams;
-    for (choice.batch = kChoiceTiles; choice.batch > 1; choice.batch /= 2) {
-      if (shared_layout(type, dim, choice).bytes <= device.shared_bytes) break;
-    }
-    plan.choice_tiles = choice.batch;
+  if (plan.teams.chosen != 0 && plan.teams.stay == 0) {
     const auto rows = static_cast<std::size_t>(plan.units) * static_cast<std::size_t>(plan.rows);
     const auto blocks = static_cast<std::size_t>(tile::divide_up(geometry.n_k, tile::kBlockKeys));
     plan.scores_offset = plan.workspace_bytes;
-    plan.whole_offset = plan.scores_offset + aligned(rows * blocks * tile::kBlockKeys * sizeof(float));
+    plan.whole_offset = plan.scores_offset + aligned(rows * blocks * tile::kBlockKeys * sizeof(std::uint16_t));
     plan.workspace_bytes =
         plan.whole_offset + aligned(rows * static_cast<std::size_t>(plan.splits) * 2 * sizeof(float));
   }
@@ -103,12 +194,17 @@ std::string to_string(const Plan& plan) {
   text << "rows        " << plan.rows << " of a key head, by " << plan.teams.warps
        << (plan.teams.warps == 1 ? " warp of " : " warps of ") << plan.teams.rows << ", compiled for d = " << plan.dim
        << "\nV           " << (plan.teams.gather != 0 ? "kept rows alone" : "all rows")
-       << (plan.together ? ", chosen by all heads together, after all scores" : "") << "\nkeys        up to "
-       << plan.tiles << " tiles, split over " << plan.splits << (plan.splits == 1 ? " CTA of " : " CTAs of ")
-       << kWarps / plan.teams.warps << (plan.teams.warps == kWarps ? " team" : " teams") << "\nlaunch      "
-       << plan.ctas() << " CTAs of " << kThreads << " threads, " << plan.layout.bytes << " bytes of shared memory, "
-       << plan.ctas_per_multiprocessor << " a multiprocessor" << (plan.splits > 1 ? ", then a merge" : "")
-       << "\nworkspace   " << plan.workspace_bytes << " bytes";
+       << (plan.teams.chosen == 0 ? ""
+           : plan.teams.stay != 0 ? ", chosen by all heads together, scores stay in shared memory"
+                                  : ", chosen by all heads together, after all scores")
+       << "\nkeys        up to " << plan.tiles << " tiles, split over " << plan.splits
+       << (plan.splits == 1 ? " CTA of " : " CTAs of ") << plan.teams.count
+       << (plan.teams.count == 1 ? " team" : " teams") << "\nlaunch      " << plan.ctas() << " CTAs of "
+       << 32 * plan.teams.cta_warps() << " threads";
+  if (plan.cluster > 1) text << ", clusters of " << plan.cluster;
+  text << ", " << plan.layout.bytes << " bytes of shared memory, " << plan.ctas_per_multiprocessor
+       << " a multiprocessor" << (plan.merges() ? ", then a merge" : "") << "\nworkspace   " << plan.workspace_bytes
+       << " bytes";
   return text.str();
 }
 

@@ -20,26 +20,28 @@ struct Plan {
   std::int64_t units = 0;  // (sequence, key head)
   int tiles = 0;           // of keys that a unit has at most
   int splits = 1;          // CTAs of a unit
+  int cluster = 1;         // of those, CTAs that join their results in shared memory
   int ctas_per_multiprocessor = 1;
   SharedLayout layout;
-  // Where things lie in the workspace: partial results, their stats; where heads choose together, scores and stats.
+  // Where things lie in the workspace: partial results, their stats; scores and stats of heads that choose together.
   std::size_t stats_offset = 0, scores_offset = 0, whole_offset = 0;
-  bool together = false;
-  int choice_tiles = 0;  // of a batch, where heads choose together
   std::size_t workspace_bytes = 0;
 
   std::int64_t ctas() const { return units * splits; }
+  // A second kernel joins the results of a unit's clusters.
+  bool merges() const { return splits > cluster; }
 };
 
 // Query rows of a key head: those of all heads that share it, side by side.
 std::int64_t rows_of_key_head(const core::Geometry& geometry);
 
-// CTAs of a unit: as many as fill the device in the fewest rounds, and no more than there are tiles to deal out.
-int choose_splits(std::int64_t units, int tiles, int teams, std::int64_t slots);
-
 // Of a problem that is not empty and that the kernel serves.
 Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device);
 std::string to_string(const Plan& plan);
+
+// CTAs that a device has room for at once, of clusters of `cluster`, so many a multiprocessor. A cluster lies within
+// one of the groups of 16 or 18 multiprocessors.
+std::int64_t slots_of(const DeviceFacts& device, int cluster, int ctas_per_multiprocessor);
 
 // A kernel made for long query sequences is the faster one, where it serves the problem.
 bool yields(const Problem& problem, const DeviceFacts& device);

@@ -12,6 +12,8 @@ namespace dspattn::cuda::decode {
 template <typename C>
 struct Products16 {
   using Element = std::conditional_t<C::kType == DType::bf16, __nv_bfloat16, __half>;
+  // Of the score product, unrolled: a long output leaves few registers.
+  static constexpr int kSteps = C::kHeadDim <= 128 ? C::kHeadDim / 16 : 2;
   float out[C::kHeadDim / 8][4] = {};  // rows g and g + 8, columns 8 c + 2 t and the next
 
   // Address of 16 bytes: chunk `chunk` of row `row` of a tile of `rows` rows.
@@ -24,7 +26,7 @@ struct Products16 {
                                                const WarpTiles& tiles, int stride, int rows, int lane) {
     float scores[C::kTileK / 8][4] = {};
     const int matrix = lane >> 3, in_matrix = lane & 7;
-#pragma unroll
+#pragma unroll kSteps
     for (int step = 0; step < C::kHeadDim / 16; ++step) {
       std::uint32_t a[4];
       ptx::ldmatrix_x4(a, at(q, q_rows, first_row + (matrix & 1) * 8 + in_matrix, 2 * step + (matrix >> 1)));
@@ -61,35 +63,39 @@ struct Products16 {
     }
   }
 
-  // Adds weights times V. gather: the tile holds the kept rows alone. Rows past the warp's last repeat earlier ones.
-  __device__ __forceinline__ void accumulate(const WarpTiles& tiles, std::uint32_t v, int gather, int stride, int rows,
-                                             int lane) {
-    const int matrix = lane >> 3, in_matrix = lane & 7;
-    const int a_row = ((matrix & 1) * 8 + in_matrix) & (rows - 1);
-    const std::uint32_t weights =
-        ptx::shared_address(tiles.weights) + static_cast<std::uint32_t>(a_row * stride + (matrix >> 1) * 16);
+  // Adds weights times V, of which the tile has all rows. Rows past the warp's last repeat earlier ones.
+  __device__ __forceinline__ void accumulate_whole(const WarpTiles& tiles, std::uint32_t v, int stride, int rows,
+                                                   int lane) {
+    const int row = lane;
+    const std::uint32_t weights = weights_at(tiles, stride, rows, lane);
 #pragma unroll
     for (int slice = 0; slice < C::kTileK / 32; ++slice) {
       std::uint32_t a[4];
       ptx::ldmatrix_x4(a, weights + 32 * static_cast<std::uint32_t>(slice));
-      if (gather != 0) {
-        const int row = 16 * slice + (matrix & 1) * 8 + in_matrix;
+      const std::uint32_t metadata = metadata_of(tiles, slice, rows, lane);
 #pragma unroll
-        for (int chunk = 0; chunk < C::kHeadDim / 8; chunk += 2) {
-          std::uint32_t b[4];
-          ptx::ldmatrix_x4_trans(b, at(v, C::kTileK / 2, row, chunk + (matrix >> 1)));
-          ptx::mma_32_bytes<Element>(out[chunk], a, b[0], b[1]);
-          ptx::mma_32_bytes<Element>(out[chunk + 1], a, b[2], b[3]);
-        }
-      } else {
-        const std::uint32_t metadata = metadata_of(tiles, slice, rows, lane);
-        const int row = 32 * slice + matrix * 8 + in_matrix;
+      for (int chunk = 0; chunk < C::kHeadDim / 8; ++chunk) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, at(v, C::kTileK, 32 * slice + row, chunk));
+        ptx::mma_sparse_64_bytes<Element, 0>(out[chunk], a, b, metadata);
+      }
+    }
+  }
+  // The same where the tile has the kept rows alone.
+  __device__ __forceinline__ void accumulate_gathered(const WarpTiles& tiles, std::uint32_t v, int stride, int rows,
+                                                      int lane) {
+    const int row = lane & 15;
+    const std::uint32_t weights = weights_at(tiles, stride, rows, lane);
 #pragma unroll
-        for (int chunk = 0; chunk < C::kHeadDim / 8; ++chunk) {
-          std::uint32_t b[4];
-          ptx::ldmatrix_x4_trans(b, at(v, C::kTileK, row, chunk));
-          ptx::mma_sparse_64_bytes<Element, 0>(out[chunk], a, b, metadata);
-        }
+    for (int slice = 0; slice < C::kTileK / 32; ++slice) {
+      std::uint32_t a[4];
+      ptx::ldmatrix_x4(a, weights + 32 * static_cast<std::uint32_t>(slice));
+#pragma unroll
+      for (int chunk = 0; chunk < C::kHeadDim / 8; chunk += 2) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, at(v, C::kTileK / 2, 16 * slice + row, chunk + (lane >> 4)));
+        ptx::mma_32_bytes<Element>(out[chunk], a, b[0], b[1]);
+        ptx::mma_32_bytes<Element>(out[chunk + 1], a, b[2], b[3]);
       }
     }
   }
@@ -105,6 +111,11 @@ struct Products16 {
   }
 
  private:
+  // Where this lane's row of a slice's weights begins, for ldmatrix.
+  __device__ __forceinline__ static std::uint32_t weights_at(const WarpTiles& tiles, int stride, int rows, int lane) {
+    const int row = (lane & 15) & (rows - 1);
+    return ptx::shared_address(tiles.weights) + static_cast<std::uint32_t>(row * stride + (lane >> 4) * 16);
+  }
   // Of a slice of 32 keys: lanes 0 and 1 of a quad have those of the first and the last 16, row g + 8 in the high half.
   __device__ __forceinline__ static std::uint32_t metadata_of(const WarpTiles& tiles, int slice, int rows, int lane) {
     const int groups = 8 * slice + 4 * (lane & 1);

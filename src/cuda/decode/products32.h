@@ -10,8 +10,9 @@ namespace dspattn::cuda::decode {
 
 template <typename C>
 struct Products32 {
-  static constexpr int kColumns = C::kHeadDim / 32;  // of a lane: neighbours
-  static constexpr int kKeys = C::kTileK / 32;       // of a lane: every 32nd
+  static constexpr int kColumns = C::kHeadDim / 32;          // of a lane: neighbours
+  static constexpr int kKeys = C::kTileK / 32;               // of a lane: every 32nd
+  static constexpr int kChunks = C::kHeadDim <= 64 ? 4 : 2;  // of the score product at once: registers
   float out[kWarpRows][kColumns] = {};
 
   __device__ __forceinline__ static std::uint32_t at(std::uint32_t tile, int rows, int row, int chunk) {
@@ -24,7 +25,7 @@ struct Products32 {
 #pragma unroll 1
     for (int base = 0; base < rows; base += 4) {
       float scores[4][kKeys] = {};
-#pragma unroll 4
+#pragma unroll kChunks
       for (int chunk = 0; chunk < C::kHeadDim / 4; ++chunk) {
         float4 keys[kKeys];
 #pragma unroll
@@ -61,6 +62,24 @@ struct Products32 {
     }
   }
 
+  __device__ __forceinline__ void accumulate_whole(const WarpTiles& tiles, std::uint32_t v, int stride, int rows,
+                                                   int lane) {
+    accumulate(tiles, v, 0, stride, rows, lane);
+  }
+  __device__ __forceinline__ void accumulate_gathered(const WarpTiles& tiles, std::uint32_t v, int stride, int rows,
+                                                      int lane) {
+    accumulate(tiles, v, 1, stride, rows, lane);
+  }
+
+  __device__ __forceinline__ void deposit(float* to, int lane) const {
+#pragma unroll
+    for (int row = 0; row < kWarpRows; ++row) {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) to[row * C::kHeadDim + lane * kColumns + i] = out[row][i];
+    }
+  }
+
+ private:
   // Keys without weight are not multiplied: what V holds there reaches no row.
   __device__ __forceinline__ void accumulate(const WarpTiles& tiles, std::uint32_t v, int gather, int stride, int rows,
                                              int lane) {
@@ -87,14 +106,6 @@ struct Products32 {
         add(weight.x, 0);
         add(weight.y, 1);
       }
-    }
-  }
-
-  __device__ __forceinline__ void deposit(float* to, int lane) const {
-#pragma unroll
-    for (int row = 0; row < kWarpRows; ++row) {
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) to[row * C::kHeadDim + lane * kColumns + i] = out[row][i];
     }
   }
 };

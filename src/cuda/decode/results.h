@@ -16,16 +16,17 @@ __device__ __forceinline__ float part_factor(const RowStats& part, float referen
   return part.sum == 0 ? 0.0f : ptx::exp2_fast((part.reference - reference) * exponent);
 }
 
-// Joins parts of a row that lie `stride` apart, by a warp: lane l takes parts l, l + 32, ... All lanes get the result.
-__device__ __forceinline__ RowStats join_parts(const RowStats* parts, int count, std::int64_t stride, int lane,
-                                               float exponent) {
+// Joins parts of a row, of which part_at(i) is part i, by a warp: lane l takes parts l, l + 32, ... All lanes get the
+// result.
+template <typename PartAt>
+__device__ __forceinline__ RowStats join_parts(int count, int lane, float exponent, PartAt part_at) {
   RowStats joined{-INFINITY, 0};
-  for (int i = lane; i < count; i += 32) joined.reference = fmaxf(joined.reference, parts[i * stride].reference);
+  for (int i = lane; i < count; i += 32) joined.reference = fmaxf(joined.reference, part_at(i).reference);
   for (int offset = 16; offset > 0; offset /= 2) {
     joined.reference = fmaxf(joined.reference, __shfl_xor_sync(~0u, joined.reference, offset));
   }
   for (int i = lane; i < count; i += 32) {
-    const RowStats own = parts[i * stride];
+    const RowStats own = part_at(i);
     if (own.sum != 0) joined.sum += own.sum * part_factor(own, joined.reference, exponent);
   }
   for (int offset = 16; offset > 0; offset /= 2) joined.sum += __shfl_xor_sync(~0u, joined.sum, offset);

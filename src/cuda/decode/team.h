@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/decode/load.h"
+#include "cuda/decode/load_other.h"
 #include "cuda/decode/products16.h"
 #include "cuda/decode/products32.h"
 #include "cuda/decode/weigh.h"
@@ -33,8 +33,8 @@ struct Part {
     part.begin = part.band.begin(0);
     part.end = part.band.end(p.n_q - 1);
     const tile::KeyBlockRange blocks = tile::visible_key_blocks(part.band, 0, p.n_q - 1);
-    part.tiles = tile::part_of_range({blocks.begin * C::kTilesPerBlock, blocks.end * C::kTilesPerBlock}, part.split,
-                                     p.splits.value);
+    part.tiles =
+        tile::part_of_range({blocks.begin * C::kTilesPerBlock, blocks.end * C::kTilesPerBlock}, part.split, p.splits);
     return part;
   }
 };
@@ -44,7 +44,7 @@ struct Team {
   const Params& p;
   const Part& part;
   std::uint8_t* const shared;
-  const SharedLayout layout;
+  const SharedLayout& layout;
   const int lane, warp, team;
   const int thread, threads;  // of the team
   const int first_row, rows;  // of this warp
@@ -59,10 +59,10 @@ struct Team {
       : p(params),
         part(of),
         shared(shared_memory),
-        layout(shared_layout(C::kType, C::kHeadDim, params.teams)),
+        layout(params.layout),
         lane(static_cast<int>(threadIdx.x) & 31),
         warp(static_cast<int>(threadIdx.x) >> 5),
-        team(warp / params.teams.warps),
+        team(warp >> params.team_shift),
         thread(static_cast<int>(threadIdx.x) - team * params.teams.warps * 32),
         threads(params.teams.warps * 32),
         first_row((warp - team * params.teams.warps) * kWarpRows),
@@ -76,32 +76,24 @@ struct Team {
           params.v.offset(params.pages.table != nullptr ? 0 : of.batch, of.kv_head, 0)),
         weigher(params, layout, tiles, of.band, first_row, of.batch, of.kv_head, lane) {}
 
-  // Of the team's first warp, which has its first row.
-  __device__ __forceinline__ WarpTiles tiles_of_first(int number = 0) const {
-    return {layout, shared, team * p.teams.warps, number};
-  }
+  // With another buffer of weights and codes.
+  __device__ __forceinline__ WarpTiles tiles_of(int buffer) const { return {layout, shared, warp, buffer}; }
 
   // Makes what the team's threads wrote visible to all of them.
   __device__ __forceinline__ void sync() const {
     if (threads == 32) {
       __syncwarp();
-    } else if (team == 0) {  // numbers that the compiler knows: it reserves no others
-      ptx::named_barrier_sync(1, threads);
     } else {
-      ptx::named_barrier_sync(2, threads);
+      ptx::named_barrier_sync(1 + team, threads);
     }
   }
 
-  __device__ __forceinline__ int block_of(int index) const { return index / C::kTilesPerBlock * tile::kBlockKeys; }
-  __device__ __forceinline__ int part_of(int index) const { return index % C::kTilesPerBlock; }
-
-  // The key head's rows, for all teams, by all of the CTA's threads.
+  // The key head's rows, for all teams, by all of the CTA's threads. What is in the others' places reaches no row.
   __device__ __forceinline__ void load_q() const {
     const auto* data = static_cast<const Bits<C>*>(p.q.data);
-    copy_rows<C>(q, p.teams.warps * kWarpRows, p.d, p.vector_q, static_cast<int>(threadIdx.x), kThreads, data,
-                 [&](int row) -> const Bits<C>* {
-                   if (row >= p.rows) return nullptr;
-                   const tile::PackedRow which = tile::packed_row(row, p.n_q);
+    copy_rows<C>(q, p.teams.warps * kWarpRows, p.rows, p.d, p.vector_q, static_cast<int>(threadIdx.x),
+                 32 * p.teams.cta_warps(), data, [&](int row) -> const Bits<C>* {
+                   const tile::PackedRow which = p.packed_row(row);
                    return data + p.q.offset(part.batch, part.kv_head * p.heads_per_kv_head + which.head, which.query);
                  });
     ptx::cp_async_commit();
@@ -109,92 +101,77 @@ struct Team {
 
   // What products read of rows that there are not: no weight, and codes that are valid.
   __device__ __forceinline__ void clear_weights() const {
+    if (p.rows == p.teams.rows * p.teams.warps) return;
     constexpr std::uint32_t kFirstTwo = 0x04040404u;  // elements 0 and 1 of four groups
-    for (int at = layout.weights + 4 * static_cast<int>(threadIdx.x); at < layout.stats; at += 4 * kThreads) {
-      if (at < layout.codes + kWarps * layout.batch * layout.codes_bytes) {
-        *reinterpret_cast<std::uint32_t*>(shared + at) = at < layout.codes ? 0 : kFirstTwo;
-      }
+    const int warps = p.teams.cta_warps();
+    const int end = layout.codes + warps * layout.buffers * layout.codes_bytes;
+    for (int at = layout.weights + 4 * static_cast<int>(threadIdx.x); at < end; at += 4 * 32 * warps) {
+      *reinterpret_cast<std::uint32_t*>(shared + at) = at < layout.codes ? 0 : kFirstTwo;
     }
   }
 
-  // Row 4 u + e of a tile is element e of group u. `index` at or past the team's end: nothing.
-  __device__ __forceinline__ void load_k(int index, int buffer) const {
-    if (index < part.tiles.end) load_tile(k_tile(buffer), k, p.k, p.k_row_bytes, p.d, p.vector_k, index);
+  // Asks for a tile, which is a group of copies; of one at or past the team's end for nothing. Row 4 u + e of it is
+  // element e of group u.
+  __device__ __forceinline__ void load_k(int index, std::uint32_t to) const {
+    if (index < part.tiles.end) load_tile(to, k, p.k, p.k_row_bytes, p.d, 0, index);
     ptx::cp_async_commit();
   }
-  // `kept`: codes of the team's first row.
-  __device__ __forceinline__ void load_v(int index, std::uint32_t to, const std::uint8_t* kept) const {
-    const int columns = p.results.out.columns;
-    if (p.teams.gather == 0) {
-      load_tile(to, v, p.v, p.v_row_bytes, columns, p.vector_v, index);
-    } else if (p.v_row_bytes != 0 && p.teams.warps == 1) {
-      const tile::KeyMap& keys = p.keys;
-      const std::uint32_t elements = static_cast<std::uint32_t>(keys.pair_step) << 8 |
-                                     static_cast<std::uint32_t>(keys.half_step) << 16 |
-                                     static_cast<std::uint32_t>(keys.half_step + keys.pair_step) << 24;
-      PlainCopies<C>(p.v_row_bytes, columns, lane)
-          .copy_kept(to, first_chunk(v, p.v, index, 0), keys.group_step, elements, kept, lane);
+  __device__ __forceinline__ void load_v(int index, std::uint32_t to) const {
+    if (index < part.tiles.end) copy_v(index, to);
+    ptx::cp_async_commit();
+  }
+  __device__ __forceinline__ void copy_v(int index, std::uint32_t to) const {
+    load_tile(to, v, p.v, p.v_row_bytes, p.results.out.columns, 1, index);
+  }
+  // Asks for the kept rows of V; `kept`: codes of the team's first row. A team is one warp.
+  __device__ __forceinline__ void gather_v(int index, std::uint32_t to, const std::uint8_t* kept) const {
+    if (p.v_row_bytes != 0 && p.pages.table == nullptr) {
+      PlainCopies<C>(p.v_row_bytes, p.results.out.columns, lane)
+          .copy_kept(to, first_chunk(v, p.v, index, 0), p.keys.group_step, elements_of(p.keys), kept, lane);
     } else {
-      copy_rows<C>(to, C::kTileK / 2, columns, p.vector_v, thread, threads, v, [&](int row) -> const Bits<C>* {
-        const std::uint32_t code = kept[row >> 1];
-        if (tile::kept_is_hidden(code, row & 1)) return nullptr;
-        return row_of(v, p.v, index, row >> 1, tile::kept_element(code, row & 1));
-      });
+      copy_other_tile<C>(p, 1, part.batch, part.kv_head, part.begin, part.end, index, to, kept, thread, threads);
     }
   }
 
   // All rows of a tile. A thread always has the same element of its groups.
   __device__ __forceinline__ void load_tile(std::uint32_t to, const Bits<C>* base, const blocks::RowsView& view,
-                                            std::uint32_t row_bytes, int columns, int vector, int index) const {
-    const int block = block_of(index);
-    if (row_bytes != 0 && block >= part.begin && block + tile::kBlockKeys <= part.end) {
+                                            std::uint32_t row_bytes, int columns, int of_v, int index) const {
+    const int block = block_of<C>(index);
+    if (row_bytes != 0 && p.pages.table == nullptr && block >= part.begin && block + tile::kBlockKeys <= part.end) {
       PlainCopies<C>(row_bytes, columns, thread)
           .copy_tile(to, first_chunk(base, view, index, thread >> 3 & 3), p.keys.group_step, thread, p.teams.warps);
     } else {
-      copy_rows<C>(to, C::kTileK, columns, vector, thread, threads, base,
-                   [&](int row) { return row_of(base, view, index, row >> 2, row & 3); });
+      copy_other_tile<C>(p, of_v, part.batch, part.kv_head, part.begin, part.end, index, to, nullptr, thread, threads);
     }
   }
 
   // This thread's chunk of an element of a tile's group 0.
   __device__ __forceinline__ const std::uint8_t* first_chunk(const Bits<C>* base, const blocks::RowsView& view,
                                                              int index, int element) const {
-    const int key = block_of(index) + p.keys.key(part_of(index), 0, element);
+    const int key = block_of<C>(index) + p.keys.key(part_of<C>(index), 0, element);
     return reinterpret_cast<const std::uint8_t*>(base + key * view.row_stride) + 16 * (thread & 7);
   }
 
   // Scores of a K tile; then it may be overwritten.
-  __device__ __forceinline__ void score(int buffer) const {
-    products.score(q, p.teams.warps * kWarpRows, first_row, k_tile(buffer), tiles, layout.scores_stride, rows, lane);
+  __device__ __forceinline__ void score(std::uint32_t k_tile) const {
+    products.score(q, p.teams.warps * kWarpRows, first_row, k_tile, tiles, layout.scores_stride, rows, lane);
     sync();  // K is read, by all warps, and this one's scores are written
   }
 
-  __device__ __forceinline__ void accumulate(const WarpTiles& of, std::uint32_t from) {
-    products.accumulate(of, from, p.teams.gather, layout.weights_stride, p.teams.rows, lane);
+  __device__ __forceinline__ void accumulate_whole(const WarpTiles& of, std::uint32_t v_tile) {
+    products.accumulate_whole(of, v_tile, layout.weights_stride, p.teams.rows, lane);
+  }
+  __device__ __forceinline__ void accumulate_gathered(const WarpTiles& of, std::uint32_t v_tile) {
+    products.accumulate_gathered(of, v_tile, layout.weights_stride, p.teams.rows, lane);
   }
 
   // The team's tiles are every so many from its first on.
-  __device__ __forceinline__ int step() const { return kWarps / p.teams.warps; }
+  __device__ __forceinline__ int step() const { return p.teams.count; }
   __device__ __forceinline__ int first_tile() const { return part.tiles.begin + team; }
 
-  // Asks for the first two K tiles.
-  __device__ __forceinline__ void begin() const {
-    load_k(first_tile(), 0);
-    load_k(first_tile() + step(), 1);
-  }
-
-  __device__ __forceinline__ std::uint32_t k_tile(int buffer) const {
-    return ring + static_cast<std::uint32_t>(buffer * layout.tile_bytes);
-  }
-
-  // Null: no row sees the key.
-  __device__ __forceinline__ const Bits<C>* row_of(const Bits<C>* base, const blocks::RowsView& view, int index,
-                                                   int group, int element) const {
-    const int key = block_of(index) + p.keys.key(part_of(index), group, element);
-    if (key < part.begin || key >= part.end) return nullptr;
-    if (p.pages.table == nullptr) return base + key * view.row_stride;
-    const int page = p.pages.page_of(part.batch, key);
-    return page < 0 ? nullptr : base + page * view.batch_stride + p.pages.size.remainder(key) * view.row_stride;
+  // A place of the ring, of the size of a K tile.
+  __device__ __forceinline__ std::uint32_t place(int number) const {
+    return ring + static_cast<std::uint32_t>(number * layout.tile_bytes);
   }
 };
 

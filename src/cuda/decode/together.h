@@ -1,10 +1,15 @@
-// Heads that share keys and choose together: two kernels around the choice, which needs every key's share of every
-// head's weights.
+// Heads that share keys and choose together. The choice needs every key's share of every head's weights, hence the
+// scores of all keys, before any row of V.
 //
-//   score_kernel    scores of all keys to the workspace, and of every row the reference and sum over all visible keys
-//   choice_kernel   shares of a tile's keys from these, summed over heads; the keys with the largest sums stay; then V
+//   together_kernel   a cluster has a unit: scores stay in its CTAs' shared memory, rows' references and sums are
+//                     exchanged, then keys are chosen and V is gathered
 //
-// Without K to wait for, a team asks for the V of several tiles at once.
+// and where a cluster has no room for a unit's scores
+//
+//   score_kernel      scores of all keys to the workspace, and of every row the reference and sum over all visible keys
+//   choice_kernel     keys are chosen by these, and V is gathered
+//
+// Scores are kept as the fp16 numbers that other choices compare (docs/notation.md).
 #pragma once
 
 #include <cmath>
@@ -14,201 +19,287 @@
 
 namespace dspattn::cuda::decode {
 
-// Of a row and a tile, in the workspace.
-template <typename C>
-__device__ __forceinline__ float* workspace_scores(const Params& p, int unit, int index, int row) {
-  return p.together.scores + ((static_cast<std::int64_t>(unit) * p.together.tiles + index) * p.rows + row) * C::kTileK;
-}
-
-// All of a team's tiles, after begin().
-template <typename C>
-__device__ __forceinline__ void write_scores(Team<C>& team) {
-  const Params& p = team.p;
+// All of a team's tiles, after begin_keys(): scores of row r of tile number i, of which the unit has number `index`, go
+// to place(i, index) + r * tile keys.
+template <typename C, typename Place>
+__device__ __forceinline__ void write_scores(Team<C>& team, Place place) {
   Weigher<C>& weigher = team.weigher;
-  const int row = team.first_row + team.lane / weigher.lanes;
   int index = team.first_tile();
   for (int number = 0; index < team.part.tiles.end; ++number, index += team.step()) {
     ptx::cp_async_wait<1>();  // K(i + 1) may still be on its way
     team.sync();
-    team.score(number & 1);
-    team.load_k(index + 2 * team.step(), number & 1);
-    weigher.raise(weigher.mask(team.block_of(index), team.part_of(index)));
+    team.score(team.place(number & 1));
+    team.load_k(index + 2 * team.step(), team.place(number & 1));
+    weigher.raise(weigher.mask(block_of<C>(index), part_of<C>(index)));
+    auto* to = reinterpret_cast<uint2*>(place(number, index) + weigher.row * C::kTileK);
     weigher.each_group([&](int group) {
       const float4 x = weigher.scores[group];
-      weigher.sum += weigher.weight(x.x) + weigher.weight(x.y) + weigher.weight(x.z) + weigher.weight(x.w);
-      reinterpret_cast<float4*>(workspace_scores<C>(p, team.part.unit, index, row))[group] = x;
+      weigher.sum += weigher.weight(x.x) + weigher.weight(x.y) + (weigher.weight(x.z) + weigher.weight(x.w));
+      to[group] = {ptx::pack_f16x2(x.x, x.y), ptx::pack_f16x2(x.z, x.w)};
     });
   }
 }
 
+// A team's scores, in the workspace: of the unit's tile `index`.
 template <typename C>
-__global__ void __launch_bounds__(kThreads) score_kernel(const __grid_constant__ Params p) {
-  DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
-  ptx::start_next_kernel();  // the choice kernel, which waits for the end of this one
-  const Part part = Part::of_cta<C>(p);
-  Team<C> team(p, part, shared);
-  team.load_q();
-  team.begin();
-  ptx::cp_async_wait<2>();  // K may still be on its way
-  __syncthreads();          // Q is there
-  write_scores(team);
-  const float sum = team.weigher.total();
-  __syncthreads();  // everything has been read
-  deposit_stats(team, shared, sum);
-  __syncthreads();  // stats are there
-  const auto* stats = reinterpret_cast<const RowStats*>(shared + team.layout.stats);
-  for (int row = static_cast<int>(threadIdx.x); row < p.rows; row += kThreads) {
-    float factors[kWarps];
-    p.together.stats[(static_cast<std::int64_t>(part.unit) * p.splits.value + part.split) * p.rows + row] =
-        join_teams_stats(p, stats, row, factors);
-  }
+__device__ __forceinline__ std::uint16_t* workspace_scores(const Params& p, int unit, int index) {
+  return p.together.scores + (static_cast<std::int64_t>(unit) * p.together.tiles + index) * p.rows * C::kTileK;
 }
 
-// A team that has scores.
+// Chooses the keys of a team's tiles and adds up their V: kChoiceTiles tiles at once, a step, with the V of the step
+// before on its way.
 template <typename C>
 struct Chooser {
   Team<C>& team;
-  const RowStats* whole;  // of every row, over all visible keys: the reference, and 1 / sum
-  const int batch;
-  const std::uint32_t v_bytes, score_bytes;  // of a tile
-  const std::uint32_t v_tiles, score_tiles;  // addresses in shared memory
-  const std::uint8_t* scores;
+  const RowStats* whole;  // of every row, over all visible keys: what scores are shifted by, and the sum
+  const bool stay;        // scores are in shared memory, all of the team's
 
   __device__ __forceinline__ Chooser(Team<C>& of, const RowStats* of_rows)
-      : team(of),
-        whole(of_rows),
-        batch(of.layout.batch),
-        v_bytes(static_cast<std::uint32_t>(of.layout.v_bytes)),
-        score_bytes(static_cast<std::uint32_t>(of.p.teams.rows * C::kTileK * 4)),
-        v_tiles(of.ring),
-        score_tiles(of.ring + static_cast<std::uint32_t>(of.layout.batch) * v_bytes),
-        scores(of.shared + of.layout.ring + of.team * of.layout.ring_bytes + of.layout.batch * of.layout.v_bytes) {}
+      : team(of), whole(of_rows), stay(of.p.teams.stay != 0) {}
 
-  // Tiles of the batch that begins at `index`.
+  // Tiles of the step that begins at `index`.
   __device__ __forceinline__ int count(int index) const {
     const int left = (team.part.tiles.end - index + team.step() - 1) / team.step();
-    return min(batch, max(left, 0));
+    return min(kChoiceTiles, max(left, 0));
   }
-  __device__ __forceinline__ void load_scores(int index) const {
-    const int chunks = team.p.rows * C::kTileK / 4;
-    for (int i = 0; i < count(index); ++i) {
-      const float* from = workspace_scores<C>(team.p, team.part.unit, index + i * team.step(), 0);
-      for (int chunk = team.thread; chunk < chunks; chunk += team.threads) {
-        ptx::cp_async_16(score_tiles + i * score_bytes + 16 * static_cast<std::uint32_t>(chunk), from + 4 * chunk);
+  // A group of copies, though of nothing where scores stay.
+  __device__ __forceinline__ void load_scores(int index, int half) const {
+    if (!stay) {
+      const int chunks = team.p.rows * C::kTileK / 8;
+      for (int i = 0; i < count(index); ++i) {
+        const std::uint16_t* from = workspace_scores<C>(team.p, team.part.unit, index + i * team.step());
+        const auto to =
+            team.ring + static_cast<std::uint32_t>(team.layout.batch_scores +
+                                                   (half * kChoiceTiles + i) * team.layout.batch_scores_bytes);
+        for (int chunk = team.lane; chunk < chunks; chunk += 32) {
+          ptx::cp_async_16(to + 16 * static_cast<std::uint32_t>(chunk), from + 8 * chunk);
+        }
       }
     }
+    ptx::cp_async_commit();
   }
-  __device__ __forceinline__ float4 scores_of(int number, int group) const {
-    const auto* tile = reinterpret_cast<const float4*>(scores + number * score_bytes);
-    return tile[team.lane / team.weigher.lanes * C::kGroups + group];
+  // Of the warp's rows, a tile's keys each: of tile `i` of step `number`.
+  __device__ __forceinline__ const uint2* scores_of(int number, int i) const {
+    const SharedLayout& s = team.layout;
+    const int at = stay ? s.kept + team.team * s.kept_bytes + (number * kChoiceTiles + i) * s.batch_scores_bytes
+                        : s.ring + team.team * s.ring_bytes + s.batch_scores +
+                              ((number & 1) * kChoiceTiles + i) * s.batch_scores_bytes;
+    return reinterpret_cast<const uint2*>(team.shared + at);
+  }
+  __device__ __forceinline__ static float4 unpacked(uint2 scores) {
+    float4 x;
+    ptx::unpack_f16x2(scores.x, x.x, x.y);
+    ptx::unpack_f16x2(scores.y, x.z, x.w);
+    return x;
+  }
+  __device__ __forceinline__ WarpTiles tiles_of(int number, int i) const {
+    return team.tiles_of((number & 1) * kChoiceTiles + i);
+  }
+  __device__ __forceinline__ std::uint32_t v_tile(int number, int i) const {
+    return team.ring + static_cast<std::uint32_t>(((number & 1) * kChoiceTiles + i) * team.layout.v_bytes);
   }
 
-  // Every visible key's share is above 0, every hidden key's is 0: none of these takes a slot from one of those.
-  __device__ __forceinline__ float share(float score) const {
-    constexpr float kLeast = 1.17549435e-38f;
-    const RowStats row = whole[team.first_row + team.lane / team.weigher.lanes];
-    if (score == -INFINITY) return 0;
-    return fmaxf(ptx::exp2_fast((score - row.reference) * team.p.scales.exponent) * row.sum, kLeast);
+  // 2^(exponent * score + shift): every visible key's share is above 0, every hidden key's is 0. None of these takes a
+  // slot from one of those.
+  __device__ __forceinline__ float share(float score, float shift) const {
+    constexpr float kLeast = -126;  // of finite numbers' exponents
+    const float power = fmaxf(fmaf(score, team.p.scales.exponent, shift), kLeast);
+    return score == -INFINITY ? 0.0f : ptx::exp2_fast(power);
   }
 
-  // Chooses the keys of a tile. Returns the largest kept score of this lane's groups.
-  __device__ __forceinline__ float choose(int number, std::uint8_t* codes) const {
-    Weigher<C>& weigher = team.weigher;
-    weigher.each_group([&](int group) {
-      const float4 x = scores_of(number, group);
-      weigher.scores[group] = make_float4(share(x.x), share(x.y), share(x.z), share(x.w));
-    });
-    __syncwarp();  // the shares of all heads are there
-    const int n_q = team.p.n_q;
-    const int query = team.lane / weigher.lanes % n_q;
-    float largest = -INFINITY;
-    weigher.each_group([&](int group) {
+  // Chooses the keys of a tile: a lane has a group, and of the heads every so many. All rows of a query get the codes.
+  __device__ __forceinline__ void choose(const uint2* scores, const WarpTiles& tiles) const {
+    constexpr int kLanes = 32 / C::kGroups;  // of a group
+    const int group = team.lane % C::kGroups, first_head = team.lane / C::kGroups;
+    const int heads = team.p.heads_per_kv_head, n_q = team.p.n_q;
+#pragma unroll 1
+    for (int query = 0; query < n_q; ++query) {
       float4 sum = make_float4(0, 0, 0, 0);
-      for (int head = 0; head < team.p.heads_per_kv_head; ++head) {
-        const float4 x = reinterpret_cast<const float4*>(team.tiles.scores +
-                                                         (head * n_q + query) * team.layout.scores_stride)[group];
-        sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+#pragma unroll 2
+      for (int head = first_head; head < heads; head += kLanes) {
+        const int row = head * n_q + query;
+        const float4 x = unpacked(scores[row * C::kGroups + group]);
+        const float shift = whole[row].reference;
+        sum = make_float4(sum.x + share(x.x, shift), sum.y + share(x.y, shift), sum.z + share(x.z, shift),
+                          sum.w + share(x.w, shift));
       }
-      const tile::KeptOfFour kept = weigher.select(sum);
-      codes[group] = static_cast<std::uint8_t>(
-          tile::kept_code(kept, weigher.element(sum, kept.first) == 0, weigher.element(sum, kept.second) == 0));
-      const float4 own = scores_of(number, group);
-      largest = fmaxf(largest, fmaxf(weigher.element(own, kept.first), weigher.element(own, kept.second)));
-      if (std::isnan(own.x + own.y) || std::isnan(own.z + own.w)) weigher.sum = NAN;
+#pragma unroll
+      for (int offset = C::kGroups; offset < 32; offset *= 2) {
+        sum.x += __shfl_xor_sync(~0u, sum.x, offset);
+        sum.y += __shfl_xor_sync(~0u, sum.y, offset);
+        sum.z += __shfl_xor_sync(~0u, sum.z, offset);
+        sum.w += __shfl_xor_sync(~0u, sum.w, offset);
+      }
+      const tile::KeptOfFour kept = team.weigher.select(sum);
+      const auto code = static_cast<std::uint8_t>(tile::kept_code(kept, team.weigher.element(sum, kept.first) == 0,
+                                                                  team.weigher.element(sum, kept.second) == 0));
+      for (int head = first_head; head < heads; head += kLanes) {
+        tiles.codes[(head * n_q + query) * C::kGroups + group] = code;
+      }
+    }
+    __syncwarp();  // codes are written
+  }
+
+  // Calls visit(group, first, second) with the kept scores of this lane's groups.
+  template <typename Visit>
+  __device__ __forceinline__ void each_kept(int number, int i, Visit visit) const {
+    const Weigher<C>& weigher = team.weigher;
+    const uint2* scores = scores_of(number, i) + weigher.row * C::kGroups;
+    const std::uint8_t* codes = tiles_of(number, i).codes + weigher.row * C::kGroups;
+    weigher.each_group([&](int group) {
+      const float4 x = unpacked(scores[group]);
+      const std::uint32_t code = codes[group];
+      visit(group, weigher.element(x, tile::kept_element(code, 0)), weigher.element(x, tile::kept_element(code, 1)));
     });
-    __syncwarp();  // the shares have been read
-    return largest;
   }
 
-  __device__ __forceinline__ WarpTiles tiles_of(int number) const {
-    return {team.layout, team.shared, team.warp, number};
-  }
-
-  // Weights and codes of a batch. Returns by how much the row's results so far shrink.
-  __device__ __forceinline__ float weigh(int tiles) {
+  // Weights and codes of a step. Returns by how much the row's results so far shrink.
+  __device__ __forceinline__ float weigh(int number, int tiles) const {
     Weigher<C>& weigher = team.weigher;
-    const int row = team.lane / weigher.lanes;
     float largest = -INFINITY;
+    for (int i = 0; i < tiles; ++i) choose(scores_of(number, i), tiles_of(number, i));
     for (int i = 0; i < tiles; ++i) {
-      largest = fmaxf(largest, choose(i, tiles_of(i).codes + row * C::kGroups));
+      each_kept(number, i, [&](int, float first, float second) { largest = fmaxf(largest, fmaxf(first, second)); });
     }
     const float shrunk = weigher.raise(largest);
     for (int i = 0; i < tiles; ++i) {
-      const WarpTiles of = tiles_of(i);
-      weigher.weights = reinterpret_cast<std::uint32_t*>(of.weights + row * team.layout.weights_stride);
-      const std::uint8_t* codes = of.codes + row * C::kGroups;
-      weigher.each_group([&](int group) {
-        const float4 x = scores_of(i, group);
-        const std::uint32_t code = codes[group];
-        weigher.store_weights(group, weigher.element(x, tile::kept_element(code, 0)),
-                              weigher.element(x, tile::kept_element(code, 1)));
-      });
+      weigher.write_to(tiles_of(number, i), team.layout);
+      each_kept(number, i, [&](int group, float first, float second) { weigher.store_weights(group, first, second); });
     }
     return shrunk;
   }
 
-  __device__ __forceinline__ void accumulate(int tiles) {
-    ptx::cp_async_wait<0>();
+  __device__ __forceinline__ void load_v(int number, int tiles, int index) const {
+    for (int i = 0; i < tiles; ++i) {
+      if (team.p.teams.gather != 0) {
+        team.gather_v(index + i * team.step(), v_tile(number, i), tiles_of(number, i).codes);
+      } else {
+        team.copy_v(index + i * team.step(), v_tile(number, i));
+      }
+    }
+    ptx::cp_async_commit();
+  }
+
+  __device__ __forceinline__ void accumulate(int number, int tiles) const {
     team.sync();
-    for (int i = 0; i < tiles; ++i) team.accumulate(tiles_of(i), v_tiles + i * v_bytes);
-    __syncwarp();  // weights are read
+    for (int i = 0; i < tiles; ++i) {
+      if (team.p.teams.gather != 0) {
+        team.accumulate_gathered(tiles_of(number, i), v_tile(number, i));
+      } else {
+        team.accumulate_whole(tiles_of(number, i), v_tile(number, i));
+      }
+    }
   }
 
   // All of the team's tiles.
-  __device__ __forceinline__ void walk() {
-    int before = 0;  // tiles of the batch before, whose V is on its way
-    const int step = batch * team.step();
-    load_scores(team.first_tile());
-    ptx::cp_async_commit();
-    for (int index = team.first_tile(); index < team.part.tiles.end; index += step) {
-      accumulate(before);  // and this batch's scores are there
-      before = count(index);
-      team.products.shrink(weigh(before), team.weigher.lanes, team.p.teams.rows, team.lane);
-      team.sync();  // V and scores are read, by all warps; weights and codes are written
-      for (int i = 0; i < before; ++i) {
-        team.load_v(index + i * team.step(), v_tiles + i * v_bytes, team.tiles_of_first(i).codes);
+  __device__ __forceinline__ void walk() const {
+    int before = 0;  // tiles of the step before
+    int number = 0;
+    // A NaN among a row's scores shows in its results, whatever is chosen.
+    if (team.weigher.has_row && std::isnan(whole[team.weigher.row].sum)) team.weigher.sum = NAN;
+    load_scores(team.first_tile(), 0);
+    for (int index = team.first_tile(); index < team.part.tiles.end; ++number) {
+      const int tiles = count(index), next = index + kChoiceTiles * team.step();
+      ptx::cp_async_wait<1>();  // the V of the step before may still be on its way
+      team.sync();
+      const float shrunk = weigh(number, tiles);
+      team.sync();  // weights and codes are written
+      load_scores(next, (number + 1) & 1);
+      load_v(number, tiles, index);
+      if (number > 0) {
+        ptx::cp_async_wait<2>();  // this step's V and the next one's scores may still be on their way
+        accumulate(number - 1, before);
       }
-      load_scores(index + step);
-      ptx::cp_async_commit();
+      // What is added up so far is relative to the reference before this step.
+      team.products.shrink(shrunk, team.weigher.lanes, team.p.teams.rows, team.lane);
+      before = tiles;
+      index = next;
     }
-    accumulate(before);
+    ptx::cp_async_wait<0>();
+    if (number > 0) accumulate(number - 1, before);
   }
 };
 
+// Stats of a CTA's rows over its teams, after their last scores: join_cluster_stats() finds them.
 template <typename C>
-__global__ void __launch_bounds__(kThreads, ctas_by_registers(C::kType, C::kHeadDim))
-    choice_kernel(const __grid_constant__ Params p) {
+__device__ __forceinline__ CtaResults<C> join_scores(Team<C>& team, std::uint8_t* shared) {
+  const float sum = team.weigher.total();
+  deposit_stats(team, shared, sum);
+  __syncthreads();  // stats are there
+  const CtaResults<C> results{team.p, team.part, team.layout, shared};
+  float factors[kMaxWarps];
+  const auto row = static_cast<int>(threadIdx.x);
+  if (row < team.p.rows) *results.joined(row, 1) = results.join_stats(row, factors);
+  return results;
+}
+
+// What shares are computed from, of a row's stats over all keys: 2^(exponent * (score - reference)) / sum.
+__device__ __forceinline__ RowStats shifted(const RowStats& row, float exponent) {
+  return {row.sum == 0 ? 0.0f : -fmaf(row.reference, exponent, log2f(row.sum)), row.sum};
+}
+
+template <typename C>
+__global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
-  ptx::start_next_kernel();  // the merge kernel
+  ptx::start_next_kernel();
+  ptx::wait_for_kernels_before();  // inputs are written
+  const Part part = Part::of_cta<C>(p);
+  Team<C> team(p, part, shared);
+  team.load_q();
+  begin_keys(team);
+  team.clear_weights();
+  ptx::cp_async_wait<2>();  // K may still be on its way
+  __syncthreads();          // Q is there, and weights are cleared
+  auto* kept = reinterpret_cast<std::uint16_t*>(shared + team.layout.kept + team.team * team.layout.kept_bytes);
+  write_scores(team, [&](int number, int) { return kept + number * p.teams.rows * C::kTileK; });
+  const CtaResults<C> results = join_scores(team, shared);
+  ptx::sync_whole_cluster();  // every CTA's stats are there
+  auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.whole);
+  for (int row = team.warp; row < p.rows; row += p.teams.cta_warps()) {
+    float factor;
+    const RowStats joined = results.join_cluster_stats(row, 1, factor);
+    if (team.lane == 0) whole[row] = shifted(joined, p.scales.exponent);
+  }
+  __syncthreads();  // every row's reference and sum are there
+  team.weigher.forget();
+  Chooser<C>(team, whole).walk();
+  finish(team, shared);
+}
+
+template <typename C>
+__global__ void __launch_bounds__(32 * kMaxWarps, 1) score_kernel(const __grid_constant__ Params p) {
+  DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
+  ptx::start_next_kernel();        // the choice kernel, which waits for the end of this one
+  ptx::wait_for_kernels_before();  // inputs are written
+  const Part part = Part::of_cta<C>(p);
+  Team<C> team(p, part, shared);
+  team.load_q();
+  begin_keys(team);
+  ptx::cp_async_wait<2>();  // K may still be on its way
+  __syncthreads();          // Q is there
+  write_scores(team, [&](int, int index) { return workspace_scores<C>(p, part.unit, index); });
+  const CtaResults<C> results = join_scores(team, shared);
+  const auto row = static_cast<int>(threadIdx.x);
+  if (row < p.rows) {
+    p.together.stats[(static_cast<std::int64_t>(part.unit) * p.splits.value + part.split) * p.rows + row] =
+        *results.joined(row, 1);
+  }
+}
+
+template <typename C>
+__global__ void __launch_bounds__(32 * kMaxWarps, 1) choice_kernel(const __grid_constant__ Params p) {
+  DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
+  ptx::start_next_kernel();        // the merge kernel
+  ptx::wait_for_kernels_before();  // scores and stats are written
   const Part part = Part::of_cta<C>(p);
   Team<C> team(p, part, shared);
   team.clear_weights();
-  ptx::wait_for_kernels_before();  // scores and stats are written
-  auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.stats);
-  for (int row = team.warp; row < p.rows; row += kWarps) {
-    const std::int64_t first = static_cast<std::int64_t>(part.unit) * p.splits.value * p.rows + row;
-    const RowStats joined = join_parts(p.together.stats + first, p.splits.value, p.rows, team.lane, p.scales.exponent);
-    if (team.lane == 0) whole[row] = {joined.reference, joined.sum == 0 ? 0.0f : 1.0f / joined.sum};
+  auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.whole);
+  for (int row = team.warp; row < p.rows; row += p.teams.cta_warps()) {
+    const RowStats* first = p.together.stats + static_cast<std::int64_t>(part.unit) * p.splits.value * p.rows + row;
+    const RowStats joined = join_parts(p.splits.value, team.lane, p.scales.exponent,
+                                       [&](int i) { return first[static_cast<std::int64_t>(i) * p.rows]; });
+    if (team.lane == 0) whole[row] = shifted(joined, p.scales.exponent);
   }
   __syncthreads();  // every row's reference and sum are there
   Chooser<C>(team, whole).walk();

@@ -34,16 +34,67 @@ struct WarpTiles {
   std::uint8_t* weights;
   std::uint8_t* codes;
 
-  // `number`: of the batch's tiles.
-  __device__ __forceinline__ WarpTiles(const SharedLayout& layout, std::uint8_t* shared, int warp, int number = 0)
+  // `buffer`: of those for weights and codes.
+  __device__ __forceinline__ WarpTiles(const SharedLayout& layout, std::uint8_t* shared, int warp, int buffer = 0)
       : scores(shared + layout.scores + warp * layout.scores_bytes),
-        weights(shared + layout.weights + (warp * layout.batch + number) * layout.weights_bytes),
-        codes(shared + layout.codes + (warp * layout.batch + number) * layout.codes_bytes) {}
+        weights(shared + layout.weights + (warp * layout.buffers + buffer) * layout.weights_bytes),
+        codes(shared + layout.codes + (warp * layout.buffers + buffer) * layout.codes_bytes) {}
 };
 
 // Two fp32 scores as the fp16 numbers that are compared.
 __device__ __forceinline__ void round_to_half(float& a, float& b) {
   ptx::unpack_f16x2(ptx::pack_f16x2_clamped(a, b), a, b);
+}
+
+// As the fp16 numbers that are compared, if they are.
+__device__ __forceinline__ float4 compared(const Params& p, float4 x) {
+  if (p.scales.rounds != 0) {
+    round_to_half(x.x, x.y);
+    round_to_half(x.z, x.w);
+  }
+  return x;
+}
+
+// False: the bias masks the key.
+template <typename C>
+__device__ __forceinline__ bool add_bias(const Params& p, const std::uint8_t* bias, float& score) {
+  float value;
+  if (p.bias_bytes == 4) {
+    value = *reinterpret_cast<const float*>(bias);
+  } else {
+    const std::uint32_t bits = *reinterpret_cast<const std::uint16_t*>(bias);
+    float unused;
+    if (C::kType == DType::bf16) {
+      value = __uint_as_float(bits << 16);
+    } else {
+      ptx::unpack_f16x2(bits, value, unused);
+    }
+  }
+  const float total = fmaf(value, p.scales.bias, score);
+  // A finite bias does not mask, however low: sums stay finite.
+  score = std::isinf(total) && !std::isinf(value) ? copysignf(3.402823466e38f, total) : total;
+  return value != -INFINITY;
+}
+
+// Compared scores of a group where masks matter: the row sees keys [begin, end). `first`: key of the group's first
+// element. Called, so that the loop over tiles is short without it.
+template <typename C>
+[[gnu::noinline]] __device__ float4 mask_group(const Params& p, float4 raw, int first, int begin, int end, int batch,
+                                               MaskRow allowed, MaskRow bias) {
+  float x[4] = {raw.x, raw.y, raw.z, raw.w};
+  bool seen[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int key = first + p.keys.key(0, 0, e);
+    seen[e] = key >= begin && key < end;
+    if (seen[e] && p.pages.table != nullptr) seen[e] = p.pages.page_of(batch, key) >= 0;
+    if (seen[e] && allowed.data != nullptr) seen[e] = *allowed.at(key) != 0;
+    x[e] *= p.scales.unit;
+    if (seen[e] && bias.data != nullptr) seen[e] = add_bias<C>(p, bias.at(key), x[e]);
+  }
+  const float4 y = compared(p, make_float4(x[0], x[1], x[2], x[3]));
+  return make_float4(seen[0] ? y.x : -INFINITY, seen[1] ? y.y : -INFINITY, seen[2] ? y.z : -INFINITY,
+                     seen[3] ? y.w : -INFINITY);
 }
 
 template <typename C>
@@ -53,29 +104,43 @@ struct Weigher {
   std::uint32_t* weights;
   std::uint8_t* codes;
   int batch;
+  int row;          // of the warp's
   int lanes;        // of a row
   int first_group;  // of this lane
   bool has_row;
   int begin = 0, end = 0;  // keys that the row sees by diagonal, window and length
   MaskRow allowed, bias;
-  bool plain;                   // neither mask tensors nor pages
+  bool plain;                   // no mask tensors
   float reference = -INFINITY;  // the largest score so far
   float sum = 0;                // of this lane's weights, relative to it
 
   // `first_row` is the warp's first of the key head's rows.
   __device__ __forceinline__ Weigher(const Params& params, const SharedLayout& layout, const WarpTiles& tiles,
                                      const tile::RowBand& band, int first_row, int batch, int kv_head, int lane)
-      : Weigher(params, layout, tiles, band, batch, kv_head, lane, lane / (32 / params.teams.rows),
-                tile::packed_row(min(first_row + lane / (32 / params.teams.rows), params.rows - 1), params.n_q)) {
-    has_row = first_row + lane / lanes < p.rows;
+      : Weigher(params, layout, tiles, band, batch, kv_head, lane, lane >> params.lane_shift,
+                params.packed_row(min(first_row + (lane >> params.lane_shift), params.rows - 1))) {
+    has_row = first_row + row < p.rows;
   }
 
-  // Calls visit(group) for every group of the row that is this lane's.
-  template <typename Visit>
+  // Calls visit(group) for every group of the row that is this lane's. Two at a time: one alone would wait for every
+  // instruction before the next.
+  template <int kUnroll = C::kPanels <= 2 ? 2 : 1, typename Visit>
   __device__ __forceinline__ void each_group(Visit visit) const {
     if (!has_row) return;
-#pragma unroll 1
+#pragma unroll kUnroll
     for (int group = first_group; group < C::kGroups; group += lanes) visit(group);
+  }
+
+  // As before the first tile.
+  __device__ __forceinline__ void forget() {
+    reference = -INFINITY;
+    sum = 0;
+  }
+
+  // Weights and codes go there from now on.
+  __device__ __forceinline__ void write_to(const WarpTiles& tiles, const SharedLayout& layout) {
+    weights = reinterpret_cast<std::uint32_t*>(tiles.weights + row * layout.weights_stride);
+    codes = tiles.codes + row * C::kGroups;
   }
 
   // Weighs a tile whose block of 128 keys begins at key `block`. Returns by how much the row's results so far shrink.
@@ -93,18 +158,26 @@ struct Weigher {
 
   // Makes compared scores of a tile's products. Returns the largest of this lane's.
   __device__ __forceinline__ float mask(int block, int part) {
-    const bool interior = plain && begin <= block && block + tile::kBlockKeys <= end;
     float largest = -INFINITY;
-    each_group([&](int group) {
-      float4 x = scores[group];
-      x = interior ? compared(make_float4(x.x * p.scales.unit, x.y * p.scales.unit, x.z * p.scales.unit,
-                                          x.w * p.scales.unit))
-                   : mask_group(x, block, part, group);
+    const auto note = [&](int group, const float4& x) {
       scores[group] = x;
       const float top = ptx::max_nan(ptx::max_nan(x.x, x.y), ptx::max_nan(x.z, x.w));
       if (std::isnan(top)) sum = NAN;  // shows in the row's results, whatever is selected
       largest = fmaxf(largest, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
-    });
+    };
+    const bool interior = plain && begin <= block && block + tile::kBlockKeys <= end;
+    if (p.pages.table == nullptr ? interior : pages_are_there(block) && interior) {
+      const float unit = p.scales.unit;
+      each_group([&](int group) {
+        const float4 x = scores[group];
+        note(group, compared(p, make_float4(x.x * unit, x.y * unit, x.z * unit, x.w * unit)));
+      });
+    } else {
+      each_group<1>([&](int group) {
+        const int first = block + p.keys.key(part, group, 0);
+        note(group, mask_group<C>(p, scores[group], first, begin, end, batch, allowed, bias));
+      });
+    }
     return largest;
   }
 
@@ -152,67 +225,29 @@ struct Weigher {
   }
 
  private:
+  // All keys of a block are in some page. By the whole warp.
+  __device__ __forceinline__ bool pages_are_there(int block) const {
+    const int key = block + 16 * static_cast<int>(threadIdx.x & 7);  // pages are multiples of 16 keys
+    return __all_sync(~0u, key < p.n_k && p.pages.page_of(batch, key) >= 0) != 0;
+  }
+
   __device__ __forceinline__ Weigher(const Params& params, const SharedLayout& layout, const WarpTiles& tiles,
-                                     const tile::RowBand& band, int sequence, int kv_head, int lane, int row,
+                                     const tile::RowBand& band, int sequence, int kv_head, int lane, int row_of_warp,
                                      tile::PackedRow which)
       : p(params),
-        scores(reinterpret_cast<float4*>(tiles.scores + row * layout.scores_stride)),
-        weights(reinterpret_cast<std::uint32_t*>(tiles.weights + row * layout.weights_stride)),
-        codes(tiles.codes + row * C::kGroups),
+        scores(reinterpret_cast<float4*>(tiles.scores + row_of_warp * layout.scores_stride)),
+        weights(reinterpret_cast<std::uint32_t*>(tiles.weights + row_of_warp * layout.weights_stride)),
+        codes(tiles.codes + row_of_warp * C::kGroups),
         batch(sequence),
-        lanes(32 / params.teams.rows),
-        first_group(lane % (32 / params.teams.rows)),
+        row(row_of_warp),
+        lanes(1 << params.lane_shift),
+        first_group(lane & ((1 << params.lane_shift) - 1)),
         has_row(false),
         begin(band.begin(which.query)),
         end(band.end(which.query)),
         allowed(params.allowed, 1, sequence, kv_head * params.heads_per_kv_head + which.head, which.query),
         bias(params.bias, params.bias_bytes, sequence, kv_head * params.heads_per_kv_head + which.head, which.query),
-        plain(params.allowed.data == nullptr && params.bias.data == nullptr && params.pages.table == nullptr) {}
-
-  __device__ __forceinline__ float4 mask_group(const float4& raw, int block, int part, int group) {
-    float x[4] = {raw.x, raw.y, raw.z, raw.w};
-    bool seen[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int key = block + p.keys.key(part, group, e);
-      seen[e] = key >= begin && key < end;
-      if (seen[e] && p.pages.table != nullptr) seen[e] = p.pages.page_of(batch, key) >= 0;
-      if (seen[e] && allowed.data != nullptr) seen[e] = *allowed.at(key) != 0;
-      x[e] *= p.scales.unit;
-      if (seen[e] && bias.data != nullptr) seen[e] = add_bias(key, x[e]);
-    }
-    const float4 y = compared(make_float4(x[0], x[1], x[2], x[3]));
-    return make_float4(seen[0] ? y.x : -INFINITY, seen[1] ? y.y : -INFINITY, seen[2] ? y.z : -INFINITY,
-                       seen[3] ? y.w : -INFINITY);
-  }
-
-  __device__ __forceinline__ float4 compared(float4 x) const {
-    if (p.scales.rounds != 0) {
-      round_to_half(x.x, x.y);
-      round_to_half(x.z, x.w);
-    }
-    return x;
-  }
-
-  // False: the bias masks the key.
-  __device__ __forceinline__ bool add_bias(int key, float& score) const {
-    float value;
-    if (p.bias_bytes == 4) {
-      value = *reinterpret_cast<const float*>(bias.at(key));
-    } else {
-      const std::uint32_t bits = *reinterpret_cast<const std::uint16_t*>(bias.at(key));
-      float unused;
-      if (C::kType == DType::bf16) {
-        value = __uint_as_float(bits << 16);
-      } else {
-        ptx::unpack_f16x2(bits, value, unused);
-      }
-    }
-    const float total = fmaf(value, p.scales.bias, score);
-    // A finite bias does not mask, however low: sums stay finite.
-    score = std::isinf(total) && !std::isinf(value) ? copysignf(3.402823466e38f, total) : total;
-    return value != -INFINITY;
-  }
+        plain(params.allowed.data == nullptr && params.bias.data == nullptr) {}
 };
 
 }  // namespace dspattn::cuda::decode

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/tile/divisor.h"
 #include "cuda/tile/key_map.h"
 
 namespace dspattn::cuda::tile {
@@ -23,10 +24,11 @@ struct TileRange {
 
 // Part `split` of `splits` of a range: sizes differ by at most one, and an empty part is possible. Groups of keys never
 // straddle tiles, so parts can be merged exactly wherever they are cut.
-DSPATTN_HOST_DEVICE constexpr TileRange part_of_range(TileRange range, int split, int splits) {
-  const std::int64_t count = range.end - range.begin;
-  return {range.begin + static_cast<int>(count * split / splits),
-          range.begin + static_cast<int>(count * (split + 1) / splits)};
+DSPATTN_HOST_DEVICE constexpr TileRange part_of_range(TileRange range, int split, const Divisor& splits) {
+  const int each = splits.quotient(range.end - range.begin);
+  const int more = range.end - range.begin - each * splits.value;  // of the first parts have one more
+  const int begin = range.begin + each * split + (split < more ? split : more);
+  return {begin, begin + each + (split < more ? 1 : 0)};
 }
 
 // Which two of a group's four keys are kept, ascending.

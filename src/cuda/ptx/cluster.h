@@ -1,0 +1,40 @@
+// Clusters of any size whose CTAs read each other's shared memory; before Hopper every CTA is a cluster of its own.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace dspattn::cuda::ptx {
+
+// The word at `address` in CTA `rank` of the cluster.
+__device__ __forceinline__ float load_cluster(std::uint32_t address, std::uint32_t rank) {
+  float value;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %1, %2; ld.shared::cluster.f32 %0, [there];}"
+               : "=f"(value)
+               : "r"(address), "r"(rank)
+               : "memory");
+#else
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+#endif
+  return value;
+}
+
+// All threads of the cluster; what they wrote to shared memory is visible to all of them.
+__device__ __forceinline__ void sync_whole_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+
+// Lets a kernel be launched in clusters of more than the 8 CTAs that every card with clusters has room for. Cheap, and
+// allowed during graph capture.
+template <typename Kernel>
+cudaError_t allow_large_clusters(Kernel kernel) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+}
+
+}  // namespace dspattn::cuda::ptx

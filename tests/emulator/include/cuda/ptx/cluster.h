@@ -1,0 +1,26 @@
+// Clusters of any size, emulated: they may have up to 16 blocks.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "emulator/machine.h"
+
+namespace dspattn::cuda::ptx {
+
+inline float load_cluster(std::uint32_t address, std::uint32_t rank) {
+  float value;
+  std::memcpy(&value, emulator::Machine::get().shared(emulator::in_block(address, rank), 4), 4);
+  return value;
+}
+
+inline void sync_whole_cluster() { emulator::Machine::get().cluster_sync(); }
+
+template <typename Kernel>
+cudaError_t allow_large_clusters(Kernel) {
+  return cudaSuccess;
+}
+
+}  // namespace dspattn::cuda::ptx
