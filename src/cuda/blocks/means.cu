@@ -417,8 +417,8 @@ struct RowColumn {
 };
 
 // Windows bound the first key, or there are mask tensors: the means of every row. A CTA for every kRowsOfChunk rows of
-// a head of a sequence, a thread for every column.
-__global__ void __launch_bounds__(kMostColumns) row_means(const MeansParams params, int chunks) {
+// a head of a sequence, a thread for every column. Without the second bound ptxas keeps to 40 registers, and spills.
+__global__ void __launch_bounds__(kMostColumns, 2) row_means(const MeansParams params, int chunks) {
   __shared__ int counts[kRowsOfChunk];
   ptx::start_next_kernel();
   ptx::wait_for_kernels_before();
