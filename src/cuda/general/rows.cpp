@@ -13,7 +13,7 @@ template <DType kType>
 core::KernelRow forward_row() {
   static const std::string name = "general_" + std::string(dspattn::name(kType));
   static const std::string summary =
-      "any card since Ampere (run on an H200), " + std::string(dspattn::name(kType)) +
+      "any card since Ampere (timed on an H200), " + std::string(dspattn::name(kType)) +
       ", every pattern and mask, d up to 512, packed batches, pages, soft caps, dropout, means, shared choices";
   core::KernelRow row;
   row.info = {name, Pass::forward, DeviceType::cuda, summary};
