@@ -19,7 +19,7 @@ Scratch scratch_of(const ScratchOffsets& at, void* workspace) {
   auto* base = static_cast<std::uint8_t*>(workspace);
   return {base + at.q,
           base + at.d_out,
-          reinterpret_cast<RowNumbers*>(base + at.rows),
+          base + at.numbers,
           reinterpret_cast<float*>(base + at.sums),
           reinterpret_cast<std::int32_t*>(base + at.counts),
           reinterpret_cast<std::int32_t*>(base + at.taken)};

@@ -19,13 +19,22 @@ struct RowNumbers {
   float d;
 };
 
+// Those of a query tile, and what its rows have in common.
+template <int kRows>
+struct alignas(16) TileNumbers {
+  RowNumbers rows[kRows];
+  std::int32_t has_nan;  // a row's log-sum-exp is NaN
+  std::int32_t unused[3];
+};
+inline constexpr int kTileNumberBytes = 16;  // beyond those of its rows
+
 // In the workspace, all indexed by query tile: tile `t` of head `h` is number h * query_tiles + t.
 struct Scratch {
   std::uint8_t* q = nullptr;       // tiles of Q times 2^-e, as they lie in shared memory; absent rows are zeros
   std::uint8_t* d_out = nullptr;   // and of dO
-  RowNumbers* rows = nullptr;      // [tile][row]
+  std::uint8_t* numbers = nullptr;  // TileNumbers
   float* sums = nullptr;           // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
-  std::int32_t* counts = nullptr;  // [sum][tile][warpgroup]: shares that are in
+  std::int32_t* counts = nullptr;  // [sum][tile]: warps that have added their part of a share
   std::int32_t* taken = nullptr;   // items that CTAs have taken
 };
 

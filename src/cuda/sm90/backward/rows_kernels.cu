@@ -80,13 +80,22 @@ __device__ __forceinline__ RowNumbers numbers_of(float lse, float d) {
   return {std::isfinite(d) ? lse * kLog2E : NAN, d};
 }
 
-// A tile's rows; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32).
-__device__ __forceinline__ void write_rows(const BackwardParams& params, const QueryTile& tile) {
+// Of a query tile in the workspace.
+__device__ __forceinline__ RowNumbers* numbers_of_tile(const BackwardParams& params, int number) {
+  const int bytes = params.tile_q * static_cast<int>(sizeof(RowNumbers)) + kTileNumberBytes;
+  return reinterpret_cast<RowNumbers*>(params.scratch.numbers + static_cast<std::int64_t>(number) * bytes);
+}
+
+// A tile's rows; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32). Whether one of this thread's is
+// NaN.
+__device__ __forceinline__ bool write_rows(const BackwardParams& params, const QueryTile& tile) {
   const int lanes = params.dim / kChunk;
   const std::int64_t bytes = static_cast<std::int64_t>(params.tile_q) * params.dim * 2;
   std::uint8_t* q_tile = params.scratch.q + tile.number * bytes;
   std::uint8_t* d_out_tile = params.scratch.d_out + tile.number * bytes;
+  RowNumbers* numbers_tile = numbers_of_tile(params, tile.number);
   const int chunk = static_cast<int>(threadIdx.x) % lanes;
+  bool has_nan = false;
 #pragma unroll 1
   for (int row = static_cast<int>(threadIdx.x) / lanes; row < params.tile_q; row += kThreads / lanes) {
     const bool present = tile.first + row < tile.rows.rows;
@@ -122,22 +131,26 @@ __device__ __forceinline__ void write_rows(const BackwardParams& params, const Q
     const bool used = std::isfinite(numbers.lse);
     store_chunk(q_tile, params.tile_q, row, chunk, used ? q : Chunk{});
     store_chunk(d_out_tile, params.tile_q, row, chunk, used ? d_out : Chunk{});
-    if (chunk == 0) {
-      params.scratch.rows[static_cast<std::int64_t>(tile.number) * params.tile_q + row] = numbers;
-    }
+    if (chunk == 0) numbers_tile[row] = numbers;
+    has_nan = has_nan || std::isnan(numbers.lse);
   }
+  return has_nan;
 }
 
 __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__ BackwardParams params) {
   if (blockIdx.x == 0 && threadIdx.x == 0) *params.scratch.taken = 0;
   QueryTile tile;
   if (!own_tile(params, tile)) return;
-  write_rows(params, tile);
+  __shared__ std::int32_t has_nan;
+  if (threadIdx.x == 0) has_nan = 0;
+  __syncthreads();  // before anybody sets it
+  if (write_rows(params, tile)) has_nan = 1;
+  __syncthreads();  // everybody has
+  if (threadIdx.x == 0) *reinterpret_cast<std::int32_t*>(numbers_of_tile(params, tile.number) + params.tile_q) = has_nan;
   const int sums = params.wraps != 0 ? 2 : 1;
   const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
   for (int sum = 0; sum < sums; ++sum) {
-    const std::int64_t number = sum * tiles + tile.number;
-    if (threadIdx.x < 2) params.scratch.counts[2 * number + threadIdx.x] = 0;
+    if (threadIdx.x == 0) params.scratch.counts[sum * tiles + tile.number] = 0;
   }
 }
 
@@ -145,7 +158,8 @@ __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__
 __global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ BackwardParams params) {
   QueryTile tile;
   if (!own_tile(params, tile)) return;
-  const int share = params.tile_q * params.dim / 2;  // of a warpgroup: 64 rows, or half of the columns
+  const int values = params.tile_q * params.dim;  // in panels of 64 x 64, of further rows, or of further columns
+  constexpr int kPanel = 64 * 64;
   const bool by_rows = params.tile_q == 128;
   const int last = min(tile.first + params.tile_q, tile.rows.rows) - 1;
   const tile::KeyBlockRange seen = tile::key_blocks_of(band_of(params, tile.sequence, tile.rows), tile.first, last);
@@ -155,22 +169,22 @@ __global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ B
     shares[sum] = tile::shares_of(seen, tile.first / params.tile_q, params.tile_q, 1, params.wraps != 0, sum);
   }
   const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
-  for (int i = static_cast<int>(threadIdx.x); i < share / 2; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < values / 4; i += kThreads) {
     float4 x = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int sum = 0; sum < 2; ++sum) {
       if (shares[sum] == 0) continue;
       const std::int64_t number = sum * tiles + tile.number;
-      const float4 y = *reinterpret_cast<const float4*>(params.scratch.sums + number * 2 * share + 4 * i);
+      const float4 y = *reinterpret_cast<const float4*>(params.scratch.sums + number * values + 4 * i);
       x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
     }
-    const int warpgroup = i / (share / 4);
-    const int in_share = i - warpgroup * (share / 4);
-    const int thread = in_share % 128;
-    const int column = tile::sum_column(in_share / 128, thread, 0) + (by_rows ? 0 : warpgroup * params.dim / 2);
+    const int panel = i / (kPanel / 4);
+    const int in_panel = i - panel * (kPanel / 4);
+    const int thread = in_panel % 128;
+    const int column = tile::sum_column(in_panel / 128, thread, 0) + (by_rows ? 0 : panel * 64);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = tile.first + tile::sum_row(thread, 2 * half) + (by_rows ? warpgroup * 64 : 0);
+      const int row = tile.first + tile::sum_row(thread, 2 * half) + (by_rows ? panel * 64 : 0);
       if (row >= tile.rows.rows) continue;
       const float a = (half == 0 ? x.x : x.z) * params.d_q_scale;
       const float b = (half == 0 ? x.y : x.w) * params.d_q_scale;

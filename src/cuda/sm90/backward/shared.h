@@ -1,7 +1,8 @@
-// Shared memory of the fused backward: tiles, weights, barriers, the item in work.
+// Shared memory of the fused backward: tiles, dS, barriers, the item in work.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/blocks/barriers.h"
 #include "cuda/blocks/work.h"
@@ -14,15 +15,10 @@ namespace dspattn::cuda::sm90::backward {
 
 // Hardware barriers of a CTA, by number.
 enum class NamedBarrier : int {
-  item = 0,            // all threads: an item is described, or done with
-  producer = 1,        // the producer's 128 threads
-  weights_free = 2,    // consumers: nobody reads the last tile's weights and dS any more
-  weights_stored = 3,  // consumers: this tile's are there
-  shares_added = 4,    // + warpgroup: its share of dQ is added; its threads and the warp that counts it
+  item = 0,     // all threads: an item is described, or done with
+  queries = 1,  // the query warpgroup's 128 threads
 };
-DSPATTN_HOST_DEVICE constexpr int barrier_number(NamedBarrier barrier, int index = 0) {
-  return static_cast<int>(barrier) + index;
-}
+DSPATTN_HOST_DEVICE constexpr int barrier_number(NamedBarrier barrier) { return static_cast<int>(barrier); }
 
 // A key tile of one (sequence, key head), and the query tiles that see it.
 struct Item {
@@ -38,26 +34,39 @@ struct Item {
   tile::TileRange tiles;
 };
 
+// What the warpgroup with the scores tells the other (Split::products): each of its threads the packed scores of a tile.
+template <typename C>
+struct HandedScores {
+  std::uint32_t words[2][C::kTileQ / 16][128][4];
+};
+struct NothingHanded {};
+
 template <typename C>
 struct alignas(1024) Shared {
+  static constexpr int kSlots = C::kDScoreSlots;
   std::uint8_t q[C::kStages][C::kTileQBytes];
   std::uint8_t d_out[C::kStages][C::kTileQBytes];
   std::uint8_t k[C::kTileKBytes];
   std::uint8_t v[C::kTileKBytes];
-  std::uint8_t weights[C::kWeightBytes];  // rows are queries, columns keys in the order of K's rows
-  std::uint8_t d_scores[C::kWeightBytes];
-  alignas(16) RowNumbers rows[C::kStages][C::kTileQ];
-  std::uint64_t full[C::kStages], empty[C::kStages];  // of q, d_out and rows; every consumer warp is done with them
-  std::uint64_t may_add[C::kConsumers];               // a warpgroup's share of dQ is next
+  std::uint8_t d_scores[kSlots][C::kDScoreBytes];  // rows are keys in the order of K's rows, columns queries
+  alignas(16) TileNumbers<C::kTileQ> numbers[C::kStages];
+  alignas(16) std::conditional_t<C::kSplit == Split::products, HandedScores<C>, NothingHanded> handed;
+  std::uint64_t full[C::kStages], empty[C::kStages];         // of q, d_out and numbers
+  std::uint64_t stored[kSlots], free[kSlots];                // of d_scores: all is there; dQ is computed
+  std::uint64_t handed_full[2], handed_empty[2];             // of handed (Split::products)
   Item item;
 
-  // For one thread, before anybody waits.
+  // For one thread, before anybody waits. Arrivals are those of warps.
   __device__ __forceinline__ void init_barriers() {
-    for (int i = 0; i < C::kStages; ++i) {
-      ptx::mbarrier_init(ptx::shared_address(&full[i]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&empty[i]), 4 * C::kConsumers);
-    }
-    for (std::uint64_t& barrier : may_add) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
+    const auto init = [](std::uint64_t& barrier, int arrivals) {
+      ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
+    };
+    for (std::uint64_t& barrier : full) init(barrier, 1);
+    for (std::uint64_t& barrier : empty) init(barrier, 4 * C::kConsumers);
+    for (std::uint64_t& barrier : stored) init(barrier, 4 * C::kParts);
+    for (std::uint64_t& barrier : free) init(barrier, 4);
+    for (std::uint64_t& barrier : handed_full) init(barrier, 4);
+    for (std::uint64_t& barrier : handed_empty) init(barrier, 4);
     ptx::mbarrier_init_fence();
   }
 };

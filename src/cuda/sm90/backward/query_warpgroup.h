@@ -1,0 +1,143 @@
+// The query warpgroup of the fused backward: it copies an item's K and V, streams the query tiles, and computes dQ.
+//
+//   dQ / scale += dS K
+//
+// dS of a tile comes from the key warpgroups, through shared memory. Of the sum in the workspace every CTA that meets
+// the query tile adds a share; whose turn it is a counter says (tile/gradient_walk.h).
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/ordered_sums.h"
+#include "cuda/ptx/tma.h"
+#include "cuda/ptx/wgmma.h"
+#include "cuda/ptx/wgmma_stored_shapes.h"
+#include "cuda/sm90/backward/keys.h"
+#include "cuda/sm90/backward/shared.h"
+
+namespace dspattn::cuda::sm90::backward {
+
+template <typename C>
+struct QueryWarpgroup {
+  const BackwardParams& params;
+  Shared<C>& shared;
+  Ring<C::kStages> loads = {};  // of query tiles
+  int number = 0;               // of query tiles whose dQ is computed
+
+  using Share = float[C::kSumColumns / 2];  // of a thread: of 64 rows
+
+  __device__ __forceinline__ static bool leads_warp() { return threadIdx.x % 32 == 0; }
+
+  // Asks for the query tile of a step, when its stage is free; by one thread.
+  __device__ __forceinline__ void load_tile(int index) {
+    const std::int64_t tile = step_of(params, shared.item, index).scratch_tile;
+    const std::uint32_t full = loads.barrier(shared.full);
+    loads.await_empty(shared.empty);
+    constexpr int kNumberBytes = static_cast<int>(sizeof(shared.numbers[0]));
+    ptx::mbarrier_arrive_expect(full, 2 * C::kTileQBytes + kNumberBytes);
+    ptx::bulk_load(ptx::shared_address(shared.q[loads.stage]), params.scratch.q + tile * C::kTileQBytes, C::kTileQBytes,
+                   full);
+    ptx::bulk_load(ptx::shared_address(shared.d_out[loads.stage]), params.scratch.d_out + tile * C::kTileQBytes,
+                   C::kTileQBytes, full);
+    ptx::bulk_load(ptx::shared_address(&shared.numbers[loads.stage]), params.scratch.numbers + tile * kNumberBytes,
+                   kNumberBytes, full);
+    loads.advance();
+  }
+
+  // 64 x 64 of dS K over the key tile: rows of panel `rows` of the queries, columns of panel `columns` of K.
+  __device__ __forceinline__ void issue_d_q(Share& d, int rows, int columns) {
+    const auto at = [](const std::uint8_t* tile, int panel, int column) {
+      return ptx::descriptor_low(
+          ptx::shared_address(tile) + static_cast<std::uint32_t>(panel * C::kPanelKBytes + 2 * column), C::kPanelKBytes);
+    };
+    const std::uint32_t a = at(shared.d_scores[number % C::kDScoreSlots], rows, 0);
+    const std::uint32_t b = at(shared.k, columns / 64, columns % 64);
+#pragma unroll
+    for (int step = 0; step < C::kKeys / 16; ++step) {
+      constexpr std::uint32_t kDepthStep = 16 * 128 >> 4;  // 16 rows of either operand
+      if (step == 0) {
+        ptx::wgmma_stored_first<C::kType, 1, 1>(d, ptx::descriptor(a), ptx::descriptor(b));
+      } else {
+        ptx::wgmma_stored<C::kType, 1, 1>(d, ptx::descriptor(a + step * kDepthStep),
+                                          ptx::descriptor(b + step * kDepthStep));
+      }
+    }
+  }
+
+  // The first share of a sum is stored, the others are added.
+  __device__ __forceinline__ static void add_share(float* to, const Share& d, bool first) {
+#pragma unroll
+    for (int i = 0; i < C::kSumColumns / 8; ++i) {
+      const float* x = d + 4 * i;
+      if (first) {
+        ptx::store_global_16(to + 4 * 128 * i, __float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
+                             __float_as_uint(x[3]));
+      } else {
+        ptx::add_global_16(to + 4 * 128 * i, x[0], x[1], x[2], x[3]);
+      }
+    }
+  }
+
+  // This CTA's share of the step's dQ. Every warp waits for its turn and counts its own part.
+  __device__ __forceinline__ void run_step(const Step& step) {
+    const tile::Turn turn = turn_of<C>(params, shared.item, step);
+    const std::int64_t tile =
+        static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value + step.scratch_tile;
+    std::int32_t* count = params.scratch.counts + tile;
+    constexpr int kShare = C::kTileQ * C::kHeadDim;
+    float* to = params.scratch.sums + tile * kShare + 4 * threadIdx.x;
+    // Asked for ahead of time: the answer comes while the key warpgroups are still at work.
+    if (leads_warp() && turn.before > 0) ptx::await_count(count, 4 * turn.before);
+    __syncwarp();
+    const int slot = number % C::kDScoreSlots;
+    ptx::mbarrier_wait(ptx::shared_address(&shared.stored[slot]), number / C::kDScoreSlots & 1);
+#pragma unroll 1
+    for (int pass = 0; pass < C::kSumPasses; ++pass) {
+      Share d;
+      ptx::wgmma_fence();
+      const int column = pass * C::kSumColumns;  // as if all rows lay side by side
+      issue_d_q(d, column / C::kHeadDim, column % C::kHeadDim);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      if (pass == C::kSumPasses - 1 && leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&shared.free[slot]));
+      add_share(to + pass * 64 * C::kSumColumns, d, turn.before == 0);
+    }
+    __syncwarp();  // all of the warp's additions come before the count
+    if (leads_warp()) ptx::count_up(count);
+    ++number;
+  }
+
+  __device__ __forceinline__ void run_item() {
+    const int steps = uniform(steps_of(params, shared.item));
+    const auto load = [&](int index) {
+      index = ptx::opaque(index);
+      if (threadIdx.x == 0 && index < steps) load_tile(index);
+      __syncwarp();
+    };
+#pragma unroll 1
+    for (int i = 0; i < C::kStages; ++i) load(i);
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      // The stage of the tile before is free, or soon will be: before this tile's dS is there.
+      if (i > 0) load(i - 1 + C::kStages);
+      run_step(step_of(params, shared.item, i));
+    }
+  }
+
+  // All of this CTA's items.
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (;;) {
+      if (threadIdx.x == 0) take_item<C>(params, shared.item);
+      ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // the item is described for these threads
+      if (shared.item.valid != 0) copy_keys(params, shared);
+      ptx::named_barrier_sync(barrier_number(NamedBarrier::item), C::kThreads);  // and for all, and K and V are there
+      if (uniform(shared.item.valid) == 0) return;
+      run_item();
+      ptx::named_barrier_sync(barrier_number(NamedBarrier::item), C::kThreads);  // nobody needs the item any more
+    }
+  }
+};
+
+}  // namespace dspattn::cuda::sm90::backward
