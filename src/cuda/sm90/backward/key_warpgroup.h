@@ -47,7 +47,7 @@ struct KeyWarpgroup {
   // dS to shared memory, when dQ of two tiles before is computed.
   __device__ __forceinline__ void store_d_scores(const TileOperand<C>& d_scores) {
     const int slot = number % C::kDScoreSlots;
-    await(shared.free[slot], number / C::kDScoreSlots & 1 ^ 1);
+    await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
     store_key_tile<C>(shared.d_scores[slot], part(), thread(), d_scores);
     ptx::fence_async_proxy();
     arrive(shared.stored[slot]);
@@ -140,7 +140,7 @@ struct KeyWarpgroup {
       for (std::uint32_t& word : weights) ptx::pin(word);
       prune<C>(weights, masked, thread());
       const int slot = number % 2;
-      await(shared.handed_empty[slot], number / 2 & 1 ^ 1);
+      await(shared.handed_empty[slot], (number / 2 & 1) ^ 1);
       hand_over<C>(shared.handed.words[slot], thread(), weights);
       arrive(shared.handed_full[slot]);
       weigh<C>(params, shared.numbers[stage()], thread(), weights);
