@@ -55,7 +55,8 @@ struct Config {
   static constexpr int kSumColumns = 32;
   static constexpr int kSumPasses = kQueryPanels * kDim / kSumColumns;
 
-  static constexpr int kStages = kDim <= 128 ? 3 : 2;  // of Q and dO
+  static constexpr int kStages = kDim == 128 ? 3 : 2;    // of Q and dO
+  static constexpr int kKeySlots = kDim <= 64 ? 2 : 1;  // of K and V: where there is room, the next item's are loaded
 
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kQueryRegisters = 56;

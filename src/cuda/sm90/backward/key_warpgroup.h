@@ -21,7 +21,8 @@ template <typename C>
 struct KeyWarpgroup {
   const BackwardParams& params;
   Shared<C>& shared;
-  int number = 0;  // of query tiles so far; stages and parities follow from it, which saves registers
+  int number = 0;       // of query tiles so far; stages and parities follow from it, which saves registers
+  int item_number = 0;  // of this CTA's items
 
   __device__ __forceinline__ static int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)) & 127; }
   __device__ __forceinline__ static bool leads_warp() { return (thread() & 31) == 0; }
@@ -41,8 +42,11 @@ struct KeyWarpgroup {
     ptx::mbarrier_arrive_if(ptx::shared_address(&barrier), leads_warp() ? 1u : 0u);
   }
 
-  __device__ __forceinline__ KeyScores<C> own_scores(int step) const {
-    return {params, shared.item, step_of(params, shared.item, step), part(), thread()};
+  __device__ __forceinline__ const Item& item() const { return shared.items[item_number % 2]; }
+  __device__ __forceinline__ const std::uint8_t* k() const { return shared.k[item_number % C::kKeySlots]; }
+  __device__ __forceinline__ const std::uint8_t* v() const { return shared.v[item_number % C::kKeySlots]; }
+  __device__ __forceinline__ KeyScores<C> own_scores() const {
+    return {params, item(), shared.facts[stage()], part(), thread()};
   }
   // dS to shared memory, when dQ of two tiles before is computed.
   __device__ __forceinline__ void store_d_scores(const TileOperand<C>& d_scores) {
@@ -73,15 +77,15 @@ struct KeyWarpgroup {
       ring().await_full(shared.full);
       if (i > 0) issue_gradients();
       ptx::wgmma_fence();
-      issue_scores<C>(scores, shared.k, part(), shared.q[stage()]);
+      issue_scores<C>(scores, k(), part(), shared.q[stage()]);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
-      const bool masked = own_scores(i).pack(weights, scores);
+      const bool masked = own_scores().pack(weights, scores);
       for (std::uint32_t& word : weights) ptx::pin(word);
       TileScores<C> d_weights;  // in the registers of the scores, which are packed
       ptx::wgmma_fence();
-      issue_scores<C>(d_weights, shared.v, part(), shared.d_out[stage()]);
+      issue_scores<C>(d_weights, v(), part(), shared.d_out[stage()]);
       ptx::wgmma_commit();
       prune<C>(weights, masked, thread());
       ptx::wgmma_wait<0>();
@@ -89,32 +93,15 @@ struct KeyWarpgroup {
       store_d_scores(d_scores);
       ++number;
     }
+    arrive(shared.keys_free[item_number % 2]);
     if (steps > 0) {
       issue_gradients();
       ptx::wgmma_wait<0>();
       arrive(shared.empty[stage_of(number - 1)]);
     }
-    const KeyRows<C> rows(params, shared.item, part(), thread());
+    const KeyRows<C> rows(params, item(), part(), thread());
     store_key_rows<C>(params.d_v, params.vector_d_v, rows, d_v, 1.0f, thread() & 3);
     store_key_rows<C>(params.d_k, params.vector_d_k, rows, d_k, params.d_k_scale, thread() & 3);
-  }
-
-  // All of this CTA's items.
-  __device__ __forceinline__ void run() {
-#pragma unroll 1
-    for (;;) {
-      ptx::named_barrier_sync(barrier_number(NamedBarrier::item), C::kThreads);
-      if (uniform(shared.item.valid) == 0) return;
-      const int steps = uniform(steps_of(params, shared.item));
-      if constexpr (C::kSplit == Split::keys) {
-        run_keys(steps);
-      } else if (uniform(index()) == 0) {
-        run_scores(steps);
-      } else {
-        run_d_scores(steps);
-      }
-      ptx::named_barrier_sync(barrier_number(NamedBarrier::item), C::kThreads);
-    }
   }
 
   // Split::products, scores and dV.
@@ -132,11 +119,11 @@ struct KeyWarpgroup {
       ring().await_full(shared.full);
       if (i > 0) issue_gradients();
       ptx::wgmma_fence();
-      issue_scores<C>(scores, shared.k, 0, shared.q[stage()]);
+      issue_scores<C>(scores, k(), 0, shared.q[stage()]);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
-      const bool masked = own_scores(i).pack(weights, scores);
+      const bool masked = own_scores().pack(weights, scores);
       for (std::uint32_t& word : weights) ptx::pin(word);
       prune<C>(weights, masked, thread());
       const int slot = number % 2;
@@ -146,12 +133,13 @@ struct KeyWarpgroup {
       weigh<C>(params, shared.numbers[stage()], thread(), weights);
       ++number;
     }
+    arrive(shared.keys_free[item_number % 2]);
     if (steps > 0) {
       issue_gradients();
       ptx::wgmma_wait<0>();
       arrive(shared.empty[stage_of(number - 1)]);
     }
-    const KeyRows<C> rows(params, shared.item, 0, thread());
+    const KeyRows<C> rows(params, item(), 0, thread());
     store_key_rows<C>(params.d_v, params.vector_d_v, rows, d_v, 1.0f, thread() & 3);
   }
 
@@ -163,7 +151,7 @@ struct KeyWarpgroup {
       TileScores<C> d_weights;
       ring().await_full(shared.full);
       ptx::wgmma_fence();
-      issue_scores<C>(d_weights, shared.v, 0, shared.d_out[stage()]);
+      issue_scores<C>(d_weights, v(), 0, shared.d_out[stage()]);
       ptx::wgmma_commit();
       TileOperand<C> weights = {}, d_scores = {};
       const int slot = number % 2;
@@ -179,8 +167,27 @@ struct KeyWarpgroup {
       ptx::wgmma_wait<0>();
       next_tile();
     }
-    const KeyRows<C> rows(params, shared.item, 0, thread());
+    arrive(shared.keys_free[item_number % 2]);
+    const KeyRows<C> rows(params, item(), 0, thread());
     store_key_rows<C>(params.d_k, params.vector_d_k, rows, d_k, params.d_k_scale, thread() & 3);
+  }
+
+  // All of this CTA's items.
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (;; ++item_number) {
+      await(shared.described[item_number % 2], item_number / 2 & 1);
+      if (uniform(item().valid) == 0) return;
+      const int steps = uniform(steps_of(params, item()));
+      if constexpr (C::kSplit == Split::keys) {
+        run_keys(steps);
+      } else if (uniform(index()) == 0) {
+        run_scores(steps);
+      } else {
+        run_d_scores(steps);
+      }
+      arrive(shared.left[item_number % 2]);
+    }
   }
 };
 

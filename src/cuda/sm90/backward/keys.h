@@ -60,8 +60,8 @@ __device__ __forceinline__ void clear_nan(std::uint32_t tile) {
 // K's and V's rows, one part of 64 keys behind the other, each in the order of tile/key_rows.h. Keys that are not
 // visible to anyone are zeros.
 template <typename C>
-__device__ __forceinline__ void copy_keys(const BackwardParams& params, Shared<C>& shared) {
-  const Item& item = shared.item;
+__device__ __forceinline__ void copy_keys(const BackwardParams& params, const Item& item, const std::uint8_t* k,
+                                          const std::uint8_t* v) {
   const int first = item.block * tile::kBlockKeys;
   const int present = item.band.key_length - first;
   const auto source_row = [&](int row) {
@@ -73,11 +73,16 @@ __device__ __forceinline__ void copy_keys(const BackwardParams& params, Shared<C
     copy_rows(ptx::shared_address(tile), source, source.offset(item.batch, item.kv_head, item.k_row + first), C::kKeys,
               C::kPanels, columns, vector, source_row);
   };
-  copy(shared.k, params.k, params.d, params.vector_k);
-  copy(shared.v, params.v, params.value_d, params.vector_v);
+  copy(k, params.k, params.d, params.vector_k);
+  copy(v, params.v, params.value_d, params.vector_v);
+}
+
+// When the copies of copy_keys() are done: by the threads that asked for them.
+template <typename C>
+__device__ __forceinline__ void complete_keys(const std::uint8_t* k, const std::uint8_t* v) {
   ptx::copy_async_wait();
-  clear_nan<C>(ptx::shared_address(shared.k));
-  clear_nan<C>(ptx::shared_address(shared.v));
+  clear_nan<C>(ptx::shared_address(k));
+  clear_nan<C>(ptx::shared_address(v));
   ptx::fence_async_proxy();
 }
 

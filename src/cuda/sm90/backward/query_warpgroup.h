@@ -22,18 +22,56 @@ template <typename C>
 struct QueryWarpgroup {
   const BackwardParams& params;
   Shared<C>& shared;
-  Ring<C::kStages> loads = {};  // of query tiles
-  int number = 0;               // of query tiles whose dQ is computed
+  int item_number = 0;  // of this CTA's items, the one whose dQ is computed
+  int number = 0;       // of query tiles whose dQ is computed
+
+  // Query tiles are asked for ahead of time, those of the next item too.
+  Ring<C::kStages> loads = {};
+  int loaded = 0;       // tiles
+  int load_number = 0;  // of the item
+  int load_index = 0;   // of its next step
+  int taken = 0;        // items
 
   using Share = float[C::kSumColumns / 2];  // of a thread: of 64 rows
 
   __device__ __forceinline__ static bool leads_warp() { return threadIdx.x % 32 == 0; }
 
+  __device__ __forceinline__ Item& item(int which) const { return shared.items[which % 2]; }
+  __device__ __forceinline__ static void await(const std::uint64_t (&barriers)[2], int which) {
+    ptx::mbarrier_wait(ptx::shared_address(&barriers[which % 2]), which / 2 & 1);
+  }
+  __device__ __forceinline__ static void arrive(const std::uint64_t (&barriers)[2], int which) {
+    __syncwarp();  // what the other lanes have read or written, too
+    if (leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&barriers[which % 2]));
+  }
+
+  // The CTA's next item, when there is room for its description.
+  __device__ __forceinline__ void take_next() {
+    if (taken > 1) await(shared.left, taken - 2);
+    if (threadIdx.x == 0) take_item<C>(params, item(taken));
+    ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // it is described for these threads
+    ++taken;
+  }
+  // Its K and V are asked for, when the item is done with that had their place; and are there.
+  __device__ __forceinline__ void copy_next() {
+    const int which = taken - 1;
+    if (item(which).valid == 0) return;
+    if (which >= C::kKeySlots) await(shared.keys_free, which - C::kKeySlots);
+    copy_keys<C>(params, item(which), shared.k[which % C::kKeySlots], shared.v[which % C::kKeySlots]);
+  }
+  __device__ __forceinline__ void complete_next() {
+    const int which = taken - 1;
+    if (item(which).valid != 0) complete_keys<C>(shared.k[which % C::kKeySlots], shared.v[which % C::kKeySlots]);
+    arrive(shared.described, which);
+  }
+
   // Asks for the query tile of a step, when its stage is free; by one thread.
-  __device__ __forceinline__ void load_tile(int index) {
-    const std::int64_t tile = step_of(params, shared.item, index).scratch_tile;
+  __device__ __forceinline__ void load_tile(const Item& item, int index) {
+    const Step step = step_of(params, item, index);
+    const std::int64_t tile = step.scratch_tile;
     const std::uint32_t full = loads.barrier(shared.full);
     loads.await_empty(shared.empty);
+    shared.facts[loads.stage] = facts_of<C>(item, step);
     constexpr int kNumberBytes = static_cast<int>(sizeof(shared.numbers[0]));
     ptx::mbarrier_arrive_expect(full, 2 * C::kTileQBytes + kNumberBytes);
     ptx::bulk_load(ptx::shared_address(shared.q[loads.stage]), params.scratch.q + tile * C::kTileQBytes, C::kTileQBytes,
@@ -42,7 +80,25 @@ struct QueryWarpgroup {
                    C::kTileQBytes, full);
     ptx::bulk_load(ptx::shared_address(&shared.numbers[loads.stage]), params.scratch.numbers + tile * kNumberBytes,
                    kNumberBytes, full);
-    loads.advance();
+  }
+  // For as many tiles as there are stages: those of tiles before the one in work are free, or soon will be, whatever
+  // this warpgroup does.
+  __device__ __forceinline__ void load_ahead() {
+#pragma unroll 1
+    while (loaded < number + C::kStages) {
+      if (item(load_number).valid == 0) break;
+      if (load_index == steps_of(params, item(load_number))) {
+        if (load_number + 1 == taken) break;
+        ++load_number;
+        load_index = 0;
+        continue;
+      }
+      if (threadIdx.x == 0) load_tile(item(load_number), load_index);
+      __syncwarp();
+      loads.advance();
+      ++load_index;
+      ++loaded;
+    }
   }
 
   // 64 x 64 of dS K over the key tile: rows of panel `rows` of the queries, columns of panel `columns` of K.
@@ -52,7 +108,7 @@ struct QueryWarpgroup {
           ptx::shared_address(tile) + static_cast<std::uint32_t>(panel * C::kPanelKBytes + 2 * column), C::kPanelKBytes);
     };
     const std::uint32_t a = at(shared.d_scores[number % C::kDScoreSlots], rows, 0);
-    const std::uint32_t b = at(shared.k, columns / 64, columns % 64);
+    const std::uint32_t b = at(shared.k[item_number % C::kKeySlots], columns / 64, columns % 64);
 #pragma unroll
     for (int step = 0; step < C::kKeys / 16; ++step) {
       constexpr std::uint32_t kDepthStep = 16 * 128 >> 4;  // 16 rows of either operand
@@ -81,7 +137,7 @@ struct QueryWarpgroup {
 
   // This CTA's share of the step's dQ. Every warp waits for its turn and counts its own part.
   __device__ __forceinline__ void run_step(const Step& step) {
-    const tile::Turn turn = turn_of<C>(params, shared.item, step);
+    const tile::Turn turn = turn_of<C>(params, item(item_number), step);
     const std::int64_t tile =
         static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value + step.scratch_tile;
     std::int32_t* count = params.scratch.counts + tile;
@@ -108,36 +164,40 @@ struct QueryWarpgroup {
     ++number;
   }
 
+  // The next item is taken as late as its K and V may come in time: those who take others meanwhile may wait for its
+  // shares.
   __device__ __forceinline__ void run_item() {
-    const int steps = uniform(steps_of(params, shared.item));
-    const auto load = [&](int index) {
-      index = ptx::opaque(index);
-      if (threadIdx.x == 0 && index < steps) load_tile(index);
-      __syncwarp();
-    };
-#pragma unroll 1
-    for (int i = 0; i < C::kStages; ++i) load(i);
+    const int steps = uniform(steps_of(params, item(item_number)));
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
-      // The stage of the tile before is free, or soon will be: before this tile's dS is there.
-      if (i > 0) load(i - 1 + C::kStages);
-      run_step(step_of(params, shared.item, i));
+      if (i == max(steps - kStepsAhead, 0)) {
+        take_next();
+        if (C::kKeySlots > 1) copy_next();
+      }
+      load_ahead();
+      run_step(step_of(params, item(item_number), i));
     }
+    if (steps == 0) {
+      take_next();
+      if (C::kKeySlots > 1) copy_next();
+    }
+    arrive(shared.keys_free, item_number);
+    if (C::kKeySlots == 1) copy_next();
+    load_ahead();
+    complete_next();
   }
 
   // All of this CTA's items.
   __device__ __forceinline__ void run() {
+    take_next();
+    load_ahead();
+    copy_next();
+    complete_next();
 #pragma unroll 1
-    for (;;) {
-      if (threadIdx.x == 0) take_item<C>(params, shared.item);
-      ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // the item is described for these threads
-      if (shared.item.valid != 0) copy_keys(params, shared);
-      ptx::named_barrier_sync(barrier_number(NamedBarrier::item), C::kThreads);  // and for all, and K and V are there
-      if (uniform(shared.item.valid) == 0) return;
-      run_item();
-      ptx::named_barrier_sync(barrier_number(NamedBarrier::item), C::kThreads);  // nobody needs the item any more
-    }
+    for (; uniform(item(item_number).valid) != 0; ++item_number) run_item();
   }
+
+  static constexpr int kStepsAhead = 2;
 };
 
 }  // namespace dspattn::cuda::sm90::backward

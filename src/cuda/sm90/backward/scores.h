@@ -24,13 +24,13 @@ template <typename C>
 struct KeyScores {
   const BackwardParams& params;
   const Item& item;
-  int head;
-  int first;   // row of the sequence that the query tile begins with
+  const TileFacts& facts;
   int key[2];  // within the key block; may lie past the end
   int lane;
 
-  __device__ __forceinline__ KeyScores(const BackwardParams& p, const Item& of, const Step& step, int part, int thread)
-      : params(p), item(of), head(step.head), first(step.tile * C::kTileQ), lane(thread & 31) {
+  __device__ __forceinline__ KeyScores(const BackwardParams& p, const Item& of, const TileFacts& tile, int part,
+                                       int thread)
+      : params(p), item(of), facts(tile), lane(thread & 31) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const tile::Slot slot = tile::slot_of_key_row((thread >> 5) * 16 + (lane >> 2) + 8 * i);
@@ -40,31 +40,33 @@ struct KeyScores {
 
   __device__ __forceinline__ int block_key() const { return item.block * tile::kBlockKeys; }
 
-  // Calls visit(word, keys, at0, at1) for every word: where its key's elements of a mask tensor are for its two
-  // queries. Past the end of keys or queries that is the block's first key, or the last query.
+  // Calls visit(word, at0, at1, present0, present1) for every word: where its key's elements of a mask tensor are for
+  // its two queries, and whether there are such queries. Past the end of the keys that is the block's first key.
   template <typename Visit>
   __device__ __forceinline__ void for_each_pair(const MaskTensor& mask, int element_bytes, Visit visit) const {
-    const std::int64_t base = item.sequence * mask.batch_stride + head * mask.head_stride +
-                              static_cast<std::int64_t>(block_key()) * mask.key_stride;
-    const auto* data = static_cast<const std::uint8_t*>(mask.data) + base * element_bytes;
+    const int row = facts.first + 2 * (lane & 3);
     const int left = item.keys - block_key();
-    const int last = item.rows - 1;
+    const std::uint8_t* at[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      at[i] = static_cast<const std::uint8_t*>(mask.data) +
+              element_bytes * (item.sequence * mask.batch_stride + facts.head * mask.head_stride +
+                               row * mask.row_stride + (block_key() + (key[i] < left ? key[i] : 0)) * mask.key_stride);
+    }
+    const std::int64_t next = element_bytes * mask.row_stride;
 #pragma unroll
     for (int j = 0; j < C::kTileQ / 8; ++j) {
-      const std::uint8_t* at[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        at[h] = data + min(first + 8 * j + 2 * (lane & 3) + h, last) * mask.row_stride * element_bytes;
-      }
+      const bool present0 = row + 8 * j < item.rows, present1 = row + 8 * j + 1 < item.rows;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const std::int64_t from = key[i] < left ? key[i] * mask.key_stride * element_bytes : 0;
-        visit(2 * j + i, at[0] + from, at[1] + from);
+        visit(2 * j + i, at[i], at[i] + next, present0, present1);
+        at[i] += 8 * next;
       }
     }
   }
 
-  __device__ __forceinline__ float bias_at(const std::uint8_t* at) const {
+  __device__ __forceinline__ float bias_at(const std::uint8_t* at, bool present) const {
+    if (!present) return 0;
     if (params.bias_bytes == 4) return *reinterpret_cast<const float*>(at);
     const std::uint32_t bits = *reinterpret_cast<const std::uint16_t*>(at);
     if constexpr (C::kType == DType::bf16) return __uint_as_float(bits << 16);
@@ -76,9 +78,10 @@ struct KeyScores {
   // As blocks::pack_biased.
   __device__ __forceinline__ void pack_biased(PackedTile<C>& packed, const TileScores<C>& scores) const {
     const float scale = params.scales.bias_scale;
-    for_each_pair(params.bias, params.bias_bytes, [&](int word, const std::uint8_t* at0, const std::uint8_t* at1) {
-      const float bias0 = bias_at(at0);
-      const float bias1 = bias_at(at1);
+    for_each_pair(params.bias, params.bias_bytes, [&](int word, const std::uint8_t* at0, const std::uint8_t* at1,
+                                                         bool present0, bool present1) {
+      const float bias0 = bias_at(at0, present0);
+      const float bias1 = bias_at(at1, present1);
       const std::uint32_t masked = (bias0 == -INFINITY ? 0xFFFFu : 0u) | (bias1 == -INFINITY ? 0xFFFF0000u : 0u);
       const std::uint32_t sum =
           ptx::pack_f16x2_clamped(fmaf(bias0, scale, scores[2 * word]), fmaf(bias1, scale, scores[2 * word + 1]));
@@ -87,8 +90,10 @@ struct KeyScores {
   }
 
   __device__ __forceinline__ void mask_hidden(PackedTile<C>& packed) const {
-    for_each_pair(params.allowed, 1, [&](int word, const std::uint8_t* at0, const std::uint8_t* at1) {
-      const std::uint32_t seen = (*at0 != 0 ? 0xFFFFu : 0u) | (*at1 != 0 ? 0xFFFF0000u : 0u);
+    for_each_pair(params.allowed, 1, [&](int word, const std::uint8_t* at0, const std::uint8_t* at1,
+                                             bool present0, bool present1) {
+      const std::uint32_t seen =
+          (present0 && *at0 != 0 ? 0xFFFFu : 0u) | (present1 && *at1 != 0 ? 0xFFFF0000u : 0u);
       packed[word] = ptx::bit_select(seen, packed[word], kLowestPair);
     });
   }
@@ -97,7 +102,7 @@ struct KeyScores {
   __device__ __forceinline__ void mask_band(PackedTile<C>& packed) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const tile::QueryInterval seen = tile::queries_of_key(item.band, block_key() + key[i], first);
+      const tile::QueryInterval seen = tile::queries_of_key(item.band, block_key() + key[i], facts.first);
 #pragma unroll
       for (int j = 0; j < C::kTileQ / 8; ++j) {
         const int row = 8 * j + 2 * (lane & 3);
@@ -105,13 +110,6 @@ struct KeyScores {
         packed[2 * j + i] = ptx::bit_select(mask, packed[2 * j + i], kLowestPair);
       }
     }
-  }
-
-  // All rows of the query tile see all of the key block.
-  __device__ __forceinline__ bool is_interior() const {
-    const tile::KeyBlockRange interior =
-        tile::interior_key_blocks(item.band, first, min(first + C::kTileQ, item.rows) - 1);
-    return item.block >= interior.begin && item.block < interior.end;
   }
 
   // Scores as they are compared, masked. Whether anything may be.
@@ -123,9 +121,9 @@ struct KeyScores {
       for (int i = 0; i < C::kTileQ / 4; ++i) packed[i] = ptx::pack_f16x2_clamped(scores[2 * i], scores[2 * i + 1]);
     }
     if (params.allowed.data != nullptr) mask_hidden(packed);
-    const bool interior = is_interior();
-    if (!interior) mask_band(packed);
-    return !interior || params.allowed.data != nullptr || params.bias.data != nullptr;
+    const bool inside = facts.all_inside != 0;
+    if (!inside) mask_band(packed);
+    return !inside || params.allowed.data != nullptr || params.bias.data != nullptr;
   }
 };
 

@@ -15,7 +15,7 @@ namespace dspattn::cuda::sm90::backward {
 
 // Hardware barriers of a CTA, by number.
 enum class NamedBarrier : int {
-  item = 0,     // all threads: an item is described, or done with
+  all = 0,      // __syncthreads
   queries = 1,  // the query warpgroup's 128 threads
 };
 DSPATTN_HOST_DEVICE constexpr int barrier_number(NamedBarrier barrier) { return static_cast<int>(barrier); }
@@ -34,6 +34,13 @@ struct Item {
   tile::TileRange tiles;
 };
 
+// What the key warpgroups need to know of a query tile in work.
+struct TileFacts {
+  int head;        // of the problem
+  int first;       // row of the sequence that it begins with
+  int all_inside;  // 1: each of its rows sees the whole key block, as far as diagonal, window and length go
+};
+
 // What the warpgroup with the scores tells the other (Split::products): each of its threads the packed scores of a tile.
 template <typename C>
 struct HandedScores {
@@ -46,15 +53,20 @@ struct alignas(1024) Shared {
   static constexpr int kSlots = C::kDScoreSlots;
   std::uint8_t q[C::kStages][C::kTileQBytes];
   std::uint8_t d_out[C::kStages][C::kTileQBytes];
-  std::uint8_t k[C::kTileKBytes];
-  std::uint8_t v[C::kTileKBytes];
+  std::uint8_t k[C::kKeySlots][C::kTileKBytes];
+  std::uint8_t v[C::kKeySlots][C::kTileKBytes];
   std::uint8_t d_scores[kSlots][C::kDScoreBytes];  // rows are keys in the order of K's rows, columns queries
   alignas(16) TileNumbers<C::kTileQ> numbers[C::kStages];
   alignas(16) std::conditional_t<C::kSplit == Split::products, HandedScores<C>, NothingHanded> handed;
-  std::uint64_t full[C::kStages], empty[C::kStages];         // of q, d_out and numbers
+  TileFacts facts[C::kStages];
+  std::uint64_t full[C::kStages], empty[C::kStages];         // of q, d_out, numbers and facts
   std::uint64_t stored[kSlots], free[kSlots];                // of d_scores: all is there; dQ is computed
   std::uint64_t handed_full[2], handed_empty[2];             // of handed (Split::products)
-  Item item;
+  // Of items; a CTA's item number m has number m % 2.
+  std::uint64_t described[2];  // items[] says what it is, and its K and V are there
+  std::uint64_t keys_free[2];  // nobody needs its K and V any more
+  std::uint64_t left[2];       // the key warpgroups do not need items[] any more
+  Item items[2];
 
   // For one thread, before anybody waits. Arrivals are those of warps.
   __device__ __forceinline__ void init_barriers() {
@@ -67,6 +79,9 @@ struct alignas(1024) Shared {
     for (std::uint64_t& barrier : free) init(barrier, 4);
     for (std::uint64_t& barrier : handed_full) init(barrier, 4);
     for (std::uint64_t& barrier : handed_empty) init(barrier, 4);
+    for (std::uint64_t& barrier : described) init(barrier, 4);
+    for (std::uint64_t& barrier : keys_free) init(barrier, 4 * (C::kConsumers + 1));
+    for (std::uint64_t& barrier : left) init(barrier, 4 * C::kConsumers);
     ptx::mbarrier_init_fence();
   }
 };
@@ -87,12 +102,20 @@ __device__ __forceinline__ int steps_of(const BackwardParams& params, const Item
 }
 __device__ __forceinline__ Step step_of(const BackwardParams& params, const Item& item, int index) {
   const int count = item.tiles.count();
-  const int in_group = index / count;
+  const int in_group = params.work.heads_per_kv_head.value > 1 ? index / count : 0;
   Step step;
   step.head = item.kv_head * params.work.heads_per_kv_head.value + in_group;
   step.tile = tile::tile_of_step(item.tiles, item.walk, index - in_group * count);
   step.scratch_tile = step.head * params.query_tiles + item.first_tile + step.tile;
   return step;
+}
+
+template <typename C>
+__device__ __forceinline__ TileFacts facts_of(const Item& item, const Step& step) {
+  const int first = step.tile * C::kTileQ;
+  const tile::KeyBlockRange interior =
+      tile::interior_key_blocks(item.band, first, min(first + C::kTileQ, item.rows) - 1);
+  return {step.head, first, item.block >= interior.begin && item.block < interior.end ? 1 : 0};
 }
 
 // Of the step's share of dQ.
