@@ -59,6 +59,7 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.vector_v = flag(problem.v);
   p.vector_out = flag(args.out);
   p.vector_d_out = flag(args.d_out);
+  p.vector_d_q = flag(args.d_q);
   p.vector_d_k = flag(args.d_k);
   p.vector_d_v = flag(args.d_v);
   p.sequences = static_cast<int>(geometry.batch);

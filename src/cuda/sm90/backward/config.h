@@ -55,6 +55,10 @@ struct Config {
   static constexpr int kSumColumns = 32;
   static constexpr int kSumPasses = kQueryPanels * kDim / kSumColumns;
 
+  // A share is counted while the next step's dQ is computed, when its additions have long arrived. Walks must be two
+  // steps apart for that: key tiles of two query tiles.
+  static constexpr bool kCountsLater = kKeys == 2 * kTileQ;
+
   static constexpr int kStages = kDim == 128 ? 3 : 2;    // of Q and dO
   static constexpr int kKeySlots = kDim <= 64 ? 2 : 1;  // of K and V: where there is room, the next item's are loaded
 

@@ -58,7 +58,7 @@ struct BackwardParams {
   float d_q_scale = 1;     // from sums to dQ
   float d_k_scale = 1;     // from accumulators, whose Q is scaled, to dK
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0, vector_d_out = 0;  // rows are 16-byte aligned
-  int vector_d_k = 0, vector_d_v = 0;
+  int vector_d_q = 0, vector_d_k = 0, vector_d_v = 0;
   int sequences = 0;
   int kv_heads = 0;
   int query_tiles = 0;      // of a head, of all sequences

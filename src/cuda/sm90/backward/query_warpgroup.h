@@ -31,10 +31,12 @@ struct QueryWarpgroup {
   int load_number = 0;  // of the item
   int load_index = 0;   // of its next step
   int taken = 0;        // items
+  std::int32_t* to_count = nullptr;  // where a share is added, but not counted yet
 
-  using Share = float[C::kSumColumns / 2];  // of a thread: of 64 rows
+  using SumPart = float[C::kSumColumns / 2];  // of a thread: of 64 rows
 
-  __device__ __forceinline__ static bool leads_warp() { return threadIdx.x % 32 == 0; }
+  __device__ __forceinline__ static int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)); }
+  __device__ __forceinline__ static bool leads_warp() { return thread() % 32 == 0; }
 
   __device__ __forceinline__ Item& item(int which) const { return shared.items[which % 2]; }
   __device__ __forceinline__ static void await(const std::uint64_t (&barriers)[2], int which) {
@@ -48,7 +50,7 @@ struct QueryWarpgroup {
   // The CTA's next item, when there is room for its description.
   __device__ __forceinline__ void take_next() {
     if (taken > 1) await(shared.left, taken - 2);
-    if (threadIdx.x == 0) take_item<C>(params, item(taken));
+    if (thread() == 0) take_item<C>(params, item(taken));
     ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // it is described for these threads
     ++taken;
   }
@@ -93,7 +95,7 @@ struct QueryWarpgroup {
         load_index = 0;
         continue;
       }
-      if (threadIdx.x == 0) load_tile(item(load_number), load_index);
+      if (thread() == 0) load_tile(item(load_number), load_index);
       __syncwarp();
       loads.advance();
       ++load_index;
@@ -102,7 +104,7 @@ struct QueryWarpgroup {
   }
 
   // 64 x 64 of dS K over the key tile: rows of panel `rows` of the queries, columns of panel `columns` of K.
-  __device__ __forceinline__ void issue_d_q(Share& d, int rows, int columns) {
+  __device__ __forceinline__ void issue_d_q(SumPart& d, int rows, int columns) {
     const auto at = [](const std::uint8_t* tile, int panel, int column) {
       return ptx::descriptor_low(
           ptx::shared_address(tile) + static_cast<std::uint32_t>(panel * C::kPanelKBytes + 2 * column), C::kPanelKBytes);
@@ -122,7 +124,7 @@ struct QueryWarpgroup {
   }
 
   // The first share of a sum is stored, the others are added.
-  __device__ __forceinline__ static void add_share(float* to, const Share& d, bool first) {
+  __device__ __forceinline__ static void add_share(float* to, const SumPart& d, bool first) {
 #pragma unroll
     for (int i = 0; i < C::kSumColumns / 8; ++i) {
       const float* x = d + 4 * i;
@@ -135,33 +137,54 @@ struct QueryWarpgroup {
     }
   }
 
-  // This CTA's share of the step's dQ. Every warp waits for its turn and counts its own part.
-  __device__ __forceinline__ void run_step(const Step& step) {
+  // Where a step's share goes, and when.
+  struct Share {
+    std::int32_t* count;
+    float* to;   // of this thread
+    int before;  // warps that must have added theirs
+  };
+  __device__ __forceinline__ Share share_of(int step_index) const {
+    const Step step = step_of(params, item(item_number), step_index);
     const tile::Turn turn = turn_of<C>(params, item(item_number), step);
     const std::int64_t tile =
         static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value + step.scratch_tile;
-    std::int32_t* count = params.scratch.counts + tile;
-    constexpr int kShare = C::kTileQ * C::kHeadDim;
-    float* to = params.scratch.sums + tile * kShare + 4 * threadIdx.x;
+    return {params.scratch.counts + tile, params.scratch.sums + tile * (C::kTileQ * C::kHeadDim) + 4 * thread(),
+            4 * turn.before};
+  }
+
+  // This CTA's share of a step's dQ. Every warp waits for its turn, adds its rows, and counts that.
+  __device__ __forceinline__ void run_step(int step_index) {
+    const Share share = share_of(step_index);
     // Asked for ahead of time: the answer comes while the key warpgroups are still at work.
-    if (leads_warp() && turn.before > 0) ptx::await_count(count, 4 * turn.before);
-    __syncwarp();
+    std::int32_t counted = 0;
+    if (leads_warp()) counted = ptx::count_now(share.count);
     const int slot = number % C::kDScoreSlots;
     ptx::mbarrier_wait(ptx::shared_address(&shared.stored[slot]), number / C::kDScoreSlots & 1);
 #pragma unroll 1
     for (int pass = 0; pass < C::kSumPasses; ++pass) {
-      Share d;
+      SumPart d;
       ptx::wgmma_fence();
       const int column = pass * C::kSumColumns;  // as if all rows lay side by side
       issue_d_q(d, column / C::kHeadDim, column % C::kHeadDim);
       ptx::wgmma_commit();
+      if (pass == 0) {
+        if (C::kCountsLater) count_last();
+        if (leads_warp() && counted < share.before) ptx::await_count(share.count, share.before);
+        __syncwarp();
+      }
       ptx::wgmma_wait<0>();
       if (pass == C::kSumPasses - 1 && leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&shared.free[slot]));
-      add_share(to + pass * 64 * C::kSumColumns, d, turn.before == 0);
+      add_share(share.to + pass * 64 * C::kSumColumns, d, share.before == 0);
     }
-    __syncwarp();  // all of the warp's additions come before the count
-    if (leads_warp()) ptx::count_up(count);
+    to_count = share.count;
+    if (!C::kCountsLater) count_last();
     ++number;
+  }
+  // The additions of the last share, all of the warp's.
+  __device__ __forceinline__ void count_last() {
+    __syncwarp();
+    if (leads_warp() && to_count != nullptr) ptx::count_up(to_count);
+    to_count = nullptr;
   }
 
   // The next item is taken as late as its K and V may come in time: those who take others meanwhile may wait for its
@@ -175,8 +198,9 @@ struct QueryWarpgroup {
         if (C::kKeySlots > 1) copy_next();
       }
       load_ahead();
-      run_step(step_of(params, item(item_number), i));
+      run_step(i);
     }
+    count_last();
     if (steps == 0) {
       take_next();
       if (C::kKeySlots > 1) copy_next();
