@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/backward/plan.h"
 
 namespace dspattn::cuda::sm90::backward {
@@ -75,11 +76,11 @@ TEST(BackwardPlan, PartsOfTheWorkspaceDoNotOverlap) {
   const ScratchOffsets& at = plan.scratch;
   EXPECT_LE(at.taken + 4, at.q);
   EXPECT_LE(at.q + tiles * 64 * 128 * 2, at.d_out);
-  EXPECT_LE(at.d_out + tiles * 64 * 128 * 2, at.rows);
-  EXPECT_LE(at.rows + tiles * 64 * 8, at.counts);
-  EXPECT_LE(at.counts + 2 * tiles * 2 * 4, at.sums);
+  EXPECT_LE(at.d_out + tiles * 64 * 128 * 2, at.numbers);
+  EXPECT_LE(at.numbers + tiles * (64 * 8 + kTileNumberBytes), at.counts);
+  EXPECT_LE(at.counts + 2 * tiles * 4, at.sums);
   EXPECT_LE(at.sums + 2 * tiles * 64 * 128 * 4, at.bytes);
-  for (const std::size_t offset : {at.taken, at.q, at.d_out, at.rows, at.counts, at.sums}) EXPECT_EQ(offset % 256, 0u);
+  for (const std::size_t offset : {at.taken, at.q, at.d_out, at.numbers, at.counts, at.sums}) EXPECT_EQ(offset % 256, 0u);
 }
 
 TEST(BackwardPlan, SaysWhatItDoes) {
