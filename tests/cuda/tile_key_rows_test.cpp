@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "cuda/tile/finite.h"
 #include "cuda/tile/kept_elements.h"
 
 namespace dspattn::cuda::tile {
@@ -77,6 +78,20 @@ TEST(KeyRows, QueriesSeeTheKeysTheyReach) {
     for (int row = 0; row < 64; ++row) {
       const bool visible = key >= band.begin(first + row) && key < band.end(first + row);
       ASSERT_EQ(seen.holds(row), visible) << "key " << key << ", row " << first + row;
+    }
+  }
+}
+
+TEST(Finite, OnlyWhatIsNotFiniteChanges) {
+  for (const DType type : {DType::bf16, DType::f16}) {
+    const std::uint32_t infinity = exponent_bits(type);
+    for (std::uint32_t x = 0; x < 0x10000; ++x) {
+      const std::uint32_t size = x & 0x7FFF;
+      const std::uint32_t largest = (x & 0x8000) | (infinity - 1);
+      const std::uint32_t kept = size < infinity ? x : 0, tamed = size == infinity ? largest : kept;
+      const std::uint32_t other = 0x3F80;
+      ASSERT_EQ(finite_pair<Infinity::zero>(x << 16 | other, type), kept << 16 | other);
+      ASSERT_EQ(finite_pair<Infinity::largest>(other << 16 | x, type), other << 16 | tamed);
     }
   }
 }

@@ -36,7 +36,7 @@ struct Config {
   static constexpr Split kSplit = kDim <= 128 ? Split::keys : Split::products;
   static constexpr int kConsumers = 2;
 
-  static constexpr int kTileQ = kDim <= 64 ? 128 : 64;
+  static constexpr int kTileQ = 64;
   static constexpr int kKeys = kSplit == Split::keys ? 2 * kPartKeys : kPartKeys;  // of a CTA's key tile
   static constexpr int kParts = kKeys / kPartKeys;
   static constexpr int kPartsPerBlock = tile::kBlockKeys / kKeys;
@@ -52,19 +52,20 @@ struct Config {
   static constexpr int kDScoreSlots = 2;
   static constexpr int kSteps = kDim / 16;  // of the products over a head dim
   // dQ is computed 64 rows and so many columns at a time, which is what the registers of the query warpgroup hold.
-  static constexpr int kSumColumns = 32;
+  static constexpr int kSumColumns = kDim <= 64 ? 64 : 32;
   static constexpr int kSumPasses = kQueryPanels * kDim / kSumColumns;
 
   // A share is counted while the next step's dQ is computed, when its additions have long arrived. Walks must be two
   // steps apart for that: key tiles of two query tiles.
   static constexpr bool kCountsLater = kKeys == 2 * kTileQ;
 
-  static constexpr int kStages = kDim == 128 ? 3 : 2;    // of Q and dO
+  static constexpr bool kScoresAhead = kDim <= 64;
+  static constexpr int kStages = kDim <= 64 ? 4 : kDim <= 128 ? 3 : 2;    // of Q and dO
   static constexpr int kKeySlots = kDim <= 64 ? 2 : 1;  // of K and V: where there is room, the next item's are loaded
 
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kQueryRegisters = 56;
-  static constexpr int kKeyRegisters = 224;
+  static constexpr int kQueryRegisters = kDim <= 64 ? 104 : 56;
+  static constexpr int kKeyRegisters = kDim <= 64 ? 200 : 224;
   static_assert(kQueryRegisters + kConsumers * kKeyRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "setmaxnreg would wait for ever for registers the launch did not allocate");
 };

@@ -61,13 +61,24 @@ struct KeyWarpgroup {
     ++number;
   }
 
-  // Everything of 64 keys. A step's scores are computed behind the gradients of the step before, in one go.
+  __device__ __forceinline__ void store_gradients(const Gradient<C>& d_k, const Gradient<C>& d_v) const {
+    const KeyRows<C> rows(params, item(), part(), thread());
+    store_key_rows<C>(params.d_v, params.vector_d_v, rows, d_v, 1.0f, thread() & 3);
+    store_key_rows<C>(params.d_k, params.vector_d_k, rows, d_k, params.d_k_scale, thread() & 3);
+  }
+
+  // Everything of 64 keys. A step's scores are computed behind dV of the step before, its dP before that step's dK: the
+  // second two while the scores are pruned.
   __device__ __forceinline__ void run_keys(int steps) {
     Gradient<C> d_k = {}, d_v = {};
     TileOperand<C> weights = {}, d_scores = {};
-    const auto issue_gradients = [&] {
+    const auto issue_d_v = [&] {
       ptx::wgmma_fence();
       issue_gradient<C>(d_v, weights, shared.d_out[stage_of(number - 1)]);
+      ptx::wgmma_commit();
+    };
+    const auto issue_d_k = [&] {
+      ptx::wgmma_fence();
       issue_gradient<C>(d_k, d_scores, shared.q[stage_of(number - 1)]);
       ptx::wgmma_commit();
     };
@@ -75,23 +86,81 @@ struct KeyWarpgroup {
     for (int i = 0; i < steps; ++i) {
       TileScores<C> scores;
       ring().await_full(shared.full);
-      if (i > 0) issue_gradients();
+      if (i > 0) issue_d_v();
       ptx::wgmma_fence();
       issue_scores<C>(scores, k(), part(), shared.q[stage()]);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
-      if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
       const bool masked = own_scores().pack(weights, scores);
       for (std::uint32_t& word : weights) ptx::pin(word);
       TileScores<C> d_weights;  // in the registers of the scores, which are packed
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), part(), shared.d_out[stage()]);
       ptx::wgmma_commit();
+      if (i > 0) issue_d_k();
       prune<C>(weights, masked, thread());
       ptx::wgmma_wait<0>();
+      if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
       weigh<C>(params, shared.numbers[stage()], thread(), weights, d_weights, d_scores);
       store_d_scores(d_scores);
       ++number;
+    }
+    arrive(shared.keys_free[item_number % 2]);
+    if (steps > 0) {
+      issue_d_v();
+      issue_d_k();
+      ptx::wgmma_wait<0>();
+      arrive(shared.empty[stage_of(number - 1)]);
+    }
+    store_gradients(d_k, d_v);
+  }
+
+  // The same where registers suffice to compute the scores of the next step and the gradients of the one before while
+  // this step's elements are worked on (kScoresAhead).
+  __device__ __forceinline__ void run_keys_ahead(int steps) {
+    Gradient<C> d_k = {}, d_v = {};
+    TileOperand<C> weights = {}, d_scores = {};
+    TileScores<C> scores;
+    const auto issue_gradients = [&] {
+      ptx::wgmma_fence();
+      issue_gradient<C>(d_v, weights, shared.d_out[stage_of(number - 1)]);
+      issue_gradient<C>(d_k, d_scores, shared.q[stage_of(number - 1)]);
+      ptx::wgmma_commit();
+    };
+    const auto issue_next_scores = [&](int stage) {
+      ptx::wgmma_fence();
+      issue_scores<C>(scores, k(), part(), shared.q[stage]);
+      ptx::wgmma_commit();
+    };
+    if (steps > 0) {
+      ring().await_full(shared.full);
+      issue_next_scores(stage());
+    }
+    ptx::wgmma_wait<0>();
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      PackedTile<C> packed;
+      const bool masked = own_scores().pack(packed, scores);
+      for (std::uint32_t& word : packed) ptx::pin(word);
+      TileScores<C> d_weights;
+      ptx::wgmma_fence();
+      issue_scores<C>(d_weights, v(), part(), shared.d_out[stage()]);
+      ptx::wgmma_commit();
+      if (i > 0) issue_gradients();
+      // The last step computes its own scores once more, for nobody: a branch would keep the old ones in registers.
+      const int next = i + 1 < steps ? number + 1 : number;
+      Ring<C::kStages>{stage_of(next), static_cast<int>(static_cast<unsigned>(next) / C::kStages & 1)}.await_full(
+          shared.full);
+      issue_next_scores(stage_of(next));
+      prune<C>(packed, masked, thread());
+      ptx::wgmma_wait<1>();
+      if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
+      weigh<C>(params, shared.numbers[stage()], thread(), packed, d_weights, d_scores);
+#pragma unroll
+      for (int word = 0; word < C::kTileQ / 4; ++word) weights[word] = packed[word];
+      store_d_scores(d_scores);
+      ++number;
+      ptx::wgmma_wait<0>();
     }
     arrive(shared.keys_free[item_number % 2]);
     if (steps > 0) {
@@ -99,9 +168,7 @@ struct KeyWarpgroup {
       ptx::wgmma_wait<0>();
       arrive(shared.empty[stage_of(number - 1)]);
     }
-    const KeyRows<C> rows(params, item(), part(), thread());
-    store_key_rows<C>(params.d_v, params.vector_d_v, rows, d_v, 1.0f, thread() & 3);
-    store_key_rows<C>(params.d_k, params.vector_d_k, rows, d_k, params.d_k_scale, thread() & 3);
+    store_gradients(d_k, d_v);
   }
 
   // Split::products, scores and dV.
@@ -179,7 +246,9 @@ struct KeyWarpgroup {
       await(shared.described[item_number % 2], item_number / 2 & 1);
       if (uniform(item().valid) == 0) return;
       const int steps = uniform(steps_of(params, item()));
-      if constexpr (C::kSplit == Split::keys) {
+      if constexpr (C::kScoresAhead) {
+        run_keys_ahead(steps);
+      } else if constexpr (C::kSplit == Split::keys) {
         run_keys(steps);
       } else if (uniform(index()) == 0) {
         run_scores(steps);

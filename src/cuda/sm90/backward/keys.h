@@ -4,11 +4,12 @@
 
 #include <cstdint>
 
+#include "cuda/blocks/scores16.h"
 #include "cuda/blocks/thread_copy.h"
 #include "cuda/ptx/barrier.h"
-#include "cuda/ptx/packed_half.h"
 #include "cuda/sm90/backward/describe.h"
 #include "cuda/sm90/backward/shared.h"
+#include "cuda/tile/finite.h"
 #include "cuda/tile/key_rows.h"
 
 namespace dspattn::cuda::sm90::backward {
@@ -35,25 +36,27 @@ __device__ __forceinline__ void take_item(const BackwardParams& params, Item& it
   item.walk = tile::first_of_walk(item.tiles, item.block, C::kTileQ, params.wraps != 0);
 }
 
-// Zeros for the NaN of a tile, by the threads that copied them: in products they would meet weights of 0. Rows that see
-// such a key are NaN by their log-sum-exp or D.
-template <typename C>
-__device__ __forceinline__ void clear_nan(std::uint32_t tile) {
+// What is not finite in a tile, replaced by the threads that copied it: in products it would meet weights of 0. Rows
+// that see such a key are NaN by their log-sum-exp or D; but a score of -inf has no weight, so an infinity of K becomes
+// the largest number.
+template <typename C, tile::Infinity kInfinity>
+__device__ __forceinline__ void make_finite(std::uint32_t tile) {
   for_each_chunk<2>(
       C::kKeys, C::kPanels, [](int row) { return row; },
       [&](std::uint32_t at, int, int) {
         const float4 given = ptx::load_shared_16(tile + at);
         const float values[4] = {given.x, given.y, given.z, given.w};
-        std::uint32_t words[4], numbers = ~0u;
+        std::uint32_t words[4], finite = ~0u;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           words[i] = __float_as_uint(values[i]);
-          const std::uint32_t number =
-              C::kType == DType::bf16 ? ptx::equal_bf16x2(words[i], words[i]) : ptx::equal_f16x2(words[i], words[i]);
-          words[i] &= number;
-          numbers &= number;
+          const std::uint32_t zeros = multiply_pairs<C>(words[i], 0);  // or NaN
+          finite &= C::kType == DType::bf16 ? ptx::equal_bf16x2(zeros, zeros) : ptx::equal_f16x2(zeros, zeros);
         }
-        if (numbers != ~0u) ptx::store_shared_16(tile + at, words[0], words[1], words[2], words[3]);
+        if (finite == ~0u) return;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] = tile::finite_pair<kInfinity>(words[i], C::kType);
+        ptx::store_shared_16(tile + at, words[0], words[1], words[2], words[3]);
       });
 }
 
@@ -81,8 +84,8 @@ __device__ __forceinline__ void copy_keys(const BackwardParams& params, const It
 template <typename C>
 __device__ __forceinline__ void complete_keys(const std::uint8_t* k, const std::uint8_t* v) {
   ptx::copy_async_wait();
-  clear_nan<C>(ptx::shared_address(k));
-  clear_nan<C>(ptx::shared_address(v));
+  make_finite<C, tile::Infinity::largest>(ptx::shared_address(k));
+  make_finite<C, tile::Infinity::zero>(ptx::shared_address(v));
   ptx::fence_async_proxy();
 }
 
