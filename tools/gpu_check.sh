@@ -116,7 +116,8 @@ if wanted sanitizers; then
     [lengths]='cuda_fused_gpu_tests *DeviceLengthsOf*'
     [few_queries]='cuda_decode_gpu_tests *Random*/*bf16_d128:*Random*/*fp32_d64:*Graph*/*bf16_d64:*EveryNumber*/*fp16_d64'
     [tf32]='cuda_fused_tf32_gpu_tests *RandomProblems/*'
-    [general]='cuda_general_gpu_tests *RandomProblems/*bf16_2_4:*RandomProblems/*fp16_other:*RandomProblems/*fp32_1_2'
+    [general]='cuda_general_gpu_tests *General.*Random*/bf16_2_4:*General.*Random*/fp16_other:*General.*Random*/fp32_1_2'
+    [general_backward]='cuda_general_gpu_tests *Backward*Random*/bf16_2_4:*Backward*Random*/fp16_other:*Backward*Random*/fp32_1_2'
     [backward]='cuda_backward_gpu_tests *RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128:*Packed*/*2_4_bf16_d256'
     [pipeline]='cuda_pipeline_tests *EveryKernelOnSmallProblems:*ANanScore*:*EmptyProblems*'
   )
@@ -134,6 +135,7 @@ if wanted bench; then
   run backward "$python" -m bench.backward.measure --out "$out/backward.json" --check
   run forward_fp32 "$python" -m bench.forward.fp32 --out "$out/forward_fp32.json" --check
   run general "$python" -m bench.general.measure --out "$out/general.json" --check
+  run general_backward "$python" -m bench.general.measure --pass backward --out "$out/general_backward.json" --check
 fi
 
 printf '\n=== summary (outputs in %s)\n' "$out"

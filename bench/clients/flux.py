@@ -5,7 +5,8 @@ weights) with pruned attention beside the same model on PyTorch's attention (cuD
 
 The model is diffusers' FluxTransformer2DModel where that package is found (--path adds a folder to look in), else the
 same shapes from plain PyTorch layers (flux_model.py); the result says which. Switched by dspattn.use, nothing else
-changes. Bar: 1:2 at least 1.12 times as fast as cuDNN; --check exits 1 below it.
+changes. One attention call of that shape is timed beside: the result says what it is of the model's time, and with it
+the most that any attention could gain. Bar: 1:2 at least 1.12 times as fast as cuDNN; --check exits 1 below it.
 """
 
 import argparse
@@ -73,6 +74,21 @@ def contenders(forward, device):
     return {"stock": stock, **{pattern: lambda pattern=pattern: pruned(pattern) for pattern in PATTERNS}}
 
 
+def attention_alone(shape, device, dtype):
+    """{name: one attention call of the model's shape}, laid out as the projections leave q, k and v."""
+    tensors = [
+        torch.randn(1, shape.tokens, shape.heads, shape.head_dim, device=device).to(dtype).transpose(1, 2)
+        for _ in range(3)
+    ]
+    return contenders(lambda: torch.nn.functional.scaled_dot_product_attention(*tensors), device)
+
+
+def limit(shape, whole, calls):
+    """What attention is of the stock model's time by count, and how fast the model would be if it took none."""
+    part = (shape.joint_blocks + shape.single_blocks) * calls["stock"]["median_us"] / whole["stock"]["median_us"]
+    return {"attention_share": round(part, 4), "without_attention": round(1 / (1 - part), 4) if part < 1 else None}
+
+
 def measure(shape, device, dtype, model, repeats):
     """One row of the result."""
     torch.manual_seed(0)
@@ -83,12 +99,16 @@ def measure(shape, device, dtype, model, repeats):
         if device == "cuda":
             timing.warm_up()
             times = timing.in_turn(functions, repeats)
+            calls = timing.in_turn(attention_alone(shape, device, dtype), 5 * repeats)
         else:
             times = timing.in_turn_on_cpu(functions, 0.0, "wall")
+            calls = timing.in_turn_on_cpu(attention_alone(shape, device, dtype), 0.0, "wall")
     reference = outs["stock"].norm()
     return {
         "model": what, "n": shape.tokens, "heads": shape.heads, "d": shape.head_dim, "dtype": str(dtype)[6:],
         "blocks": [shape.joint_blocks, shape.single_blocks], "times": times,
+        "attention_times": calls, **limit(shape, times, calls),
+        "attention_ratios": {p: round(calls["stock"]["median_us"] / calls[p]["median_us"], 4) for p in PATTERNS},
         "ratios": {p: round(times["stock"]["median_us"] / times[p]["median_us"], 4) for p in PATTERNS},
         "relative_difference": {p: round(float((outs[p] - outs["stock"]).norm() / reference), 4) for p in PATTERNS},
     }  # fmt: skip

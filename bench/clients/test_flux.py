@@ -32,3 +32,5 @@ def test_result_file(tmp_path):
     (row,) = results.read(out)["rows"]
     assert row["n"] == 192 and set(row["ratios"]) == {"1:2", "2:4"} and min(row["ratios"].values()) > 0
     assert 0 < row["relative_difference"]["2:4"] < 1
+    assert set(row["attention_times"]) == {"stock", "1:2", "2:4"} and 0 < row["attention_share"] < 1
+    assert row["without_attention"] > 1 and min(row["attention_ratios"].values()) > 0

@@ -32,14 +32,17 @@ def shape(cell):
     return max(1, TOKENS // cell["n"]), HIDDEN // cell["d"]
 
 
-def flop(cell):
-    """Dense-equivalent: 4 batch heads n^2 d, halved when causal."""
+def flop(cell, passes="forward"):
+    """Dense-equivalent: 4 batch heads n^2 d, halved when causal; of backward, with five products, 2.5 times that."""
     batch, heads = shape(cell)
-    return 4 * batch * heads * cell["n"] ** 2 * cell["d"] * (0.5 if cell["mask"] == "causal" else 1)
+    products = 4 * batch * heads * cell["n"] ** 2 * cell["d"] * (0.5 if cell["mask"] == "causal" else 1)
+    return products * (2.5 if passes == "backward" else 1)
 
 
-def bars(cell):
+def bars(cell, passes="forward"):
     """(floor, goal) of the ratio to the fastest peer; a goal that is no higher is none."""
+    if passes == "backward":
+        return (1.0, 1.0) if cell["dtype"] == "fp32" else (0.85, 1.0)
     if cell["dtype"] == "fp32":
         return 1.2, 1.2
     if cell["pattern"] == "dense":
@@ -49,11 +52,11 @@ def bars(cell):
     return (1.05, 1.25) if cell["n"] >= 1024 else (1.0, 1.0)
 
 
-def verdict(cell, ratio):
+def verdict(cell, ratio, passes="forward"):
     """BELOW, floor, goal; empty where nothing was measured beside it."""
     if ratio is None:
         return ""
-    floor, goal = bars(cell)
+    floor, goal = bars(cell, passes)
     return "BELOW" if ratio < floor else "goal" if ratio >= goal else "floor"
 
 

@@ -1,7 +1,8 @@
-"""Times the general kernel's forward, forced by name, beside PyTorch's kernels in one process on the same tensors.
+"""Times the general kernel's forward or backward, forced by name, beside PyTorch's in one process on the same tensors.
 
     DSPATTN_BENCH_LIBRARY=... python3 -m bench.general.measure --out bench/results/general_h200.json --check
     python3 -m bench.general.measure --only n=4096 d=128 pattern=2:4,dense
+    python3 -m bench.general.measure --pass backward --out bench/results/general_backward_h200.json
 
 bf16 beside the FLASH_ATTENTION back end (FlashAttention-2): both are mma.sync, on any card since Ampere, so that the
 ratio says what sparse tensor cores bring. fp32 (tf32 allowed) beside the EFFICIENT_ATTENTION back end and the MATH one.
@@ -18,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.common import native, results, timing
+from bench.general import peers
 from bench.general.cells import PATTERNS, chosen, flop, shape, verdict
 
 ROUNDS = 2
@@ -28,36 +30,64 @@ PEERS = {
 }
 
 
-def graphs_of(cell, library):
+def forward_calls(cell, sets, library):
+    """(calls of ours, {name: calls of a peer})."""
+    causal = cell["mask"] == "causal"
+    options = {"pattern": PATTERNS[cell["pattern"]], "causal": causal, "kernel": f"general_{cell['dtype']}"}
+    ours = [native.prepare(*qkv, path=library, **options)[0] for qkv, _ in sets]
+
+    def calls(backend):
+        with sdpa_kernel(backend):
+            return timing.Graphed(
+                [lambda qkv=qkv: F.scaled_dot_product_attention(*qkv, is_causal=causal) for qkv, _ in sets]
+            )
+
+    return ours, {name: lambda b=backend: calls(b) for name, backend in PEERS[cell["dtype"]].items()}
+
+
+def backward_calls(cell, sets, library):
+    causal = cell["mask"] == "causal"
+    options = {"pattern": PATTERNS[cell["pattern"]], "causal": causal, "kernel": f"general_{cell['dtype']}"}
+    ours = []
+    for qkv, d_out in sets:
+        run, out, lse = native.prepare(*qkv, path=library, **options)
+        run()
+        ours.append(native.prepare_backward(*qkv, out, lse, d_out, path=library, **options)[0])
+
+    def calls(make):
+        return timing.Graphed([make(*qkv, d_out, causal) for qkv, d_out in sets])
+
+    return ours, {name: lambda n=name: calls(peers.BACKWARD[n]) for name in PEERS[cell["dtype"]]}
+
+
+def graphs_of(cell, library, passes):
     """({name: graph}, {name: why not}) of ours and the peers on copies of the inputs that exceed the L2 cache."""
     batch, heads = shape(cell)
     size = (batch, heads, cell["n"], cell["d"])
-    dtype, causal = DTYPES[cell["dtype"]], cell["mask"] == "causal"
+    dtype = DTYPES[cell["dtype"]]
     torch.manual_seed(0)
-    copies = timing.rotation(3 * torch.Size(size).numel() * dtype.itemsize)
-    sets = [[torch.randn(size, device="cuda", dtype=dtype) for _ in range(3)] for _ in range(copies)]
-    options = {"pattern": PATTERNS[cell["pattern"]], "causal": causal, "kernel": f"general_{cell['dtype']}"}
-    ours = [native.prepare(*qkv, path=library, **options)[0] for qkv in sets]
+    copies = timing.rotation(4 * torch.Size(size).numel() * dtype.itemsize)
+    make = lambda: torch.randn(size, device="cuda", dtype=dtype)  # noqa: E731
+    sets = [([make() for _ in range(3)], make()) for _ in range(copies)]  # q, k, v; the output's gradient
+    ours, others = (backward_calls if passes == "backward" else forward_calls)(cell, sets, library)
     graphs, skipped = {"ours": timing.Graphed(ours)}, {}
-    for name, backend in PEERS[cell["dtype"]].items():
+    for name, make_graph in others.items():
         try:
-            with sdpa_kernel(backend):
-                calls = [lambda qkv=qkv: F.scaled_dot_product_attention(*qkv, is_causal=causal) for qkv in sets]
-                graphs[name] = timing.Graphed(calls)
+            graphs[name] = make_graph()
         except RuntimeError as error:
             skipped[name] = str(error).splitlines()[0][:120]
     return graphs, skipped
 
 
-def measure(cell, idle, library):
-    graphs, skipped = graphs_of(cell, library)
+def measure(cell, idle, library, passes):
+    graphs, skipped = graphs_of(cell, library, passes)
     times = {name: [] for name in graphs}
     for i in range(ROUNDS):
         for name in list(graphs) if i % 2 == 0 else reversed(graphs):
             times[name] += timing.burst_times(graphs[name], idle)
     figures = {name: timing.summary(found) for name, found in times.items()}
     for found in figures.values():
-        found["tflops"] = round(flop(cell) / found["median_us"] / 1e6, 1)
+        found["tflops"] = round(flop(cell, passes) / found["median_us"] / 1e6, 1)
     ours = figures.pop("ours")
     ratio = {name: round(found["median_us"] / ours["median_us"], 3) for name, found in figures.items()}
     batch, heads = shape(cell)
@@ -65,14 +95,15 @@ def measure(cell, idle, library):
     return {
         "kernel": f"general_{cell['dtype']}", "pattern": cell["pattern"], "grouping": "interleaved",
         "dtype": cell["dtype"], "batch": batch, "heads": heads, "kv_heads": heads, "n_q": cell["n"], "n_k": cell["n"],
-        "d": cell["d"], "mask": cell["mask"], "pass": "forward", "mode": "burst", **ours, "peers": figures,
-        "ratio": ratio, "skipped": skipped, "verdict": verdict(cell, best),
+        "d": cell["d"], "mask": cell["mask"], "pass": passes, "mode": "burst", **ours, "peers": figures,
+        "ratio": ratio, "skipped": skipped, "verdict": verdict(cell, best, passes),
     }  # fmt: skip
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out")
+    parser.add_argument("--pass", dest="passes", choices=("forward", "backward"), default="forward")
     parser.add_argument("--idle", type=float, default=0.3, help="seconds of pause before a burst")
     parser.add_argument("--only", nargs="*", default=[], help="cells to take: n=256,4096 d=64 mask=causal pattern=2:4")
     parser.add_argument("--library", help="the shim to time (default: DSPATTN_BENCH_LIBRARY)")
@@ -86,7 +117,7 @@ def main():
     for cell in chosen(dict(entry.split("=", 1) for entry in arguments.only)):
         if time.monotonic() > deadline:
             break
-        row = measure(cell, arguments.idle, arguments.library)
+        row = measure(cell, arguments.idle, arguments.library, arguments.passes)
         rows.append(row)
         print(
             f"{row['dtype']} {row['pattern']:5} d {row['d']:3} n {row['n_q']:5} {row['mask']:6} "

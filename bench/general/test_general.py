@@ -28,6 +28,21 @@ def test_verdicts(of, ratio, verdict):
     assert cells.verdict(of, ratio) == verdict
 
 
+@pytest.mark.parametrize(
+    "of, ratio, verdict",
+    [
+        (cell(), 0.84, "BELOW"),
+        (cell(pattern="1:4"), 0.85, "floor"),
+        (cell(n=512), 1.0, "goal"),
+        (cell(dtype="fp32"), 0.99, "BELOW"),
+        (cell(dtype="fp32"), 1.0, "goal"),
+    ],
+)
+def test_verdicts_of_backward(of, ratio, verdict):
+    assert cells.verdict(of, ratio, "backward") == verdict
+    assert cells.flop(of, "backward") == 2.5 * cells.flop(of)
+
+
 def test_every_cell_has_a_shape_of_as_many_tokens():
     for of in cells.cells():
         batch, heads = cells.shape(of)

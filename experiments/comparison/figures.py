@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -144,37 +145,35 @@ def overhead(device: str, lengths: Sequence[int], dtypes: Sequence[str], tokens:
     The separate kernel is written by torch.compile: one pass over the scores.
     """
     rows = []
-    for dtype in dtypes:
+    separate = torch.compile(prune_separately) if device == "cuda" else prune_separately
+    # The separate kernel last: compiling it takes longer than all measurements.
+    for compiled, dtype, n in itertools.product((False, True), dtypes, lengths):
         pattern = contenders.pattern_of(dtype)
-        separate = torch.compile(prune_separately) if device == "cuda" else prune_separately
-        for n in lengths:
-            batch = batch_for(n, tokens)
-            say(f"overhead: {dtype}, n = {n}, batch {batch}")
-            q, k, _ = contenders.inputs(batch, HEADS, n, HEAD_DIM, device, DTYPES[dtype])
-            scaled = q * HEAD_DIM**-0.5
+        batch = batch_for(n, tokens)
+        say(f"overhead: {dtype}, n = {n}, batch {batch}")
+        q, k, _ = contenders.inputs(batch, HEADS, n, HEAD_DIM, device, DTYPES[dtype])
+        scaled = q * HEAD_DIM**-0.5
 
-            def dense(q: Tensor = scaled, k: Tensor = k) -> Tensor:
-                return q @ k.transpose(-1, -2)
+        def dense(q: Tensor = scaled, k: Tensor = k) -> Tensor:
+            return q @ k.transpose(-1, -2)
 
-            runs = {
-                "product": dense,
-                "product, pruned in the epilogue": lambda q=q, k=k, pattern=pattern: dspattn.sddmm(
-                    q, k, pattern=pattern
-                ),
-                "product, then a pruning kernel": lambda dense=dense, pattern=pattern, separate=separate: separate(
-                    dense(), pattern
-                ),
-            }
-            for name, run in runs.items():
+        runs = {
+            "product": dense,
+            "product, pruned in the epilogue": lambda q=q, k=k, pattern=pattern: dspattn.sddmm(q, k, pattern=pattern),
+            "product, then a pruning kernel": lambda dense=dense, pattern=pattern: separate(dense(), pattern),
+        }
+        for name, run in runs.items():
+            if (name == "product, then a pruning kernel") != compiled:
+                continue
 
-                def timed(run: Any = run) -> Row:
-                    with torch.inference_mode():
-                        return clock.times(run)
+            def timed(run: Any = run) -> Row:
+                with torch.inference_mode():
+                    return clock.times(run)
 
-                rows.append(
-                    {"part": "overhead", "kernel": name, "pattern": "dense" if name == "product" else pattern,
-                     "grouping": "consecutive", **_shape(dtype, batch, n), **attempt(name, timed, clock)}
-                )  # fmt: skip
+            rows.append(
+                {"part": "overhead", "kernel": name, "pattern": "dense" if name == "product" else pattern,
+                 "grouping": "consecutive", **_shape(dtype, batch, n), **attempt(name, timed, clock)}
+            )  # fmt: skip
     for row in rows:
         product = next(
             other
@@ -186,19 +185,31 @@ def overhead(device: str, lengths: Sequence[int], dtypes: Sequence[str], tokens:
     return rows
 
 
+def kept_columns(share: float, n: int) -> int:
+    """So many of n columns, a multiple of 8 where there are more: other widths fall out of cuBLAS's fast kernels, which
+    says nothing of truncation."""
+    count = max(1, round(share * n))
+    return count if count < 8 else count // 8 * 8
+
+
 def density(
     device: str, n: int, dtypes: Sequence[str], tokens: int, shares: Sequence[float], clock: Clock
 ) -> list[Row]:
     """Figure 3: truncated columns and top-k over density, beside unfused full attention and this package's kernels."""
     rows = []
     batch = batch_for(n, tokens)
-    for dtype in dtypes:
-        everything = contenders.contenders(device, dtype)
-        cases = [(one, None) for one in everything if one.kind in ("dense", "ours")]
-        for share in shares:
-            cases.append((Contender("fixed", "zoo", contenders._zoo("fixed", density=share)), share))
-            cases.append((Contender("top_k", "zoo", contenders._zoo("top_k", k=max(1, round(share * n)))), share))
-        say(f"density: {dtype}, n = {n}, batch {batch}")
+    shares = [kept_columns(share, n) / n for share in shares]
+    for name, dtype in itertools.product(("peers", "fixed", "top_k"), dtypes):  # the slowest last
+        if name == "peers":
+            everything = contenders.contenders(device, dtype)
+            cases = [(one, None) for one in everything if one.kind in ("dense", "ours")]
+        elif name == "fixed":
+            cases = [(Contender("fixed", "zoo", contenders._zoo("fixed", density=share)), share) for share in shares]
+        else:
+            cases = [
+                (Contender("top_k", "zoo", contenders._zoo("top_k", k=round(share * n))), share) for share in shares
+            ]
+        say(f"density: {dtype}, n = {n}, batch {batch}, {name}")
         for one, share in cases:
             shape = _shape(dtype, batch, n)
             found = attempt(one.name, lambda one=one, shape=shape: _timed(one, clock, shape, device, False), clock)

@@ -2,7 +2,7 @@
 
 python experiments/comparison/run.py all                     # on a GPU where there is one, else on the CPU
 python experiments/comparison/run.py all --device cuda --budget-seconds 120
-python experiments/comparison/run.py latency --lengths 256,1024 --dtypes bf16
+python experiments/comparison/run.py latency memory --lengths 256,1024 --dtypes bf16
 python experiments/comparison/plot.py && python experiments/comparison/tables.py
 """
 
@@ -50,7 +50,7 @@ def _numbers(text: str) -> list[int]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("figure", choices=[*FIGURES, "all"])
+    parser.add_argument("figure", nargs="+", choices=[*FIGURES, "all"])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--lengths", type=_numbers, help="of latency, overhead, memory and model (default: the paper's)"
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     bounded = {} if options.budget_seconds is None else {"case_seconds": CASE_SECONDS}
     clock = Clock(device, options.repeats or sizes["repeats"], warmup=3 if device == "cuda" else 1, **bounded)
     torch.backends.cuda.matmul.allow_tf32 = True  # as the paper's baseline
-    chosen = FIGURES if options.figure == "all" else (options.figure,)
+    chosen = FIGURES if "all" in options.figure else tuple(options.figure)
     ends = ends_of(chosen, options.budget_seconds)
     for figure in chosen:
         clock.until = ends[figure]

@@ -1,4 +1,5 @@
-"""Writes the tables of docs/quality.md and README.md from the committed results, between their markers.
+"""Writes the tables of docs/quality.md, docs/log/quality.md and README.md from the committed results, between their
+markers.
 
 python experiments/quality/tables.py            # rewrite
 python experiments/quality/tables.py --check    # exit 1 when a table is not what the results say
@@ -15,8 +16,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(ROOT / "experiments" / "finetune")]
 
+import finetune_figures  # noqa: E402
 import gpu_figures  # noqa: E402
 
 PATTERNS = ("4:8", "2:4", "1:2", "1:4")  # from the mildest to the harshest
@@ -109,6 +111,23 @@ def short_table(results: Results) -> str:
     return "\n".join(lines)
 
 
+def rest_table(folder: Path) -> str:
+    """What becomes of the pruned weight: dropped beside given to the mean of the values, on the same items."""
+    rows = [row for path in sorted(folder.glob("*.json")) for row in json.loads(path.read_text())["rows"]]
+    labels = {(task, metric): label for task, metric, label in LINES}
+    lines = ["| | dense | mode | rest dropped | rest to the mean |", "|---|---|---|---|---|"]
+    for task, metric in dict.fromkeys((row["task"], row["metric"]) for row in rows):
+        mine = [row for row in rows if (row["task"], row["metric"]) == (task, metric)]
+        by_mode = {(row["pattern"], row["grouping"], row["rest"]): row for row in mine}
+        head = f"{labels[task, metric]} | {number(by_mode['dense', 'none', 'drop'])}"
+        for pattern, grouping in dict.fromkeys(key[:2] for key in by_mode if key[0] != "dense"):
+            cells = [by_mode[pattern, grouping, rest] for rest in ("drop", "mean")]
+            texts = [number(row) + ("" if metric == "cosine_to_dense" else f" ({interval(row)})") for row in cells]
+            lines.append(f"| {head} | {pattern} {grouping} | " + " | ".join(texts) + " |")
+            head = " | "
+    return "\n".join(lines)
+
+
 def kept_share(keys: int, keep: int, group: int, stride: int) -> float:
     """Share of a row's keys that stay when members of a group are ``stride`` apart: 1 for neighbours."""
     kept, block = 0, group * stride
@@ -149,12 +168,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     results = read_results(HERE / "results")
     on_a_gpu = gpu_figures.read_rows()
+    default_groups = [row for row in on_a_gpu if row["grouping"] != "consecutive"]
     wrong = 0
     for path, table, marker in (
-        (ROOT / "docs" / "quality.md", full_table(results), "quality table"),
-        (ROOT / "docs" / "quality.md", kept_table(), "kept scores"),
-        (ROOT / "docs" / "quality.md", gpu_figures.losses_table(on_a_gpu), "context table"),
-        (ROOT / "docs" / "quality.md", gpu_figures.speed_table(on_a_gpu), "speed table"),
+        (ROOT / "docs" / "quality.md", short_table(results), "quality table"),
+        (ROOT / "docs" / "quality.md", rest_table(HERE / "results" / "rest"), "rest table"),
+        (ROOT / "docs" / "quality.md", finetune_figures.table(), "finetune table"),
+        (ROOT / "docs" / "log" / "quality.md", full_table(results), "quality table"),
+        (ROOT / "docs" / "log" / "quality.md", kept_table(), "kept scores"),
+        (ROOT / "docs" / "quality.md", gpu_figures.losses_table(default_groups), "context table"),
+        (ROOT / "docs" / "quality.md", gpu_figures.speed_table(default_groups), "speed table"),
+        (ROOT / "docs" / "log" / "quality.md", gpu_figures.losses_table(on_a_gpu), "context table"),
+        (ROOT / "docs" / "log" / "quality.md", gpu_figures.speed_table(on_a_gpu), "speed table"),
         (ROOT / "README.md", short_table(results), "quality table"),
     ):
         before = path.read_text(encoding="utf-8")

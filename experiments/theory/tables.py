@@ -1,5 +1,5 @@
-"""Writes the tables of docs/theory.md, and what docs/comparison.md says the pipeline's ratios are made of, from the
-committed results, between their markers.
+"""Writes the tables of docs/theory.md and docs/theory_models.md, and what docs/log/comparison.md says the pipeline's
+ratios are made of, from the committed results, between their markers.
 
 python -m experiments.theory.tables            # rewrite
 python -m experiments.theory.tables --check    # exit 1 when a table is not what the results say
@@ -159,7 +159,7 @@ def pipeline_parts() -> str:
     matrix = memory["batch"] * memory["heads"] * memory["n_q"] * memory["n_k"] * 2
     ours, theirs = memory["peak_bytes"], memory["peers"]["unfused"]["peak_bytes"]
     lines = [
-        "Two of the ratios in [pipeline.md](pipeline.md) owe much to the peer. *Memory*: PyTorch's softmax writes a "
+        "Two of the ratios in [pipeline.md](../pipeline.md) owe much to the peer. *Memory*: PyTorch's softmax writes a "
         "second matrix, so the unfused "
         f"pipeline\nholds {theirs / matrix:.0f} matrices of {matrix / 2**30:.0f} GiB, and ours {ours / matrix:.2f} of "
         f"one. The ratio {ours / theirs:.2f} is a factor {theirs / matrix:.0f} from the softmax in place and a\nfactor "
@@ -194,10 +194,9 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
         "quality": quality_table,
         "overtakes": overtakes,
         "heads": heads_table,
-        "perplexity": task_table,
-        "line": line_table,
     },
-    "docs/comparison.md": {"what the ratios are made of": pipeline_parts},
+    "docs/theory_models.md": {"perplexity": task_table, "line": line_table},
+    "docs/log/comparison.md": {"what the ratios are made of": pipeline_parts},
 }
 
 

@@ -125,7 +125,7 @@ double nm_kernel_estimate(Pattern pattern, std::span<const double> group_dots, i
 // [equ:mse_12 and the line below it] Mean-square error over random other keys ~ N(0, I); for 1:2 the paper's formula.
 double nm_kernel_mse(Pattern pattern, const KernelPoint& point);
 // m positive features, independent: exact. With orthogonal blocks of at most d features: exact, and the closed bound
-// that follows from it. [equ:mse_ours] as printed is no bound (docs/theory.md); kept to show it.
+// that follows from it. [equ:mse_ours] as printed is no bound (docs/zoo.md); kept to show it.
 double performer_mse_independent(const KernelPoint& point, std::int64_t features);
 double performer_mse_orthogonal(const KernelPoint& point, std::int64_t features);
 double performer_mse_orthogonal_bound(const KernelPoint& point, std::int64_t features);

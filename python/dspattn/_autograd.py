@@ -37,6 +37,22 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
         return attention(*problem)
 
 
+def repeatable(problem: ProblemArguments) -> ProblemArguments:
+    """A problem whose forward runs on the kernel that its gradients will run on.
+
+    A backward pass selects the keys anew, and two kernels may add up a score in different orders: where scores nearly
+    tie, they could keep different keys. On a GPU the table may choose different kernels for the two passes where the
+    gradients are of float32 inputs or results, or of a bias; the general kernel serves both.
+    """
+    q, bias = problem.q, problem.bias
+    if not q.is_cuda or problem.kernel or not torch.is_grad_enabled() or not _wants_gradients(problem):
+        return problem
+    if q.dtype == torch.float32 or problem.fp32_results or (bias is not None and bias.requires_grad):
+        name = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(q.dtype)
+        return problem if name is None else problem._replace(kernel=f"general_{name}")
+    return problem
+
+
 def _refuse_tangents(problem: ProblemArguments) -> None:
     for tensor in problem.tensors().values():
         if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:

@@ -131,7 +131,7 @@ def attention(
     backward pass.
 
     Args:
-        query: ``[..., heads, n_q, d]``, float32, float16 or bfloat16, d up to 256.
+        query: ``[..., heads, n_q, d]``, float32, float16 or bfloat16, d up to 512.
         key: ``[..., kv_heads, n_k, d]``; leading dimensions broadcast against the query's.
         value: ``[..., kv_heads, n_k, d_v]``.
         attn_mask: broadcasts to ``[..., heads, n_q, n_k]``. Boolean: True takes part. Floating: added to the scaled
@@ -554,6 +554,8 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
         problem = problem._replace(k=k.contiguous())
     if not (v.is_contiguous() or v.stride(-1) == 1):
         problem = problem._replace(v=v.contiguous())
+    if device == "cuda":
+        problem = _autograd.repeatable(problem)
     if torch.compiler.is_compiling():
         if torch.compiler.is_dynamo_compiling():
             require_served(problem)

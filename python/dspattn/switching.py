@@ -9,7 +9,8 @@ module it comes from, before the switch and after it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -210,12 +211,24 @@ def _caller(model: torch.nn.Module, example: Any) -> Callable[[], Any]:
                 ["example: expected what the model is called with (a dict, a tuple or a tensor), got None"]
             )
     if isinstance(example, Mapping):
-        return lambda: model(**example)
+        return lambda: model(**{name: _own(value) for name, value in example.items()})
     if isinstance(example, tuple):
-        return lambda: model(*example)
+        return lambda: model(*_own(example))
     if isinstance(example, Tensor):
         return lambda: model(example)
     raise DspattnError([f"example: expected a dict, a tuple or a tensor, got {type(example).__name__}"])
+
+
+def _own(value: Any) -> Any:
+    """The value for one call: a model may write its results into the dicts and lists that it is given."""
+    if type(value) in (tuple, list):
+        return type(value)(_own(part) for part in value)
+    if isinstance(value, MutableMapping):
+        copied = copy.copy(value)
+        for key in value:
+            copied[key] = _own(value[key])
+        return copied
+    return value
 
 
 def called(model: torch.nn.Module, example: Any) -> Any:

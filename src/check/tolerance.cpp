@@ -505,14 +505,15 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
     double most = 0;  // of dP
     for (const auto& key : context.kept) {
       double d_weight = 0;
-      for (std::int64_t c = 0; c < walk.d_v; ++c) d_weight += context.d_out[c] * key.v[c];
+      for (std::int64_t c = 0; c < walk.d_v; ++c) d_weight += key.factor * context.d_out[c] * key.v[c];
       most = std::max(most, std::abs(d_weight));
     }
     constexpr double kAny = 2.01;  // the difference of two that are at most 1, and their rounding
     for (const auto& key : context.kept) {
       for (std::int64_t c = 0; c < walk.d_v; ++c) {
-        handed.d_v[static_cast<std::size_t>(key.v_offset + c)] += kAny * std::abs(context.d_out[c]);
+        handed.d_v[static_cast<std::size_t>(key.v_offset + c)] += kAny * key.factor * std::abs(context.d_out[c]);
       }
+      if (!handed.d_bias.empty()) handed.d_bias[static_cast<std::size_t>(key.bias_offset)] += kAny * most;
       for (std::int64_t c = 0; c < walk.d; ++c) {
         const double d_score = kAny * walk.scale * most;
         handed.d_q[static_cast<std::size_t>(context.q_offset + c)] += d_score * std::abs(key.k[c]);

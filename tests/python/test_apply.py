@@ -150,6 +150,22 @@ def test_short_inputs_are_pointed_out() -> None:
     assert "64 keys in the traced call, too few for anything to be pruned" in str(applied)
 
 
+def test_a_model_that_writes_into_its_inputs() -> None:
+    """As sentence-transformers' modules do; every call of the check gets what the user gave."""
+
+    class Writing(SelfAttention):
+        def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            assert set(features) == {"x"}
+            features["out"] = super().forward(features["x"])
+            return features
+
+    for example in (({"x": torch.randn(1, 100, 32)},), {"features": {"x": torch.randn(1, 100, 32)}}):
+        model = Writing().eval()
+        assert len(dspattn.apply(model, "1:2", example=example).changed) == 1
+        (given,) = example if isinstance(example, tuple) else example.values()
+        assert set(given) == {"x"}
+
+
 def test_the_mode_of_training_stays() -> None:
     model = Mixed()
     model.first.eval()

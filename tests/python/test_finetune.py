@@ -14,6 +14,7 @@ pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "finetune.py"
+EXPERIMENT = EXAMPLE.parents[1] / "experiments" / "finetune" / "run.py"
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +51,33 @@ def test_learns_and_resumes(finetune: Any, tmp_path: Path) -> None:
     (wanted,) = [run for run in content["runs"] if run["attention"] == "dspattn_2_4"]
     assert resumed["losses"] == wanted["losses"]
     assert resumed["validation_perplexity"] == wanted["validation_perplexity"]
+
+
+def test_experiment_trains_all_attentions_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """experiments/finetune/run.py on a small model: same texts and steps for each, judged beside dense attention."""
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the script adds folders
+    spec = importlib.util.spec_from_file_location("finetune_run", EXPERIMENT)
+    assert spec is not None and spec.loader is not None
+    run = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, run)
+    spec.loader.exec_module(run)
+    out = tmp_path / "finetune.json"
+    arguments = "measure --tiny --device cpu --steps 4 --length 100 --batch 2 --limit 300 --rate 1e-2 --seeds 3"
+    assert run.main([*arguments.split(), "--budget-seconds", "60", "--out", str(out)]) == 0
+    content = json.loads(out.read_text())
+    assert content["training"]["steps"] == 4 and content["training"]["test_tokens"] == 300
+    rows = content["rows"]
+    assert [(row["attention"], row["seed"]) for row in rows] == [(name, 3) for name in run.ATTENTIONS]
+    for row in rows:
+        assert len(row["losses"]) == 4 and row["perplexity"] < row["perplexity_before"]
+        assert row["seconds_per_step"] > 0 and row["speed_over_sdpa"] > 0
+    dense, *pruned = rows
+    assert dense["change_percent"] == 0 and dense["speed_over_sdpa"] == 1
+    for row in pruned:  # the same windows: pruning alone tells the first losses apart, and it does
+        assert 0 < abs(row["losses"][0] - dense["losses"][0]) < 0.05
+        assert row["change_percent"] == pytest.approx(100 * (row["perplexity"] / dense["perplexity"] - 1), abs=1e-2)
+
+    # Time for one step only: every run takes one.
+    assert run.main([*arguments.split(), "--budget-seconds", "0.1", "--out", str(out)]) == 0
+    assert [len(row["losses"]) for row in json.loads(out.read_text())["rows"]] == [1, 1, 1]
+    assert run.main(["measure", "--device", "cpu", "--tokens", str(tmp_path / "none.npz")]) == 2

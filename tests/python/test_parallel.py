@@ -243,6 +243,26 @@ def test_disagreement_raises_on_every_rank(pool, case, words):
             assert all(word in message for word in words), message
 
 
+def refused_by_kernels(group, rank, method):
+    """What no kernel serves, then a call that is served: nothing of the first one may still be on its way."""
+    q = torch.randn(1, 2, 256, 8, generator=torch.Generator().manual_seed(rank))
+    messages = []
+    for options in ({"kernel": "none_such"}, {"soft_cap": -1.0}, {"scale": -1.0}):
+        try:
+            parallel.attention(q, q, q, group=group, method=method, **options)
+        except dspattn.DspattnError as error:
+            messages.append(str(error))
+    out = parallel.attention(q, q, q, group=group, method=method)
+    return messages, out.isfinite().all().item()
+
+
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+def test_what_no_kernel_serves_raises_before_anything_travels(pool, method):
+    for messages, finite in succeeded(pool.run(refused_by_kernels, method, size=2)):
+        assert len(messages) == 3 and finite
+        assert "none_such" in messages[0] and "soft_cap" in messages[1] and "scale" in messages[2]
+
+
 def dies(group, rank):
     q = torch.randn(1, 2, 256, 8)
     parallel.attention(q, q, q, group=group)

@@ -11,6 +11,9 @@ from parallel_pool import Failure, Pool
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use")
 
 
+SECONDS = 20.0  # until a transfer that nobody answers is an error
+
+
 def reduced(group, rank):
     total = torch.ones(1, device="cuda")
     torch.distributed.all_reduce(total, group=group)
@@ -20,7 +23,7 @@ def reduced(group, rank):
 @pytest.fixture(scope="module")
 def pool():
     for backend in ("nccl", "gloo"):
-        opened = Pool(world=2, backend=backend)
+        opened = Pool(world=2, timeout=SECONDS, backend=backend)
         if all(result == 2.0 for result in opened.run(reduced)):
             print(f"two processes on one card by {backend}")
             yield opened

@@ -59,7 +59,7 @@ def test_forward_and_backward_at_full_size(name: str) -> None:
 
 
 def orthogonal_covariance(x2: float, y2: float, v: float, d: int) -> float:
-    """Of the products of two features at right angles: docs/theory.md, Performer."""
+    """Of the products of two features at right angles: docs/zoo.md, Performer's error."""
     total = 0.0
     for k in range(1, 60):
         for j in range(1, 60):

@@ -1,7 +1,7 @@
 """One small random model of any transformers family, and inputs for it, from its configuration alone.
 
 Every configuration class has defaults that fit together; here the numbers that say how large something is are replaced
-by small ones, by their names. What does not fit together then has a line in ``CHANGES``.
+by small ones, by their names. What does not fit together then has a line in tiny_changes.py.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Any
 import torch
 
 from dspattn import DspattnError
+from tiny_changes import CHANGES, INPUTS
 
 WIDTH, HEADS, HEAD_DIM, LAYERS, VOCABULARY = 64, 4, 16, 2, 256
-LARGEST = 30_000_000  # parameters; filling more takes longer than all the rest
+LARGEST = 300_000_000  # parameters
+DRAWN = 1 << 20  # random numbers; larger tensors repeat them, since drawing more would take longer than all the rest
 PADDED = 5  # tokens at the end of the second text
 
 BY_NAME: dict[str, Any] = {
@@ -223,17 +225,20 @@ def change(config: Any, name: str, value: Any) -> None:
     *path, last = name.split(".")
     for part in path:
         config = getattr(config, part)
-    setattr(config, last, value)
+    setattr(config, last, value() if callable(value) else value)
 
 
 def fill(model: torch.nn.Module, seed: int) -> None:
     """Weights that keep activations near 1, so that a difference anywhere shows at the end."""
-    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(DRAWN, generator=torch.Generator().manual_seed(seed))
+    offset = 0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if not parameter.is_floating_point():
                 continue
-            noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+            count = parameter.numel()
+            offset = (offset + 65_537) % DRAWN  # so that no two tensors are alike
+            noise = drawn.roll(-offset).repeat(-(-count // DRAWN))[:count].view(parameter.shape).to(parameter.dtype)
             if parameter.dim() > 1:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
             elif name.endswith("weight"):
@@ -242,20 +247,25 @@ def fill(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(0.1 * noise)
 
 
+def _inside(config: Any) -> list[Any]:
+    """The configuration and those inside it."""
+    return [config, *(getattr(config, key, None) for key in getattr(config, "sub_configs", {}))]
+
+
 def _image_size(config: Any, default: int = 32) -> tuple[int, int]:
-    for name in ("image_size", "input_size", "pretrain_image_size", "img_size"):
-        size = getattr(config, name, None)
-        if isinstance(size, int):
-            return size, size
-        if isinstance(size, (list, tuple)) and len(size) == 2:
-            return int(size[0]), int(size[1])
+    for where in _inside(config):
+        for name in ("image_size", "input_size", "pretrain_image_size", "img_size"):
+            size = getattr(where, name, None)
+            if isinstance(size, int) and not isinstance(size, bool):
+                return size, size
+            if isinstance(size, (list, tuple)) and len(size) == 2:
+                return int(size[0]), int(size[1])
     return default, default
 
 
 def _of(config: Any, *names: str, default: int) -> int:
     """The first of the values that the configuration or one of those inside it has."""
-    inside = [config, *(getattr(config, key, None) for key in getattr(config, "sub_configs", {}))]
-    for where in inside:
+    for where in _inside(config):
         for name in names:
             value = getattr(where, name, None)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -297,6 +307,9 @@ def candidate_inputs(model: torch.nn.Module, n: int = 24) -> Iterator[dict[str, 
         "bbox": torch.randint(0, 60, (batch, n, 2), generator=generator).sort(1).values.repeat(1, 1, 2),
         "use_cache": False,
     }
+    if config.model_type in INPUTS:
+        yield {name: make(random) if callable(make) else make for name, make in INPUTS[config.model_type].items()}
+        return
     video = {"pixel_values": random(batch, frames, channels, *size)}
     other_forms: tuple[dict[str, Any], ...] = (
         {},
@@ -309,6 +322,8 @@ def candidate_inputs(model: torch.nn.Module, n: int = 24) -> Iterator[dict[str, 
         {"pixel_values": random(32, channels * steps * patch * patch), "grid_thw": grid},
         {"pixel_values": random(32, channels, patch, patch), "grid_thw": grid},
         {"bbox": made["bbox"]},
+        {"pixel_values": random(batch, channels, 128, 128)},
+        {"past_values": random(batch, 64)},
     )
     for wide in (False, True):
         for form in other_forms:
@@ -360,19 +375,3 @@ def tensors_of(output: Any) -> list[torch.Tensor]:
     if isinstance(output, (list, tuple)):
         return [t for value in output for t in tensors_of(value)]
     return []
-
-
-CHANGES: dict[str, dict[str, Any]] = {
-    **{name: {"prediction_length": 4} for name in ("autoformer", "informer", "time_series_transformer")},
-    "bamba": {"attn_layer_indices": [1]},
-    **{name: {"head_dim": HEAD_DIM} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral", "nemotron")},
-    "esm": {"vocab_size": 40, "pad_token_id": 1},
-    "luke": {"entity_vocab_size": 40},
-    "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2},
-    "lilt": {"channel_shrink_ratio": 4, "hidden_size": 96},
-    "reformer": {"axial_pos_embds_dim": (16, 48)},
-    "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},
-    "xmod": {"default_language": "en_XX"},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "dots1": {"n_routed_experts": 4},
-}

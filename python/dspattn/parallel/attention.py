@@ -12,8 +12,8 @@ from torch import Tensor
 from .._inputs import Alignment, Window, parse_alignment, parse_window, wants_fp32
 from ..errors import DspattnError
 from ..patterns import Grouping, Rest, Selection, group_period, parse_grouping, parse_pattern
-from .call import Call, Masks, Rule
-from .heads import Heads
+from .call import Call, Masks, Plan, Rule, require_served
+from .heads import Heads, repeats_heads
 from .layout import Layout, layout_of
 from .ring import Ring
 from .sharding import check_rows, resolve
@@ -241,6 +241,11 @@ def _run(
             "requires_grad": torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)),
             "masks": [_kind(mask) for mask in (masks.allowed, masks.bias, masks.key_lengths)],
         }
+        # A ring merges parts in fp32; where heads are exchanged, only sums over ranks are.
+        fp32 = method == "ring" or dtype == torch.float32
+        wide = fp32 or repeats_heads(q.shape[1], k.shape[1], ranks.world)
+        plan = Plan(fp32, wide, found["requires_grad"])
+        require_served(rule, masks, (q, k, v), facts.get("cu_seqlens") is not None, plan)
     except DspattnError as refusal:
         error = refusal
     # The same names on every rank, whatever was found, so that their messages have one length.

@@ -77,6 +77,15 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """What a way of computing asks of the operators."""
+
+    fp32: bool  # results of forward in fp32
+    wide: bool  # gradients in fp32
+    backward: bool  # whether gradients are wanted
+
+
+@dataclass(frozen=True)
 class Call:
     """q, k and v are [batch, heads, rows, d]: of a packed batch, [1, heads, rows of all sequences, d]."""
 
@@ -123,6 +132,40 @@ class Call:
         right = 0 if self.rule.causal else self.rule.right
         first, last = offset, offset + rows - 1
         return (right is None or last + right >= 0) and (self.rule.left is None or first - self.rule.left <= keys - 1)
+
+
+def require_served(rule: Rule, masks: Masks, tensors: tuple[Tensor, Tensor, Tensor], packed: bool, plan: Plan) -> None:
+    """Raise what the operators would say to pieces like these, before anything travels: a rank that raises later
+    leaves the others waiting. Asked with an empty batch of 128 rows and keys, or of no rows where packed, which checks
+    everything but elements and strides, and computes nothing."""
+    q, k, v = tensors
+    rows = 128  # kernels choose among themselves by lengths; that one serves does not depend on them
+    for is_packed in {False, packed}:
+        shape = (1, 0) if is_packed else (0, rows)
+        q_like, k_like, v_like = (t.new_zeros((shape[0], t.shape[1], shape[1], t.shape[3])) for t in (q, k, v))
+        arguments: dict[str, Any] = rule.options(0, True, 0, plan.fp32)
+        if is_packed:
+            cu = torch.zeros(2, dtype=torch.int32, device=q.device)
+            arguments |= {"cu_q": cu, "cu_k": cu}
+        else:
+            extents = (0, q.shape[1], rows, rows)
+            arguments |= {
+                name: None if mask is None else _like(mask, extents)
+                for name, mask in (("allowed", masks.allowed), ("bias", masks.bias))
+            }
+            if masks.key_lengths is not None:
+                arguments["key_lengths"] = torch.zeros(0, dtype=torch.int32, device=q.device)
+        out, lse = forward(Pair(slice(0), slice(0), arguments), q_like, k_like, v_like)
+        if plan.backward:
+            d_out = torch.zeros_like(out)
+            wide = arguments | {"fp32_results": plan.wide}
+            backward(Pair(slice(0), slice(0), wide), d_out, out, lse, q_like, k_like, v_like)
+
+
+def _like(mask: Tensor, extents: tuple[int, ...]) -> Tensor:
+    """An empty mask that is broadcast where ``mask`` is; the batch is empty, or one for all."""
+    shape = [1 if given == 1 else extent for given, extent in zip(mask.shape, extents, strict=True)]
+    return torch.zeros(1, dtype=mask.dtype, device=mask.device).expand(shape)
 
 
 def forward(pair: Pair, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

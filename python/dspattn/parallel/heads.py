@@ -48,6 +48,11 @@ def shares(heads: int, kv_heads: int, world: int) -> list[Share]:
     return result
 
 
+def repeats_heads(heads: int, kv_heads: int, world: int) -> bool:
+    """Whether several ranks have the same key head, whose gradients are then added up."""
+    return sum(share.kv_end - share.kv_begin for share in shares(heads, kv_heads, world)) > kv_heads
+
+
 def runs(share: Share, group: int) -> Iterator[tuple[slice, slice]]:
     """Stretches of a rank's query and key heads, counted from its own first, in each of which every key head serves as
     many query heads."""
@@ -71,7 +76,7 @@ class Exchange:
         self.batch, self.heads, self.kv_heads = q.shape[0], q.shape[1], k.shape[1]
         self.shares = shares(self.heads, self.kv_heads, call.ranks.world)
         self.mine = self.shares[call.ranks.rank]
-        self.repeated = sum(share.kv_end - share.kv_begin for share in self.shares) > self.kv_heads
+        self.repeated = repeats_heads(self.heads, self.kv_heads, call.ranks.world)
 
     def heads_of(self, share: Share, kv: bool) -> slice:
         return slice(share.kv_begin, share.kv_end) if kv else slice(share.begin, share.end)

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/general/backward/backward.h"
 #include "cuda/general/forward.h"
 
 namespace dspattn::cuda::general {
@@ -18,9 +19,30 @@ core::KernelRow forward_row() {
   row.takes.dtype = kType;
   row.why_not = [](const Problem& problem, core::Refusals& refusals) { why_not(kType, problem, refusals); };
   row.plan = &describe_plan;
-  row.forward_workspace = [](const ForwardArgs&) { return std::size_t{0}; };
+  row.forward_workspace = &forward_workspace;
   row.forward = &forward_launch;
-  row.features = {core::Feature::fp32_results, core::Feature::sinks};
+  row.features = {core::Feature::fp32_results, core::Feature::rest_mean, core::Feature::shared_choice,
+                  core::Feature::dropout,      core::Feature::soft_cap,  core::Feature::sinks,
+                  core::Feature::paged};
+  return row;
+}
+
+// Of the same name as the forward, whose selection it repeats bit for bit.
+template <DType kType>
+core::KernelRow backward_row() {
+  core::KernelRow row;
+  const core::KernelRow forward = forward_row<kType>();
+  row.info = {forward.info.name, Pass::backward, DeviceType::cuda, forward.info.summary};
+  row.takes.dtype = kType;
+  row.why_not = [](const Problem& problem, core::Refusals& refusals) {
+    why_not(kType, problem, refusals);
+    backward::size_why_not(problem, refusals);
+  };
+  row.plan = &backward::describe_plan;
+  row.backward_workspace = &backward::workspace_bytes;
+  row.backward = &backward::backward_launch;
+  row.features = {core::Feature::fp32_results, core::Feature::dropout, core::Feature::soft_cap, core::Feature::sinks,
+                  core::Feature::d_lse,        core::Feature::d_bias,  core::Feature::d_sinks};
   return row;
 }
 
@@ -28,7 +50,8 @@ core::KernelRow forward_row() {
 
 std::span<const core::KernelRow> general_rows() {
   static const std::vector<core::KernelRow> table{forward_row<DType::bf16>(), forward_row<DType::f16>(),
-                                                  forward_row<DType::f32>()};
+                                                  forward_row<DType::f32>(),  backward_row<DType::bf16>(),
+                                                  backward_row<DType::f16>(), backward_row<DType::f32>()};
   return table;
 }
 

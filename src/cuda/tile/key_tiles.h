@@ -31,6 +31,11 @@ struct KeyTiles {
   // Of a tile, counted from the row's first: its part of the span, and the span's first key.
   DSPATTN_HOST_DEVICE constexpr int part(int tile) const { return tile & ((1 << parts_log2) - 1); }
   DSPATTN_HOST_DEVICE constexpr int first_key(int tile) const { return (tile >> parts_log2) * span; }
+  // Keys from a tile's first part of a group to the next tile's.
+  DSPATTN_HOST_DEVICE constexpr int step_from(int tile) const {
+    const int parts = 1 << parts_log2;
+    return part(tile) == parts - 1 ? span - (parts - 1) * keys.part_step : keys.part_step;
+  }
   // No place is empty: rows of a tile lie where the sums of their bits' keys say.
   DSPATTN_HOST_DEVICE constexpr bool is_filled() const { return group == 1 << places_log2; }
 };
@@ -113,6 +118,24 @@ DSPATTN_HOST_DEVICE constexpr TileRange interior_tiles(const KeyTiles& tiles, co
   const int begin = (band.begin(last) + tiles.span - 1) / tiles.span << tiles.parts_log2;
   const int end = band.end(first) > 0 ? band.end(first) / tiles.span << tiles.parts_log2 : 0;
   return end > begin ? TileRange{begin, end} : TileRange{0, 0};
+}
+
+// All keys of the span that begins with first_key are seen by all of rows [first, last]: no masking there.
+DSPATTN_HOST_DEVICE constexpr bool sees_span(const KeyTiles& tiles, const RowBand& band, int first_key, int first,
+                                             int last) {
+  return tiles.is_filled() && band.begin(last) <= first_key && band.end(first) >= first_key + tiles.span;
+}
+
+// Row tiles, of tile_q rows each, of a sequence of `rows` rows, that see any of keys [first_key, end_key).
+DSPATTN_HOST_DEVICE constexpr TileRange row_tiles_that_see(const RowBand& band, int rows, int first_key, int end_key,
+                                                           int tile_q) {
+  const int end = end_key < band.key_length ? end_key : band.key_length;
+  if (end <= first_key || rows <= 0) return {0, 0};
+  const int first_row = first_key - band.diagonal - band.right;  // that sees the first key
+  const int last_row = end - 1 - band.diagonal + band.left;      // that sees the last one
+  if (first_row >= rows || last_row < 0) return {0, 0};
+  const int last = last_row < rows ? last_row : rows - 1;
+  return {first_row > 0 ? first_row / tile_q : 0, last / tile_q + 1};
 }
 
 }  // namespace dspattn::cuda::tile

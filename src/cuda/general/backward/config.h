@@ -1,0 +1,81 @@
+// Shapes of the general backward's two kernels, per element type, kind of products and head dim.
+//
+// Scores are made in tiles of 32 keys: the widest group there is. Rows of Q, dO, K and V lie in shared memory as in the
+// workspace, 16 bytes further apart than they are long: eight rows' equal chunks are then in different banks, and so
+// are neighbouring rows' words of a quad, whichever way a fragment is read.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/general/config.h"
+#include "cuda/tile/key_tiles.h"
+#include "dspattn/dtype.h"
+
+namespace dspattn::cuda::general::backward {
+
+// The head dims it is compiled for; others are filled up with zeros to the next.
+inline constexpr int kBackwardDims[] = {64, 128, 256};
+
+// Query rows of a head lie in the workspace in units of so many: a multiple of every tile.
+inline constexpr int kRowUnit = 128;
+// Key tiles of a head in units of so many: a multiple of what a CTA takes, and an interleaved block.
+inline constexpr int kTileUnit = 4;
+
+// kKind: any or precise (general/config.h).
+template <DType kElementType, Kind kProducts, int kDim>
+struct Config {
+  static_assert(kProducts == Kind::any || kProducts == Kind::precise);
+  static constexpr DType kType = kElementType;
+  static constexpr Kind kKind = kProducts;
+  static constexpr tile::TileLayout kLayout = tile::TileLayout::places;
+  static constexpr int kHeadDim = kDim;
+  static constexpr int kElementBytes = kType == DType::f32 ? 4 : 2;
+  static constexpr bool kIsFp32 = kType == DType::f32;
+  static constexpr bool kIsTf32 = kIsFp32 && kKind != Kind::precise;
+  static constexpr int kTileK = 32;
+  static constexpr int kRowBytes = kHeadDim * kElementBytes;
+  static constexpr int kStride = kRowBytes + 16;
+  static constexpr int kKeysBytes = 2 * kTileK * kStride;  // of a tile: K, then V
+  static constexpr int kNumberBytes = 16;                  // of a row: RowNumbers
+
+  // dQ and the gradient of a bias: a CTA owns query rows, a warp 16 or twice 16 of them.
+  struct Queries {
+    static constexpr int kRowBlocks = 1;
+    static constexpr int kWarps = kRowBytes <= 256 ? 4 : kRowBytes == 512 ? 2 : 1;
+    static constexpr int kThreads = 32 * kWarps;
+    static constexpr int kCtas = kRowBytes <= 128 ? 4 : kRowBytes == 256 ? 3 : 2;  // a multiprocessor: registers
+    static constexpr int kTileQ = 16 * kRowBlocks * kWarps;
+    static constexpr int kRowsBytes = kTileQ * (2 * kStride + kNumberBytes);
+    static constexpr int shared_bytes(int stages) { return kRowsBytes + stages * kKeysBytes; }
+    static_assert(kRowUnit % kTileQ == 0);
+    static_assert(shared_bytes(1) <= 99 * 1024 - 512, "must fit where a CTA has 99 KiB");
+  };
+
+  // dK and dV: a CTA owns key tiles. kSplit warps share one: each makes the scores of a part of the query rows, if
+  // there are enough for it, and each has a part of the gradients' columns.
+  struct Keys {
+    static constexpr int kTiles = kRowBytes <= 256 ? 2 : 1;
+    static constexpr int kSplit = kRowBytes <= 256 ? 2 : 4;
+    static constexpr int kWarps = kTiles * kSplit;
+    static constexpr int kThreads = 32 * kWarps;
+    static constexpr int kCtas = kRowBytes <= 128 ? 3 : 2;  // a multiprocessor, as far as registers go
+    static constexpr int kRowBlocks = kRowBytes == 256 && !kIsFp32 ? 2 : 1;
+    static constexpr int kTileQ = kRowBytes == 256 && !kIsFp32 ? 64 : kRowBytes == 1024 ? 16 : 32;
+    static constexpr int kRowWarps = kTileQ / (16 * kRowBlocks);  // of the kSplit
+    static constexpr int kColumns = kHeadDim / kSplit;            // of a warp
+    static_assert(kRowWarps <= kSplit && kRowUnit % kTileQ == 0 && kTileUnit % kTiles == 0);
+
+    // Weights and dS of a key tile, [query row][key]: rows as far apart as keeps banks different.
+    static constexpr int kWeightStride = kIsFp32 ? 4 * (kTileK + 4) : 2 * (kTileK + 8);
+    static constexpr int kWeightBytes = kTileQ * kWeightStride;
+    // fp32 at d = 256: they take the places of K and V, which are loaded with every query tile.
+    static constexpr bool kWeightsOverKeys = kRowBytes == 1024;
+    static constexpr int kRowsBytes = kTileQ * (2 * kStride + kNumberBytes);
+    static constexpr int kFixedBytes = kTiles * kKeysBytes + (kWeightsOverKeys ? 0 : kTiles * 2 * kWeightBytes);
+    static constexpr int shared_bytes(int stages) { return kFixedBytes + stages * kRowsBytes; }
+    static_assert(!kWeightsOverKeys || kWeightBytes <= kTileK * kStride);
+    static_assert(shared_bytes(1) <= 99 * 1024 - 512, "must fit where a CTA has 99 KiB");
+  };
+};
+
+}  // namespace dspattn::cuda::general::backward

@@ -1,0 +1,110 @@
+#include "cuda/general/backward/plan.h"
+
+#include <algorithm>
+#include <iterator>
+#include <sstream>
+
+#include "core/geometry.h"
+#include "cuda/general/plan.h"
+#include "cuda/tile/walk.h"
+
+namespace dspattn::cuda::general::backward {
+namespace {
+
+// As many CTAs as registers allow hide each other's waits, which a second stage does less well: it comes second.
+template <typename Bytes>
+void choose_stages(KernelPlan& plan, const DeviceFacts& device, int most_stages, int most_ctas, Bytes bytes) {
+  const auto fits = [&](int stages, int ctas) {
+    return ctas * (bytes(stages) + kReservedBytes) <= device.shared_bytes + 1024;
+  };
+  plan.resident = most_ctas;
+  while (plan.resident > 1 && !fits(1, plan.resident)) --plan.resident;
+  plan.stages = most_stages > 1 && fits(2, plan.resident) ? 2 : 1;
+  plan.shared_bytes = bytes(plan.stages);
+}
+
+template <typename C>
+void take_config(BackwardPlan& plan, const DeviceFacts& device) {
+  plan.stride = C::kStride;
+  using Q = typename C::Queries;
+  plan.queries.rows = Q::kTileQ;
+  plan.queries.keys = C::kTileK;
+  plan.queries.threads = Q::kThreads;
+  choose_stages(plan.queries, device, 2, Q::kCtas, &Q::shared_bytes);
+  using K = typename C::Keys;
+  plan.keys.rows = K::kTileQ;
+  plan.keys.keys = K::kTiles * C::kTileK;
+  plan.keys.threads = K::kThreads;
+  choose_stages(plan.keys, device, K::kWeightsOverKeys ? 1 : 2, K::kCtas, &K::shared_bytes);
+}
+
+template <DType kType>
+void take_config_at(BackwardPlan& plan, const DeviceFacts& device) {
+  static_assert(std::size(kBackwardDims) == 3);
+  // Both kinds of fp32 products have the same shapes, and both 16-bit types.
+  plan.dim == kBackwardDims[0]   ? take_config<Config<kType, Kind::any, kBackwardDims[0]>>(plan, device)
+  : plan.dim == kBackwardDims[1] ? take_config<Config<kType, Kind::any, kBackwardDims[1]>>(plan, device)
+                                 : take_config<Config<kType, Kind::any, kBackwardDims[2]>>(plan, device);
+}
+
+// Parts of the workspace one behind the other.
+WorkspaceOffsets lay_out(const BackwardPlan& plan, const core::Geometry& geometry, const TensorView& d_bias) {
+  WorkspaceOffsets at;
+  const auto take = [&](std::size_t& offset, std::int64_t bytes) {
+    constexpr std::size_t kAlignment = 256;
+    offset = at.bytes;
+    at.bytes += (static_cast<std::size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  const std::int64_t rows = geometry.heads * plan.head_rows;
+  take(at.q, rows * plan.stride);
+  take(at.d_out, rows * plan.stride);
+  take(at.numbers, rows * 16);
+  take(at.keys, geometry.kv_heads * plan.head_tiles * 64 * plan.stride);
+  const bool summed = d_bias.present() && (d_bias.extent(2) == 1 || d_bias.extent(3) == 1);
+  take(at.bias_parts, summed ? geometry.batch * geometry.heads * d_bias.extent(2) * d_bias.extent(3) * 4 : 0);
+  return at;
+}
+
+}  // namespace
+
+BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, const DeviceFacts& device) {
+  const core::Geometry geometry = core::geometry_of(problem);
+  const bool fp32 = problem.q.dtype == DType::f32;
+  BackwardPlan plan;
+  plan.kind = fp32 && problem.fp32_products == Fp32Products::full ? Kind::precise : Kind::any;
+  const std::int64_t larger = std::max(geometry.d, geometry.d_v);
+  plan.dim = larger <= kBackwardDims[0] ? kBackwardDims[0] : larger <= kBackwardDims[1] ? kBackwardDims[1] : kBackwardDims[2];
+  fp32 ? take_config_at<DType::f32>(plan, device) : take_config_at<DType::bf16>(plan, device);
+
+  const tile::KeyTiles tiles = tile::key_tiles(tile::TileLayout::places, problem.pattern, problem.grouping, 32);
+  const int unit_keys = kTileUnit * tiles.span >> tiles.parts_log2;
+  plan.row_tiles = tile::divide_up(geometry.n_q, plan.queries.rows);
+  plan.row_units = tile::divide_up(geometry.n_q, kRowUnit);
+  plan.tile_units = tile::divide_up(geometry.n_k, unit_keys);
+  plan.key_groups = plan.tile_units * (kTileUnit * 32 / plan.keys.keys);
+  plan.head_rows = kRowUnit * (problem.packed ? problem.q.extent(2) / kRowUnit + geometry.batch : geometry.batch * plan.row_units);
+  plan.head_tiles = kTileUnit * (problem.packed ? problem.k.extent(2) / unit_keys + geometry.batch : geometry.batch * plan.tile_units);
+  plan.queries.ctas = geometry.batch * geometry.heads * plan.row_tiles;
+  plan.keys.ctas = geometry.batch * geometry.kv_heads * plan.key_groups;
+  plan.finds_references = fp32 && problem.mask.bias.present();
+  plan.workspace = lay_out(plan, geometry, d_bias);
+  return plan;
+}
+
+std::string to_string(const BackwardPlan& plan) {
+  std::ostringstream text;
+  const auto describe = [&](const char* name, const KernelPlan& kernel) {
+    text << name << kernel.rows << " query rows x " << kernel.keys << " keys by " << kernel.threads / 32 << " warps, "
+         << kernel.stages << (kernel.stages == 1 ? " stage, " : " stages, ") << kernel.shared_bytes
+         << " bytes of shared memory, " << kernel.resident << " a multiprocessor, " << kernel.ctas << " CTAs\n";
+  };
+  text << "products    " << (plan.kind == Kind::precise ? "full fp32, no tensor cores" : "tensor cores")
+       << ", compiled for d = " << plan.dim << "\n";
+  describe("dQ          ", plan.queries);
+  describe("dK, dV      ", plan.keys);
+  text << "workspace   " << plan.workspace.bytes << " bytes";
+  if (plan.finds_references) text << "\nreferences  found again where an LSE is too large";
+  return text.str();
+}
+
+}  // namespace dspattn::cuda::general::backward

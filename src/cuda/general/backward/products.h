@@ -1,0 +1,254 @@
+// A warp's products on mma.sync, or in full fp32 without tensor cores. Tiles lie in shared memory, rows C::kStride bytes
+// apart.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/general/backward/config.h"
+#include "cuda/general/products.h"
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/pin.h"
+#include "cuda/ptx/sm80.h"
+
+namespace dspattn::cuda::general::backward {
+
+// What depends on it is computed where it is needed, not kept over the main loop: registers are short.
+__device__ __forceinline__ int own_thread() { return ptx::opaque(static_cast<int>(threadIdx.x)); }
+__device__ __forceinline__ std::uint32_t own_lane() { return static_cast<std::uint32_t>(own_thread()) & 31; }
+
+// 16 rows x 32 keys of a lane: of register block b rows g, g, g + 8, g + 8 and columns 8b + 2t, 8b + 2t + 1, again.
+template <typename C>
+using Block = float[C::kTileK / 2];
+
+__device__ __forceinline__ float (&four(float* registers))[4] { return *reinterpret_cast<float(*)[4]>(registers); }
+__device__ __forceinline__ const std::uint32_t (&four(const std::uint32_t* registers))[4] {
+  return *reinterpret_cast<const std::uint32_t(*)[4]>(registers);
+}
+
+__device__ __forceinline__ float dot(const float4& a, const float4& b, float sum) {
+  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+}
+
+// acc = rows * keys^T: 16 kBlocks rows from `rows` on, 32 keys from `keys` on. Step by step as the forward does it, so
+// that scores have the same bits.
+template <typename C, int kBlocks>
+__device__ __forceinline__ void multiply_rows(Block<C> (&acc)[kBlocks], std::uint32_t rows, std::uint32_t keys) {
+#pragma unroll
+  for (Block<C>& block : acc) {
+#pragma unroll
+    for (float& x : block) x = 0;
+  }
+  const std::uint32_t lane = own_lane();
+  if constexpr (C::kKind == Kind::precise) {
+    const std::uint32_t own = rows + (lane >> 2) * C::kStride;
+    const std::uint32_t key = keys + 2 * (lane & 3) * C::kStride;
+#pragma unroll 1
+    for (std::uint32_t at = 0; at < C::kRowBytes; at += 16) {
+      float4 a[2 * kBlocks];
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks; ++i) a[i] = ptx::load_shared_16(own + i * 8 * C::kStride + at);
+#pragma unroll
+      for (int column = 0; column < C::kTileK / 4; ++column) {  // of the lane's: 8 (column / 2) + 2t + column % 2
+        const float4 b = ptx::load_shared_16(key + (column / 2 * 8 + column % 2) * C::kStride + at);
+#pragma unroll
+        for (int i = 0; i < 2 * kBlocks; ++i) {
+          float& sum = acc[i / 2][4 * (column / 2) + column % 2 + 2 * (i % 2)];
+          sum = dot(a[i], b, sum);
+        }
+      }
+    }
+  } else {
+    // ldmatrix: of rows, lane l addresses row l % 16 and of 32 bytes the first or the second half; of keys, rows of two
+    // blocks of eight.
+    const std::uint32_t own = rows + (lane & 15) * C::kStride + (lane >> 4) * 16;
+    const std::uint32_t key = keys + ((lane >> 4) * 8 + (lane & 7)) * C::kStride + (lane >> 3 & 1) * 16;
+#pragma unroll 4
+    for (std::uint32_t at = 0; at < C::kRowBytes; at += 32) {
+      std::uint32_t a[kBlocks][4];
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) ptx::ldmatrix_x4(a[block], own + block * 16 * C::kStride + at);
+#pragma unroll
+      for (int pair = 0; pair < C::kTileK / 16; ++pair) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4(b, key + pair * 16 * C::kStride + at);
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          ptx::mma_32_bytes<ElementOf<C::kType>>(four(acc[block] + 8 * pair), a[block], b[0], b[1]);
+          ptx::mma_32_bytes<ElementOf<C::kType>>(four(acc[block] + 8 * pair + 4), a[block], b[2], b[3]);
+        }
+      }
+    }
+  }
+}
+
+template <typename C>
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+  return C::kType == DType::bf16 ? ptx::pack_bf16x2(low, high) : ptx::pack_f16x2(low, high);
+}
+
+// sums += values * keys: 16 kBlocks rows by the columns of K, whose tile is at `keys`.
+template <typename C, int kBlocks>
+__device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::kHeadDim / 2], const Block<C> (&values)[kBlocks],
+                                            std::uint32_t keys) {
+  using Element = ElementOf<C::kType>;
+  const std::uint32_t lane = own_lane();
+  if constexpr (C::kKind == Kind::precise) {
+    const auto quad = static_cast<int>(lane & 28);
+    const std::uint32_t own = keys + 8 * (lane & 3);
+#pragma unroll
+    for (int column = 0; column < C::kTileK / 4; ++column) {
+#pragma unroll 1
+      for (int source = 0; source < 4; ++source) {
+        float value[kBlocks][2];
+#pragma unroll
+        for (int i = 0; i < 2 * kBlocks; ++i) {
+          value[i / 2][i % 2] =
+              __shfl_sync(~0u, values[i / 2][4 * (column / 2) + column % 2 + 2 * (i % 2)], quad + source);
+        }
+        const std::uint32_t key = own + (column / 2 * 8 + 2 * source + column % 2) * C::kStride;
+#pragma unroll
+        for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
+          std::uint32_t bits[2];
+          ptx::load_shared_bytes<8>(key + columns * 32, bits);
+#pragma unroll
+          for (int i = 0; i < 4 * kBlocks; ++i) {
+            float& sum = sums[i / 4][4 * columns + i % 4];
+            sum = fmaf(value[i / 4][i / 2 % 2], __uint_as_float(bits[i % 2]), sum);
+          }
+        }
+      }
+    }
+  } else if constexpr (C::kIsFp32) {  // keys 2t and 2t + 1 of eight as columns t and t + 4 of the operand
+    const std::uint32_t own = keys + 2 * (lane & 3) * C::kStride + 4 * (lane >> 2);
+#pragma unroll
+    for (int step = 0; step < C::kTileK / 8; ++step) {
+      std::uint32_t a[kBlocks][4];
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[block][i] = ptx::nearest_tf32(values[block][4 * step + (i & 1) * 2 + (i >> 1)]);
+      }
+#pragma unroll
+      for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
+        const std::uint32_t at = own + step * 8 * C::kStride + columns * 32;
+        const std::uint32_t b0 = ptx::load_shared(at), b1 = ptx::load_shared(at + C::kStride);
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          ptx::mma_32_bytes<Element>(four(sums[block] + 4 * columns), a[block], b0, b1);
+        }
+      }
+    }
+  } else {
+    const std::uint32_t own = keys + (lane & 15) * C::kStride + (lane >> 4) * 16;
+#pragma unroll
+    for (int step = 0; step < C::kTileK / 16; ++step) {
+      std::uint32_t a[kBlocks][4];
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[block][i] = pack<C>(values[block][8 * step + 2 * i], values[block][8 * step + 2 * i + 1]);
+      }
+#pragma unroll
+      for (int columns = 0; columns < C::kHeadDim / 8; columns += 2) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, own + step * 16 * C::kStride + columns * 16);
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          ptx::mma_32_bytes<Element>(four(sums[block] + 4 * columns), a[block], b[0], b[1]);
+          ptx::mma_32_bytes<Element>(four(sums[block] + 4 * columns + 4), a[block], b[2], b[3]);
+        }
+      }
+    }
+  }
+}
+
+// A lane's part of a gradient of 32 keys: of keys 16m + g and 16m + g + 8 columns 8c + 2t and 8c + 2t + 1.
+template <typename C>
+using KeySums = float[2][C::Keys::kColumns / 2];
+
+// sums += weights^T * rows: kTileQ rows of 32 weights at `weights`, as many rows of Q or dO, of which the warp's columns
+// begin at `rows`.
+template <typename C>
+__device__ __forceinline__ void add_keys(KeySums<C>& sums, std::uint32_t weights, std::uint32_t rows) {
+  using Element = ElementOf<C::kType>;
+  using K = typename C::Keys;
+  const std::uint32_t lane = own_lane();
+  if constexpr (C::kKind == Kind::precise) {
+    const std::uint32_t own = weights + 4 * (lane >> 2), row = rows + 8 * (lane & 3);
+#pragma unroll 1
+    for (std::uint32_t i = 0; i < K::kTileQ; ++i) {
+      float weight[4];  // of keys g, g + 8, g + 16, g + 24
+#pragma unroll
+      for (int k = 0; k < 4; ++k) weight[k] = __uint_as_float(ptx::load_shared(own + i * K::kWeightStride + k * 32));
+#pragma unroll
+      for (int columns = 0; columns < K::kColumns / 8; ++columns) {
+        std::uint32_t bits[2];
+        ptx::load_shared_bytes<8>(row + i * C::kStride + columns * 32, bits);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          float& sum = sums[k / 4][4 * columns + k % 4];
+          sum = fmaf(weight[k / 2], __uint_as_float(bits[k % 2]), sum);
+        }
+      }
+    }
+  } else if constexpr (C::kIsFp32) {  // rows 2t and 2t + 1 of eight as columns t and t + 4 of the operand
+    const std::uint32_t own = weights + 2 * (lane & 3) * K::kWeightStride + 4 * (lane >> 2);
+    const std::uint32_t row = rows + 2 * (lane & 3) * C::kStride + 4 * (lane >> 2);
+#pragma unroll
+    for (int step = 0; step < K::kTileQ / 8; ++step) {
+      std::uint32_t a[2][4];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        a[i / 4][i % 4] =
+            ptx::load_shared(own + (step * 8 + (i >> 1 & 1)) * K::kWeightStride + (i >> 2) * 64 + (i & 1) * 32);
+      }
+#pragma unroll
+      for (int columns = 0; columns < K::kColumns / 8; ++columns) {
+        const std::uint32_t at = row + step * 8 * C::kStride + columns * 32;
+        const std::uint32_t b0 = ptx::load_shared(at), b1 = ptx::load_shared(at + C::kStride);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) ptx::mma_32_bytes<Element>(four(sums[m] + 4 * columns), a[m], b0, b1);
+      }
+    }
+  } else {
+    const std::uint32_t own = weights + ((lane & 7) + (lane >> 4) * 8) * K::kWeightStride + (lane >> 3 & 1) * 16;
+    const std::uint32_t row = rows + (lane & 15) * C::kStride + (lane >> 4) * 16;
+#pragma unroll
+    for (int step = 0; step < K::kTileQ / 16; ++step) {
+      std::uint32_t a[2][4];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) ptx::ldmatrix_x4_trans(a[m], own + step * 16 * K::kWeightStride + m * 32);
+#pragma unroll
+      for (int columns = 0; columns < K::kColumns / 8; columns += 2) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, row + step * 16 * C::kStride + columns * 16);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          ptx::mma_32_bytes<Element>(four(sums[m] + 4 * columns), a[m], b[0], b[1]);
+          ptx::mma_32_bytes<Element>(four(sums[m] + 4 * columns + 4), a[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+}
+
+// 16 rows of weights (or dS) to shared memory, `rows` being the first of them.
+template <typename C>
+__device__ __forceinline__ void store_weights(std::uint32_t rows, const Block<C>& values) {
+  using K = typename C::Keys;
+  const std::uint32_t lane = own_lane();
+  const std::uint32_t own = rows + (lane >> 2) * K::kWeightStride + 2 * (lane & 3) * C::kElementBytes;
+#pragma unroll
+  for (int i = 0; i < C::kTileK / 4; ++i) {
+    const std::uint32_t at = own + (i & 1) * 8 * K::kWeightStride + (i >> 1) * 8 * C::kElementBytes;
+    if constexpr (C::kIsFp32) {
+      const auto word = [](float x) { return C::kIsTf32 ? ptx::nearest_tf32(x) : __float_as_uint(x); };
+      ptx::store_shared(at, word(values[2 * i]));
+      ptx::store_shared(at + 4, word(values[2 * i + 1]));
+    } else {
+      ptx::store_shared(at, pack<C>(values[2 * i], values[2 * i + 1]));
+    }
+  }
+}
+
+}  // namespace dspattn::cuda::general::backward

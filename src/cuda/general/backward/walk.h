@@ -1,0 +1,78 @@
+// Where a sequence's rows and key tiles lie, as all kernels of the general backward see it.
+#pragma once
+
+#include "cuda/blocks/work.h"
+#include "cuda/general/backward/config.h"
+#include "cuda/general/backward/params.h"
+#include "cuda/general/backward/scores.h"
+#include "cuda/ptx/sm80.h"
+
+namespace dspattn::cuda::general::backward {
+
+struct SequenceRows {
+  int batch;        // of the tensors
+  int q_row, rows;  // first query row in the tensors, and how many
+  int k_row, keys;  // the same of keys
+  std::int64_t prepared_row;   // of a head's prepared rows, the sequence's first
+  std::int64_t prepared_tile;  // of a key head's prepared tiles
+  tile::RowBand band;
+};
+
+// Sequences of a packed batch lie one behind the other, each from a multiple of the unit on: those of one that begins
+// at row `begin` start with unit begin / unit + sequence, which leaves room for all before (tile/gradient_walk.h).
+__device__ __forceinline__ SequenceRows sequence_rows(const BackwardParams& params, int sequence) {
+  Work work;
+  const int keys = describe_sequence(params.work, sequence, work);
+  const bool packed = params.work.cumulative_q.present();
+  const int unit_keys = kTileUnit * params.tiles.span >> params.tiles.parts_log2;
+  const int row_unit = packed ? work.q_row / kRowUnit + sequence : sequence * params.row_units;
+  const int tile_unit = packed ? work.k_row / unit_keys + sequence : sequence * params.tile_units;
+  const WorkParams& w = params.work;
+  return {work.batch,
+          work.q_row,
+          work.rows,
+          work.k_row,
+          keys,
+          static_cast<std::int64_t>(row_unit) * kRowUnit,
+          static_cast<std::int64_t>(tile_unit) * kTileUnit,
+          {w.left, w.right, w.offset + (w.bottom_right != 0 ? keys - work.rows : 0),
+           tile::visible_keys(w.key_lengths, sequence, keys)}};
+}
+
+// Bytes that follow each other, by all threads, 16 a turn.
+template <int kThreads, int kBytes>
+__device__ __forceinline__ void copy_bytes(std::uint32_t to, const void* from) {
+  static_assert(kBytes % 16 == 0);
+  const int thread = own_thread();
+  const auto* source = static_cast<const std::uint8_t*>(from) + 16 * thread;
+  const std::uint32_t target = to + static_cast<std::uint32_t>(16 * thread);
+#pragma unroll 4
+  for (int at = 0; at < kBytes / 16; at += kThreads) {
+    if (kBytes / 16 % kThreads == 0 || at + thread < kBytes / 16) ptx::cp_async_16(target + 16 * at, source + 16 * at);
+  }
+}
+
+// Two neighbouring columns of a row of a gradient.
+template <DType kType>
+__device__ __forceinline__ void store_pair(const OutView& view, bool fp32, std::int64_t row, int column, float a,
+                                           float b) {
+  if (column >= view.columns) return;
+  const bool both = column + 1 < view.columns;
+  if (fp32) {
+    float* to = static_cast<float*>(view.data) + row + column;
+    if (both && reinterpret_cast<std::uintptr_t>(to) % 8 == 0) return ptx::store_global_8(to, a, b);
+    to[0] = a;
+    if (both) to[1] = b;
+    return;
+  }
+  auto* to = static_cast<std::uint16_t*>(view.data) + row + column;
+  const std::uint32_t pair = kType == DType::bf16 ? ptx::pack_bf16x2(a, b) : ptx::pack_f16x2(a, b);
+  if (both && reinterpret_cast<std::uintptr_t>(to) % 4 == 0) {
+    *reinterpret_cast<std::uint32_t*>(to) = pair;
+    return;
+  }
+  to[0] = static_cast<std::uint16_t>(pair);
+  if (both) to[1] = static_cast<std::uint16_t>(pair >> 16);
+}
+
+}  // namespace dspattn::cuda::general::backward
