@@ -33,11 +33,11 @@ BackwardPlan plan_of(const Problem& problem, int dim) {
 TEST(BackwardPlan, AnItemIsAKeyTileOfAKeyHead) {
   const BackwardPlan small = plan_of(problem_of(4, 8, 2, 1024, 1000, 64), 64);
   EXPECT_EQ(small.keys, 128);
-  EXPECT_EQ(small.tile_q, 128);
+  EXPECT_EQ(small.tile_q, 64);
   EXPECT_EQ(small.key_tiles, 8);
   EXPECT_EQ(small.items, 8 * 4 * 2);
   EXPECT_EQ(small.ctas, 64);
-  EXPECT_EQ(small.query_tiles, 4 * 8);
+  EXPECT_EQ(small.query_tiles, 4 * 16);
   // Beyond d = 128 a key tile is half a block; a block that is begun has both halves.
   const BackwardPlan large = plan_of(problem_of(4, 8, 8, 1024, 1000, 256), 256);
   EXPECT_EQ(large.keys, 64);
@@ -67,7 +67,7 @@ TEST(BackwardPlan, TheWorkspaceIsLinearInTheRows) {
   // Of a packed batch it is the rows that count, not sequences times the longest.
   Problem packed = problem_of(1, 2, 2, 4096, 4096, 64);
   packed.packed = Packed{{stand_in(3), DType::i32, {65}}, {stand_in(4), DType::i32, {65}}, 4096, 4096};
-  EXPECT_EQ(plan_of(packed, 64).query_tiles, 4096 / 128 + 64 + 1);
+  EXPECT_EQ(plan_of(packed, 64).query_tiles, 4096 / 64 + 64 + 1);
 }
 
 TEST(BackwardPlan, PartsOfTheWorkspaceDoNotOverlap) {
