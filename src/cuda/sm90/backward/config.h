@@ -60,7 +60,7 @@ struct Config {
   static constexpr bool kCountsLater = kKeys == 2 * kTileQ;
 
   static constexpr bool kScoresAhead = kDim <= 64;
-  static constexpr int kStages = kDim <= 64 ? 4 : kDim <= 128 ? 3 : 2;    // of Q and dO
+  static constexpr int kStages = kDim <= 64 ? 4 : kDim <= 128 ? 3 : 2;  // of Q and dO
   static constexpr int kKeySlots = kDim <= 64 ? 2 : 1;  // of K and V: where there is room, the next item's are loaded
 
   static constexpr int kThreads = 128 * (kConsumers + 1);

@@ -28,7 +28,9 @@ struct KeyWarpgroup {
   __device__ __forceinline__ static bool leads_warp() { return (thread() & 31) == 0; }
   __device__ __forceinline__ static int index() { return (ptx::opaque(static_cast<int>(threadIdx.x)) >> 7) - 1; }
   __device__ __forceinline__ static int part() { return C::kSplit == Split::keys ? uniform(index()) : 0; }
-  __device__ __forceinline__ static int stage_of(int tile) { return static_cast<int>(static_cast<unsigned>(tile) % C::kStages); }
+  __device__ __forceinline__ static int stage_of(int tile) {
+    return static_cast<int>(static_cast<unsigned>(tile) % C::kStages);
+  }
   __device__ __forceinline__ int stage() const { return stage_of(number); }
   __device__ __forceinline__ Ring<C::kStages> ring() const {
     return {stage(), static_cast<int>(static_cast<unsigned>(number) / C::kStages & 1)};

@@ -1,5 +1,5 @@
-// An item of the fused backward, and its K and V: taken, described and copied to shared memory by the 128 threads of the
-// query warpgroup.
+// An item of the fused backward, and its K and V: taken, described and copied to shared memory by the 128 threads of
+// the query warpgroup.
 #pragma once
 
 #include <cstdint>

@@ -30,12 +30,12 @@ inline constexpr int kTileNumberBytes = 16;  // beyond those of its rows
 
 // In the workspace, all indexed by query tile: tile `t` of head `h` is number h * query_tiles + t.
 struct Scratch {
-  std::uint8_t* q = nullptr;       // tiles of Q times 2^-e, as they lie in shared memory; absent rows are zeros
-  std::uint8_t* d_out = nullptr;   // and of dO
+  std::uint8_t* q = nullptr;        // tiles of Q times 2^-e, as they lie in shared memory; absent rows are zeros
+  std::uint8_t* d_out = nullptr;    // and of dO
   std::uint8_t* numbers = nullptr;  // TileNumbers
-  float* sums = nullptr;           // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
-  std::int32_t* counts = nullptr;  // [sum][tile]: warps that have added their part of a share
-  std::int32_t* taken = nullptr;   // items that CTAs have taken
+  float* sums = nullptr;            // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
+  std::int32_t* counts = nullptr;   // [sum][tile]: warps that have added their part of a share
+  std::int32_t* taken = nullptr;    // items that CTAs have taken
 };
 
 struct BackwardParams {

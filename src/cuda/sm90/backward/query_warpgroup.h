@@ -27,10 +27,10 @@ struct QueryWarpgroup {
 
   // Query tiles are asked for ahead of time, those of the next item too.
   Ring<C::kStages> loads = {};
-  int loaded = 0;       // tiles
-  int load_number = 0;  // of the item
-  int load_index = 0;   // of its next step
-  int taken = 0;        // items
+  int loaded = 0;                    // tiles
+  int load_number = 0;               // of the item
+  int load_index = 0;                // of its next step
+  int taken = 0;                     // items
   std::int32_t* to_count = nullptr;  // where a share is added, but not counted yet
 
   using SumPart = float[C::kSumColumns / 2];  // of a thread: of 64 rows
@@ -75,15 +75,15 @@ struct QueryWarpgroup {
     const std::uint32_t full = loads.barrier(shared.full);
     loads.await_empty(shared.empty);
     if (ptx::elect()) {
-    shared.facts[loads.stage] = facts_of<C>(item, step);
-    constexpr int kNumberBytes = static_cast<int>(sizeof(shared.numbers[0]));
-    ptx::mbarrier_arrive_expect(full, 2 * C::kTileQBytes + kNumberBytes);
-    ptx::bulk_load(ptx::shared_address(shared.q[loads.stage]), params.scratch.q + tile * C::kTileQBytes, C::kTileQBytes,
-                   full);
-    ptx::bulk_load(ptx::shared_address(shared.d_out[loads.stage]), params.scratch.d_out + tile * C::kTileQBytes,
-                   C::kTileQBytes, full);
-    ptx::bulk_load(ptx::shared_address(&shared.numbers[loads.stage]), params.scratch.numbers + tile * kNumberBytes,
-                   kNumberBytes, full);
+      shared.facts[loads.stage] = facts_of<C>(item, step);
+      constexpr int kNumberBytes = static_cast<int>(sizeof(shared.numbers[0]));
+      ptx::mbarrier_arrive_expect(full, 2 * C::kTileQBytes + kNumberBytes);
+      ptx::bulk_load(ptx::shared_address(shared.q[loads.stage]), params.scratch.q + tile * C::kTileQBytes,
+                     C::kTileQBytes, full);
+      ptx::bulk_load(ptx::shared_address(shared.d_out[loads.stage]), params.scratch.d_out + tile * C::kTileQBytes,
+                     C::kTileQBytes, full);
+      ptx::bulk_load(ptx::shared_address(&shared.numbers[loads.stage]), params.scratch.numbers + tile * kNumberBytes,
+                     kNumberBytes, full);
     }
     __syncwarp();
   }
@@ -110,7 +110,8 @@ struct QueryWarpgroup {
   __device__ __forceinline__ void issue_d_q(SumPart& d, int rows, int columns) {
     const auto at = [](const std::uint8_t* tile, int panel, int column) {
       return ptx::descriptor_low(
-          ptx::shared_address(tile) + static_cast<std::uint32_t>(panel * C::kPanelKBytes + 2 * column), C::kPanelKBytes);
+          ptx::shared_address(tile) + static_cast<std::uint32_t>(panel * C::kPanelKBytes + 2 * column),
+          C::kPanelKBytes);
     };
     const std::uint32_t a = at(shared.d_scores[number % C::kDScoreSlots], rows, 0);
     const std::uint32_t b = at(shared.k[item_number % C::kKeySlots], columns / 64, columns % 64);

@@ -1,7 +1,7 @@
 #include <cmath>
 
-#include "cuda/device/device.h"
 #include "cuda/blocks/sink.h"
+#include "cuda/device/device.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/packed_half.h"
 #include "cuda/sm90/backward/describe.h"
@@ -162,7 +162,8 @@ __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__
   __syncthreads();  // before anybody sets it
   if (write_rows(params, tile)) has_nan = 1;
   __syncthreads();  // everybody has
-  if (threadIdx.x == 0) *reinterpret_cast<std::int32_t*>(numbers_of_tile(params, tile.number) + params.tile_q) = has_nan;
+  if (threadIdx.x == 0)
+    *reinterpret_cast<std::int32_t*>(numbers_of_tile(params, tile.number) + params.tile_q) = has_nan;
   const int sums = params.wraps != 0 ? 2 : 1;
   const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
   for (int sum = 0; sum < sums; ++sum) {
@@ -171,8 +172,8 @@ __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__
 }
 
 // dQ of two rows, 32 columns of them, from its sums: what one thread had in an accumulator.
-__device__ __forceinline__ void finish_columns(const BackwardParams& params, const QueryTile& tile, const bool (&sums)[2],
-                                               int part) {
+__device__ __forceinline__ void finish_columns(const BackwardParams& params, const QueryTile& tile,
+                                               const bool (&sums)[2], int part) {
   const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
   const int thread = part % 128;
   const int column_of_all = part / 128 * 32;  // as if all panels of 64 rows lay side by side
@@ -180,7 +181,8 @@ __device__ __forceinline__ void finish_columns(const BackwardParams& params, con
 #pragma unroll
   for (int sum = 0; sum < 2; ++sum) {
     if (!sums[sum]) continue;
-    const std::int64_t first = (sum * tiles + tile.number) * params.tile_q * params.dim + column_of_all * 64 + 4 * thread;
+    const std::int64_t first =
+        (sum * tiles + tile.number) * params.tile_q * params.dim + column_of_all * 64 + 4 * thread;
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       x[sum][b] = *reinterpret_cast<const float4*>(params.scratch.sums + first + 4 * 128 * b);

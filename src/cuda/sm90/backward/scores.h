@@ -1,7 +1,8 @@
 // The scores of a warpgroup's 64 keys and a query tile: masked and pruned as the forward does it, bit for bit.
 //
-// The scores come from the same sums (Q times 2^-e by K, 16 columns a step; which of the two is the left operand does
-// not change a bit), rounded as the forward's, and so is the selection. Mask tensors are read from global memory.
+// The scores come from the same sums (Q times 2^-e by K, 16 columns a step; that it does not matter which of the two is
+// the left operand is what this rests on), rounded as the forward's, and so is the selection. Mask tensors are read
+// from global memory.
 #pragma once
 
 #include <cmath>
@@ -78,24 +79,25 @@ struct KeyScores {
   // As blocks::pack_biased.
   __device__ __forceinline__ void pack_biased(PackedTile<C>& packed, const TileScores<C>& scores) const {
     const float scale = params.scales.bias_scale;
-    for_each_pair(params.bias, params.bias_bytes, [&](int word, const std::uint8_t* at0, const std::uint8_t* at1,
-                                                         bool present0, bool present1) {
-      const float bias0 = bias_at(at0, present0);
-      const float bias1 = bias_at(at1, present1);
-      const std::uint32_t masked = (bias0 == -INFINITY ? 0xFFFFu : 0u) | (bias1 == -INFINITY ? 0xFFFF0000u : 0u);
-      const std::uint32_t sum =
-          ptx::pack_f16x2_clamped(fmaf(bias0, scale, scores[2 * word]), fmaf(bias1, scale, scores[2 * word + 1]));
-      packed[word] = ptx::bit_select(masked, kLowestPair, ptx::max_f16x2(sum, kLowestBiasedPair));
-    });
+    for_each_pair(params.bias, params.bias_bytes,
+                  [&](int word, const std::uint8_t* at0, const std::uint8_t* at1, bool present0, bool present1) {
+                    const float bias0 = bias_at(at0, present0);
+                    const float bias1 = bias_at(at1, present1);
+                    const std::uint32_t masked =
+                        (bias0 == -INFINITY ? 0xFFFFu : 0u) | (bias1 == -INFINITY ? 0xFFFF0000u : 0u);
+                    const std::uint32_t sum = ptx::pack_f16x2_clamped(fmaf(bias0, scale, scores[2 * word]),
+                                                                      fmaf(bias1, scale, scores[2 * word + 1]));
+                    packed[word] = ptx::bit_select(masked, kLowestPair, ptx::max_f16x2(sum, kLowestBiasedPair));
+                  });
   }
 
   __device__ __forceinline__ void mask_hidden(PackedTile<C>& packed) const {
-    for_each_pair(params.allowed, 1, [&](int word, const std::uint8_t* at0, const std::uint8_t* at1,
-                                             bool present0, bool present1) {
-      const std::uint32_t seen =
-          (present0 && *at0 != 0 ? 0xFFFFu : 0u) | (present1 && *at1 != 0 ? 0xFFFF0000u : 0u);
-      packed[word] = ptx::bit_select(seen, packed[word], kLowestPair);
-    });
+    for_each_pair(params.allowed, 1,
+                  [&](int word, const std::uint8_t* at0, const std::uint8_t* at1, bool present0, bool present1) {
+                    const std::uint32_t seen =
+                        (present0 && *at0 != 0 ? 0xFFFFu : 0u) | (present1 && *at1 != 0 ? 0xFFFF0000u : 0u);
+                    packed[word] = ptx::bit_select(seen, packed[word], kLowestPair);
+                  });
   }
 
   // Masks what the diagonal, the window and the key length hide.
@@ -127,30 +129,30 @@ struct KeyScores {
   }
 };
 
-  // Prunes: what is not kept becomes -inf, but masked keys (kMasked: there may be some) stay the lowest score.
-  template <typename C, bool kMasked>
-  __device__ __forceinline__ void select(PackedTile<C>& packed, int thread) {
-    const std::uint32_t upper = (thread & 4) != 0 ? ~0u : 0u;
+// Prunes: what is not kept becomes -inf, but masked keys (kMasked: there may be some) stay the lowest score.
+template <typename C, bool kMasked>
+__device__ __forceinline__ void select(PackedTile<C>& packed, int thread) {
+  const std::uint32_t upper = (thread & 4) != 0 ? ~0u : 0u;
 #pragma unroll
-    for (int j = 0; j < C::kTileQ / 8; ++j) {
-      std::uint32_t& a = packed[2 * j];
-      std::uint32_t& b = packed[2 * j + 1];
-      tile::KeptHalf kept;
-      if constexpr (C::kSelection == Selection::two_of_four) {
-        const tile::HalfGroup own = tile::half_group(a, b);
-        const tile::HalfGroup other{__shfl_xor_sync(~0u, own.high, 4), __shfl_xor_sync(~0u, own.low, 4)};
-        kept = tile::keep_two_of_four(a, b, own, other, upper);
-      } else {
-        kept = tile::keep_one_of_two(a, b);
-      }
-      if constexpr (kMasked) {
-        kept.first |= ptx::equal_f16x2(a, kLowestPair);
-        kept.second |= ptx::equal_f16x2(b, kLowestPair);
-      }
-      a = ptx::bit_select(kept.first, a, kPrunedPair);
-      b = ptx::bit_select(kept.second, b, kPrunedPair);
+  for (int j = 0; j < C::kTileQ / 8; ++j) {
+    std::uint32_t& a = packed[2 * j];
+    std::uint32_t& b = packed[2 * j + 1];
+    tile::KeptHalf kept;
+    if constexpr (C::kSelection == Selection::two_of_four) {
+      const tile::HalfGroup own = tile::half_group(a, b);
+      const tile::HalfGroup other{__shfl_xor_sync(~0u, own.high, 4), __shfl_xor_sync(~0u, own.low, 4)};
+      kept = tile::keep_two_of_four(a, b, own, other, upper);
+    } else {
+      kept = tile::keep_one_of_two(a, b);
     }
+    if constexpr (kMasked) {
+      kept.first |= ptx::equal_f16x2(a, kLowestPair);
+      kept.second |= ptx::equal_f16x2(b, kLowestPair);
+    }
+    a = ptx::bit_select(kept.first, a, kPrunedPair);
+    b = ptx::bit_select(kept.second, b, kPrunedPair);
   }
+}
 
 template <typename C>
 __device__ __forceinline__ void prune(PackedTile<C>& packed, bool masked, int thread) {

@@ -41,7 +41,8 @@ struct TileFacts {
   int all_inside;  // 1: each of its rows sees the whole key block, as far as diagonal, window and length go
 };
 
-// What the warpgroup with the scores tells the other (Split::products): each of its threads the packed scores of a tile.
+// What the warpgroup with the scores tells the other (Split::products): each of its threads the packed scores of a
+// tile.
 template <typename C>
 struct HandedScores {
   std::uint32_t words[2][C::kTileQ / 16][128][4];
@@ -59,9 +60,9 @@ struct alignas(1024) Shared {
   alignas(16) TileNumbers<C::kTileQ> numbers[C::kStages];
   alignas(16) std::conditional_t<C::kSplit == Split::products, HandedScores<C>, NothingHanded> handed;
   TileFacts facts[C::kStages];
-  std::uint64_t full[C::kStages], empty[C::kStages];         // of q, d_out, numbers and facts
-  std::uint64_t stored[kSlots], free[kSlots];                // of d_scores: all is there; dQ is computed
-  std::uint64_t handed_full[2], handed_empty[2];             // of handed (Split::products)
+  std::uint64_t full[C::kStages], empty[C::kStages];  // of q, d_out, numbers and facts
+  std::uint64_t stored[kSlots], free[kSlots];         // of d_scores: all is there; dQ is computed
+  std::uint64_t handed_full[2], handed_empty[2];      // of handed (Split::products)
   // Of items; a CTA's item number m has number m % 2.
   std::uint64_t described[2];  // items[] says what it is, and its K and V are there
   std::uint64_t keys_free[2];  // nobody needs its K and V any more

@@ -20,8 +20,8 @@ struct KeyRows {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const tile::Slot slot = tile::slot_of_key_row((thread >> 5) * 16 + ((thread & 31) >> 2) + 8 * i);
-      const int key = item.block * tile::kBlockKeys +
-                      params.keys.key(item.part * C::kParts + part, slot.group, slot.element);
+      const int key =
+          item.block * tile::kBlockKeys + params.keys.key(item.part * C::kParts + part, slot.group, slot.element);
       row[i] = key < item.keys ? item.k_row + key : -1;
     }
   }
