@@ -123,12 +123,35 @@ template <int kRows>
 struct SlotKeys {
   const float* key[kRows];
 
-  SlotKeys(const Slots& slots, int slot, int row, const float* panel) {
-    std::uint64_t offsets[(kRows + 3) / 4];
-    std::memcpy(offsets, &slots.offset[slot][row], kRows * sizeof(std::uint16_t));
-    for (int i = 0; i < kRows; ++i) key[i] = panel + ((offsets[i / 4] >> (i % 4 * 16)) & 0xffff);
+  SlotKeys(const std::uint16_t* HWY_RESTRICT offsets, const float* panel) {
+    if constexpr (kRows % 4 == 0) {
+      std::uint64_t four[kRows / 4];
+      std::memcpy(four, offsets, sizeof(four));
+      for (int i = 0; i < kRows; ++i) key[i] = panel + ((four[i / 4] >> (i % 4 * 16)) & 0xffff);
+    } else {
+      for (int i = 0; i < kRows; ++i) key[i] = panel + offsets[i];
+    }
   }
 };
+
+// sum[row] += weights[row] * the row's key. Four vectors of a key are loaded together, in pairs where there are such
+// loads.
+template <int kRows, int kVecs>
+HWY_INLINE void add_slot(const SlotKeys<kRows>& keys, const float* HWY_RESTRICT weights, VecF (&sum)[kRows][kVecs]) {
+  HWY_UNROLL(16)
+  for (int i = 0; i < kRows; ++i) {
+    const VecF weight = hn::Set(kF32, weights[i]);
+    constexpr int kTogether = kVecs < 4 ? kVecs : 4;
+    HWY_UNROLL(16)
+    for (int c = 0; c < kVecs; c += kTogether) {
+      VecF key[kTogether];
+      HWY_UNROLL(4)
+      for (int j = 0; j < kTogether; ++j) key[j] = hn::Load(kF32, keys.key[i] + (c + j) * kLanes);
+      HWY_UNROLL(4)
+      for (int j = 0; j < kTogether; ++j) sum[i][c + j] = hn::MulAdd(weight, key[j], sum[i][c + j]);
+    }
+  }
+}
 
 // One panel of kUnits x 16 columns; kRows rows at a time hide the latency of the multiply-adds.
 template <int kUnits>
@@ -139,6 +162,7 @@ inline void add_kept_panel(const Slots& slots, const SlotValues& values, const f
   constexpr int kFit = kKeptAccumulators / kVecs;
   constexpr int kRows = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
   static_assert(kTileQ % kRows == 0);
+  const int count = slots.count;
   for (int r = 0; r < rows; r += kRows) {
     VecF sum[kRows][kVecs];
     for (int i = 0; i < kRows; ++i) {
@@ -148,7 +172,7 @@ inline void add_kept_panel(const Slots& slots, const SlotValues& values, const f
       }
     }
     if (slots.all_keys) {
-      for (int s = 0; s < slots.count; ++s) {
+      for (int s = 0; s < count; ++s) {
         VecF key[kVecs];
         HWY_UNROLL(16)
         for (int c = 0; c < kVecs; ++c) key[c] = hn::Load(kF32, panel + s * width + c * kLanes);
@@ -160,17 +184,20 @@ inline void add_kept_panel(const Slots& slots, const SlotValues& values, const f
         }
       }
     } else {
-      SlotKeys<kRows> next(slots, 0, r, panel);
-      for (int s = 0; s < slots.count; ++s) {
-        const SlotKeys<kRows> now = kKeysEarly ? next : SlotKeys<kRows>(slots, s, r, panel);
-        if constexpr (kKeysEarly) next = SlotKeys<kRows>(slots, s + 1 < slots.count ? s + 1 : s, r, panel);
-        HWY_UNROLL(16)
-        for (int i = 0; i < kRows; ++i) {
-          const VecF weight = hn::Set(kF32, values.at[s][r + i]);
-          HWY_UNROLL(16)
-          for (int c = 0; c < kVecs; ++c) {
-            sum[i][c] = hn::MulAdd(weight, hn::Load(kF32, now.key[i] + c * kLanes), sum[i][c]);
-          }
+      const std::uint16_t* HWY_RESTRICT offsets = &slots.offset[0][r];
+      const float* HWY_RESTRICT weights = &values.at[0][r];
+      if constexpr (kKeysEarly) {
+        SlotKeys<kRows> keys(offsets, panel);
+        for (int s = 1; s < count; ++s, weights += kTileQ) {
+          offsets += kTileQ;
+          const SlotKeys<kRows> next(offsets, panel);
+          add_slot(keys, weights, sum);
+          keys = next;
+        }
+        if (count > 0) add_slot(keys, weights, sum);
+      } else {
+        for (int s = 0; s < count; ++s, offsets += kTileQ, weights += kTileQ) {
+          add_slot(SlotKeys<kRows>(offsets, panel), weights, sum);
         }
       }
     }
