@@ -25,6 +25,7 @@ from ._inputs import (
     to_four_dims,
     wants_fp32,
 )
+from ._not_offered import not_scriptable
 from ._probe import require_served
 from ._schema import ProblemArguments
 from .errors import DspattnError
@@ -96,6 +97,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@not_scriptable
 def attention(
     query: Tensor,
     key: Tensor,
@@ -335,6 +337,7 @@ def varlen_attention(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@not_scriptable
 def varlen_attention(
     query: Tensor,
     key: Tensor,
@@ -480,6 +483,7 @@ def varlen_attention(
     return (out, lse.squeeze(0)) if return_lse else out
 
 
+@not_scriptable
 def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
     """The weights :func:`attention` gives each key: rows sum to 1 over the kept keys and are 0 where pruned or masked.
 

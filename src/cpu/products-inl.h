@@ -27,8 +27,8 @@ namespace dspattn::cpu::HWY_NAMESPACE {
 //
 // NEON multiplies by one lane of a vector: four numbers of a key come with one load and need no broadcast (kByLane).
 // Its cores look less far ahead (128 instructions on a Neoverse-N1, of which a slot of 64 columns takes 30), so that
-// add_kept has to find a slot's keys before it multiplies the one before (kKeysEarly). Measured on an N1, one core, of a
-// peak of 40 GFLOP/s: tile_product 38.3 with 2 x 8 by lane, 36.9 with 8 x 2 by lane, 32.1 with 4 x 4 and broadcasts;
+// add_kept has to find a slot's keys before it multiplies the one before (kKeysEarly). Measured on an N1, one core, of
+// a peak of 40 GFLOP/s: tile_product 38.3 with 2 x 8 by lane, 36.9 with 8 x 2 by lane, 32.1 with 4 x 4 and broadcasts;
 // add_kept 27.9 with keys found early, 21.4 without.
 #if HWY_TARGET == HWY_AVX3
 inline constexpr int kKeysAtOnce = 8, kVecsAtOnce = 2;

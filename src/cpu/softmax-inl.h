@@ -35,7 +35,8 @@ struct Exp2 {
     return one[0];
   }
 
-  // Several at once, each in its place: the chain of multiply-adds is long, and a core works on one while another waits.
+  // Several at once, each in its place: the chain of multiply-adds is long, and a core works on one while another
+  // waits.
   template <int kCount>
   HWY_INLINE void operator()(VecF (&t)[kCount]) const {
     constexpr float kCoefficients[] = {0.0013399930903688073f, 0.009618489071726799f, 0.05550328642129898f,
