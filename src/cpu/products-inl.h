@@ -25,7 +25,7 @@ namespace dspattn::cpu::HWY_NAMESPACE {
 // row vector kKeysAtOnce, so fused multiply-adds, not loads, are the limit; accumulators plus one broadcast and the row
 // vectors must fit the registers (AVX2 has 16, the others 32).
 //
-// NEON multiplies by one lane of a vector: four numbers of a key come with one load and need no broadcast (kByLane).
+// NEON multiplies by one lane of a vector: four numbers of a key come with one load and need no broadcast.
 // Its cores look less far ahead (128 instructions on a Neoverse-N1, of which a slot of 64 columns takes 30), so that
 // add_kept has to find a slot's keys before it multiplies the one before (kKeysEarly). Measured on an N1, one core, of
 // a peak of 40 GFLOP/s: tile_product 38.3 with 2 x 8 by lane, 36.9 with 8 x 2 by lane, 32.1 with 4 x 4 and broadcasts;
@@ -33,19 +33,19 @@ namespace dspattn::cpu::HWY_NAMESPACE {
 #if HWY_TARGET == HWY_AVX3
 inline constexpr int kKeysAtOnce = 8, kVecsAtOnce = 2;
 inline constexpr int kKeptAccumulators = 16;
-inline constexpr bool kByLane = false, kKeysEarly = false;
+inline constexpr bool kKeysEarly = false;
 #elif HWY_TARGET == HWY_AVX2
 inline constexpr int kKeysAtOnce = 4, kVecsAtOnce = 2;
 inline constexpr int kKeptAccumulators = 8;
-inline constexpr bool kByLane = false, kKeysEarly = false;
+inline constexpr bool kKeysEarly = false;
 #elif DSPATTN_TARGET_IS_NEON
 inline constexpr int kKeysAtOnce = 2, kVecsAtOnce = 8;
 inline constexpr int kKeptAccumulators = 16;
-inline constexpr bool kByLane = true, kKeysEarly = true;
+inline constexpr bool kKeysEarly = true;
 #else
 inline constexpr int kKeysAtOnce = 4, kVecsAtOnce = 4;
 inline constexpr int kKeptAccumulators = 16;
-inline constexpr bool kByLane = false, kKeysEarly = false;
+inline constexpr bool kKeysEarly = false;
 #endif
 static_assert(kTileK % kKeysTogether == 0 && kKeysTogether % kKeysAtOnce == 0 && kVecsQ % kVecsAtOnce == 0);
 
@@ -97,16 +97,16 @@ inline void tile_product(const KeyRows& block, const float* HWY_RESTRICT packed,
       for (int left = block.columns; left > 0; left -= block.width, keys += block.panel_stride) {
         const int depth = left < block.width ? left : block.width;
         int x = 0;
-        if constexpr (kByLane) {
-          for (; x + 4 <= depth; x += 4, rows += 4 * kTileQ) {
-            VecF four[kKeysAtOnce];
-            for (int j = 0; j < kKeysAtOnce; ++j) four[j] = hn::LoadU(kF32, keys + j * stride + x);
-            sums.add(rows, [&](int j) HWY_ATTR { return hn::Broadcast<0>(four[j]); });
-            sums.add(rows + kTileQ, [&](int j) HWY_ATTR { return hn::Broadcast<1>(four[j]); });
-            sums.add(rows + 2 * kTileQ, [&](int j) HWY_ATTR { return hn::Broadcast<2>(four[j]); });
-            sums.add(rows + 3 * kTileQ, [&](int j) HWY_ATTR { return hn::Broadcast<3>(four[j]); });
-          }
+#if DSPATTN_TARGET_IS_NEON
+        for (; x + 4 <= depth; x += 4, rows += 4 * kTileQ) {
+          VecF four[kKeysAtOnce];
+          for (int j = 0; j < kKeysAtOnce; ++j) four[j] = hn::LoadU(kF32, keys + j * stride + x);
+          sums.add(rows, [&](int j) HWY_ATTR { return hn::Broadcast<0>(four[j]); });
+          sums.add(rows + kTileQ, [&](int j) HWY_ATTR { return hn::Broadcast<1>(four[j]); });
+          sums.add(rows + 2 * kTileQ, [&](int j) HWY_ATTR { return hn::Broadcast<2>(four[j]); });
+          sums.add(rows + 3 * kTileQ, [&](int j) HWY_ATTR { return hn::Broadcast<3>(four[j]); });
         }
+#endif
         for (; x < depth; ++x, rows += kTileQ) {
           sums.add(rows, [&](int j) HWY_ATTR { return hn::Set(kF32, keys[j * stride + x]); });
         }

@@ -74,7 +74,8 @@ void take_whole(const WholeRows& whole, std::int64_t batch, std::int64_t head, s
     row.lse = lse;
     return;
   }
-  if (std::abs(lse) >= std::numeric_limits<float>::max()) return;  // fp32 does not hold it: nothing is known of the rest
+  if (std::abs(lse) >= std::numeric_limits<float>::max())
+    return;  // fp32 does not hold it: nothing is known of the rest
   for (double& weight : row.weights) weight *= std::exp(row.lse - lse);
   row.sink_weight *= std::exp(row.lse - lse);
   for (std::size_t c = 0; c < row.out.size(); ++c) {
