@@ -6,6 +6,7 @@
 
 #include "core/dropout.h"
 #include "core/geometry.h"
+#include "cuda/blocks/means.h"
 #include "cuda/blocks/problem_params.h"
 #include "cuda/blocks/schedule.h"
 #include "cuda/device/device.h"
