@@ -1,6 +1,9 @@
-// What is told to the kernels that write means of V (means.h), and to those that read them: no word of CUDA's own, so that
-// plans and their tests need none of its headers.
+// What is told to the kernels that write means of V (means.h), and to those that read them: no word of CUDA's own, so
+// that plans and their tests need none of its headers.
 #pragma once
+
+#include <cstddef>
+#include <cstdint>
 
 #include "cuda/blocks/pages.h"
 #include "cuda/blocks/views.h"
@@ -9,6 +12,15 @@
 #include "dspattn/dtype.h"
 
 namespace dspattn::cuda::blocks {
+
+// Decided on the host (means_plan.h).
+struct MeansPlan {
+  bool present = false;  // rest = mean
+  tile::MeanTable table;
+  std::int64_t heads = 0;          // that have means of their own: the key heads, or all
+  int columns = 0;                 // floats of an entry
+  std::size_t begin = 0, end = 0;  // in the workspace
+};
 
 // The table as a kernel reads it: [heads][entries][columns] fp32, of the key heads, or of all heads where masks differ
 // from head to head.
