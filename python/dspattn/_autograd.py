@@ -33,7 +33,7 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     if forward_ad._current_level >= 0:
         _refuse_tangents(problem)
     if torch.is_grad_enabled() and _wants_gradients(problem):
-        return _Attention.apply(*problem)
+        return _Attention.apply(*problem[:TENSORS], problem[TENSORS:])
     with torch._C._AutoDispatchBelowAutograd():
         return attention(*problem)
 
@@ -78,10 +78,13 @@ def _wants_gradients(problem: ProblemArguments) -> bool:
 
 
 class _Attention(torch.autograd.Function):
-    """The registered gradient of attention() as a plain autograd function."""
+    """The registered gradient of attention() as a plain autograd function. It takes the arguments that are no tensors
+    as one: PyTorch looks at each, forward and back."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        *tensors, options = given
+        arguments = (*tensors, *options)
         with torch._C._AutoDispatchBelowAutograd():
             output = attention(*arguments)
         _save(ctx, arguments, output)
