@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ._not_offered import GRADIENTS, forward_mode, refuse_tangents
 from ._ops import attention, attention_backward
 from ._schema import DIFFERENTIABLE, TENSORS, BackwardArguments, ProblemArguments
 from ._vmap import batching_rule
@@ -31,7 +32,7 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return _FunctionalAttention.apply(*problem)
     if forward_ad._current_level >= 0:
-        _refuse_tangents(problem)
+        refuse_tangents(problem[:TENSORS])
     if torch.is_grad_enabled() and _wants_gradients(problem):
         return _Attention.apply(*problem[:TENSORS], problem[TENSORS:])
     with torch._C._AutoDispatchBelowAutograd():
@@ -52,21 +53,6 @@ def repeatable(problem: ProblemArguments) -> ProblemArguments:
         name = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(q.dtype)
         return problem if name is None else problem._replace(kernel=f"general_{name}")
     return problem
-
-
-def _refuse_tangents(problem: ProblemArguments) -> None:
-    for tensor in problem.tensors().values():
-        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
-            _forward_mode()
-
-
-def _forward_mode(*_: Any) -> NoReturn:
-    raise DspattnError(
-        [
-            "query, key, value: expected no tangents (derivatives in forward mode, jvp and jacfwd, are not offered; "
-            "torch.func.vjp and jacrev are), got a dual tensor"
-        ]
-    )
 
 
 def _wants_gradients(problem: ProblemArguments) -> bool:
@@ -109,7 +95,7 @@ class _FunctionalAttention(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         _save(ctx, inputs, output)
 
-    jvp = staticmethod(_forward_mode)  # type: ignore[assignment]
+    jvp = staticmethod(forward_mode)  # type: ignore[assignment]
     vmap = staticmethod(batching_rule(lambda *arguments: run(ProblemArguments(*arguments)), 0))
 
 
@@ -124,7 +110,7 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
         _second_order()
 
-    jvp = staticmethod(_forward_mode)  # type: ignore[assignment]
+    jvp = staticmethod(forward_mode)  # type: ignore[assignment]
 
 
 class _AttentionBackward(_Gradient):
@@ -188,8 +174,8 @@ def _second_order(*_: Any) -> NoReturn:
     )
 
 
-torch.library.register_autograd("dspattn::attention", _gradients, setup_context=_save)
-torch.library.register_autograd("dspattn::attention_backward", _second_order)
+torch.library.register_autograd("dspattn::attention", _gradients, setup_context=_save, lib=GRADIENTS)
+torch.library.register_autograd("dspattn::attention_backward", _second_order, lib=GRADIENTS)
 torch.library.register_vmap("dspattn::attention", batching_rule(attention, 0))
 torch.library.register_vmap(
     "dspattn::attention_backward", batching_rule(attention_backward, len(BackwardArguments._fields))
