@@ -3,6 +3,7 @@ path, and inputs that the names of the forward method's arguments do not tell.""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -26,6 +27,23 @@ def _last_of_resnet() -> Any:
 
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}
 _CODEC = {"upsample_groups": 64}
+_PP_BACKBONE = {  # the default is one that reads lines of text, which keeps their length
+    "backbone_config.out_features": [f"stage{i}" for i in range(1, 5)], "backbone_config.depths": [1, 1, 1, 1],
+    "backbone_config.block_configs": [
+        [[3, 96, 96, 1, True]], [[3, 96, 96, 2, False]], [[3, 96, 192, 2, False]], [[3, 192, 384, 2, False]],
+    ],
+}  # fmt: skip
+_PP_OCR = {
+    name: [3, 1, 1]
+    for name in (
+        "reduce_channel", "return_channel",
+        *(
+            f"{kind}_{ratio}ratio"
+            for kind in ("vertical_long_to_small_conv", "horizontal_small_to_long_conv", "symmetric_conv_long")
+            for ratio in ("long", "mid", "short")
+        ),
+    )
+}  # fmt: skip
 _VIBEVOICE = {"num_filters": 4, "depths": (1, 1, 1, 1, 1, 1, 1)}
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -136,10 +154,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "nemotron3_diarization": {"head_config.audio_hidden_size": 64},
     "nemotron3_5_transcribe_audio": {"diarization_config.head_config.audio_hidden_size": 64},
     **{
-        name: {"semantic_model_config.feature_projection_input_dim": 16, "quantization_dim": 64}
+        name: {"semantic_model_config.feature_projection_input_dim": 16, "quantization_dim": 128}
         for name in ("neucodec", "xcodec2")
     },
-    "pp_ocrv6_small_det": {"layer_list_out_channels": (96, 96, 192, 384)},
+    "pp_ocrv6_small_det": {"layer_list_out_channels": (96, 96, 192, 384), **_PP_BACKBONE},
     "sam2": {
         "vision_config.backbone_config.hidden_size": 96, "vision_config.backbone_config.image_size": [64, 64],
         "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
@@ -163,7 +181,33 @@ CHANGES: dict[str, dict[str, Any]] = {
     "uvdoc": {"backbone_config.out_features": [f"stage{i}" for i in range(1, 7)]},
     "minicpm_ocr_vision": {"insert_layer_id": 0},
     "minicpmv4_7_vision": {"insert_layer_id": 0},
-    "muse_spark_audio": {"hidden_sizes": (16, 16, 32, 64), "depths": (1, 1, 1, 1)},
+    "dia": {
+        "decoder_config.cross_hidden_size": 64, "decoder_config.cross_head_dim": 16,
+        "decoder_config.cross_num_key_value_heads": 4,
+    },
+    "efficientloftr": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8},
+    "lightglue": {"descriptor_dim": 64, "keypoint_detector_config.descriptor_decoder_dim": 64, "intermediate_size": 128},
+    "mimo_v2_flash": {"num_key_value_heads": 2},
+    "muse_spark_audio": {"num_hidden_layers": 4},
+    "pp_ocrv6_medium_det": {
+        **_PP_BACKBONE, "kernel_list": [3, 2, 2], "scale_factor_list": [1, 2, 4, 8],
+        "intraclass_block_config": _PP_OCR,
+    },
+    **{name: {"audio_encoder.codebook_dim": 64} for name in ("musicgen", "musicgen_melody")},
+    **{
+        name: {
+            "vision_config.backbone_config.hidden_size": 96, "vision_config.backbone_config.image_size": [64, 64],
+            "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+            "memory_attention_rope_feat_sizes": [4, 4], "memory_encoder_hidden_size": 64,
+            "memory_encoder_output_channels": 64, "mask_downsampler_embed_dim": 64, "memory_fuser_embed_dim": 64,
+        }
+        for name in ("edgetam_video", "sam2_video")
+    },
+    "sam3_tracker_video": {
+        "vision_config.backbone_config.image_size": 56, "prompt_encoder_config.image_size": 56,
+        "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]], "memory_encoder_hidden_size": 64,
+        "mask_downsampler_embed_dim": 64, "memory_fuser_embed_dim": 64,
+    },
     "muse_glimmer_assistant": {"target_layer_ids": [0, 1]},
 }  # fmt: skip
 
@@ -183,7 +227,33 @@ def _grid(side: int) -> torch.Tensor:
     return torch.stack([x.flatten(), y.flatten()], -1).expand(2, -1, -1)
 
 
-INPUTS: dict[str, dict[str, Any]] = {
+def _second_frame(module: str, prefix: str) -> Any:
+    """A video whose first frame, with one point on an object, was seen already: attention over that memory is next."""
+
+    def make(model: Any, random: Any) -> dict[str, Any]:
+        modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+        side = model.config.prompt_encoder_config.image_size
+        session = getattr(modeling, f"{prefix}InferenceSession")(
+            random(2, 3, side, side), side, side, dtype=torch.float32
+        )
+        point = {"point_coords": torch.tensor([[[[9.0, 9.0]]]]), "point_labels": torch.ones(1, 1, 1, dtype=torch.int32)}
+        session.add_point_inputs(session.obj_id_to_idx(1), 0, point)
+        session.obj_with_new_inputs = [1]
+        with torch.no_grad():
+            model(session, frame_idx=0)
+        return {"inference_session": session, "frame_idx": 1}
+
+    return make
+
+
+# Families whose name stands for a class that their configuration does not fit.
+CLASSES = {
+    "musicgen": "MusicgenForConditionalGeneration",
+    "musicgen_melody": "MusicgenMelodyForConditionalGeneration",
+}
+
+# By family: each input, or a function of the random numbers that makes it; or one function of both, model and numbers.
+INPUTS: dict[str, Any] = {
     "blip_2_qformer": {"query_embeds": lambda random: random(2, 24, 64),
                        "encoder_hidden_states": lambda random: random(2, 30, 64)},
     "decision_transformer": {
@@ -252,5 +322,16 @@ INPUTS: dict[str, dict[str, Any]] = {
             "pixel_values": lambda random: random(2, 1, 3, 56, 56), "attention_mask": torch.ones(2, 24),
             "pixel_attention_mask": torch.ones(2, 1, dtype=torch.bool)},
     "vibevoice_acoustic_tokenizer_decoder": {"hidden_states": lambda random: random(2, 64, 4)},
-    "glm_image_vqmodel": {"input": lambda random: random(2, 64, 8, 8)},
+    "vibevoice_acoustic_tokenizer_encoder": {"hidden_states": lambda random: random(2, 1, 3200)},
+    **{
+        name: {"input_values": lambda random: random(2, 1, 3200), "input_features": lambda random: random(2, 10, 16)}
+        for name in ("neucodec", "xcodec2")
+    },
+    **{
+        name: {"input_ids": _IDS, "decoder_input_ids": _IDS.repeat(4, 1)}
+        for name in ("musicgen", "musicgen_melody")
+    },
+    "sam2_video": _second_frame("sam2_video", "Sam2Video"),
+    "edgetam_video": _second_frame("edgetam_video", "EdgeTamVideo"),
+    "sam3_tracker_video": _second_frame("sam3_tracker_video", "Sam3TrackerVideo"),
 }  # fmt: skip
