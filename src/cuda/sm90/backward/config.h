@@ -60,12 +60,13 @@ struct Config {
   static constexpr bool kCountsLater = kKeys == 2 * kTileQ;
 
   static constexpr bool kScoresAhead = kDim <= 64;
+  static constexpr int kPairsAhead = kDim == 128 ? 4 : kTileQ / 8;  // of words whose other halves are asked for early
   static constexpr int kStages = kDim <= 64 ? 4 : kDim <= 128 ? 3 : 2;  // of Q and dO
   static constexpr int kKeySlots = kDim <= 64 ? 2 : 1;  // of K and V: where there is room, the next item's are loaded
 
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kQueryRegisters = kDim <= 64 ? 104 : 56;
-  static constexpr int kKeyRegisters = kDim <= 64 ? 200 : 224;
+  static constexpr int kQueryRegisters = kDim <= 64 ? 72 : 56;
+  static constexpr int kKeyRegisters = kDim <= 64 ? 216 : 224;
   static_assert(kQueryRegisters + kConsumers * kKeyRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "setmaxnreg would wait for ever for registers the launch did not allocate");
 };

@@ -75,7 +75,7 @@ struct QueryWarpgroup {
     const std::uint32_t full = loads.barrier(shared.full);
     loads.await_empty(shared.empty);
     if (ptx::elect()) {
-      shared.facts[loads.stage] = facts_of<C>(item, step);
+      shared.facts[loads.stage] = facts_of<C>(params, item, step);
       constexpr int kNumberBytes = static_cast<int>(sizeof(shared.numbers[0]));
       ptx::mbarrier_arrive_expect(full, 2 * C::kTileQBytes + kNumberBytes);
       ptx::bulk_load(ptx::shared_address(shared.q[loads.stage]), params.scratch.q + tile * C::kTileQBytes,

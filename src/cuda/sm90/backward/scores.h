@@ -20,6 +20,13 @@ inline constexpr std::uint32_t kPrunedPair = 0xFC00FC00u;  // -inf: its weight i
 template <typename C>
 using PackedTile = std::uint32_t[C::kTileQ / 4];
 
+// Scores as they are compared, where every query sees every key.
+template <typename C>
+__device__ __forceinline__ void pack_visible(PackedTile<C>& packed, const TileScores<C>& scores) {
+#pragma unroll
+  for (int i = 0; i < C::kTileQ / 4; ++i) packed[i] = ptx::pack_f16x2_clamped(scores[2 * i], scores[2 * i + 1]);
+}
+
 // Whose scores: a thread's two keys, and the queries of its quad's lane.
 template <typename C>
 struct KeyScores {
@@ -114,34 +121,50 @@ struct KeyScores {
     }
   }
 
-  // Scores as they are compared, masked. Whether anything may be.
-  __device__ __forceinline__ bool pack(PackedTile<C>& packed, const TileScores<C>& scores) const {
+  // Scores as they are compared, where something may be masked.
+  __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores) const {
     if (params.bias.data != nullptr) {
       pack_biased(packed, scores);
     } else {
-#pragma unroll
-      for (int i = 0; i < C::kTileQ / 4; ++i) packed[i] = ptx::pack_f16x2_clamped(scores[2 * i], scores[2 * i + 1]);
+      pack_visible<C>(packed, scores);
     }
     if (params.allowed.data != nullptr) mask_hidden(packed);
-    const bool inside = facts.all_inside != 0;
-    if (!inside) mask_band(packed);
-    return !inside || params.allowed.data != nullptr || params.bias.data != nullptr;
+    if (facts.all_inside == 0) mask_band(packed);
   }
 };
 
+// What the other lane of a pair has of its groups, for kPairs pairs of words from `first` on. The answers to shuffles
+// that stand behind products take as long as those take to issue: so as many as registers allow are asked for before.
+template <typename C, int kPairs>
+struct OtherHalves {
+  tile::HalfGroup halves[kPairs > 0 ? kPairs : 1];
+
+  __device__ __forceinline__ OtherHalves(const PackedTile<C>& packed, int first) {
+    if constexpr (C::kSelection == Selection::two_of_four) {
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) {
+        const tile::HalfGroup own = tile::half_group(packed[2 * (first + j)], packed[2 * (first + j) + 1]);
+        halves[j] = {__shfl_xor_sync(~0u, own.high, 4), __shfl_xor_sync(~0u, own.low, 4)};
+      }
+    }
+  }
+};
+template <typename C>
+using EarlyHalves = OtherHalves<C, C::kPairsAhead>;
+
 // Prunes: what is not kept becomes -inf, but masked keys (kMasked: there may be some) stay the lowest score.
 template <typename C, bool kMasked>
-__device__ __forceinline__ void select(PackedTile<C>& packed, int thread) {
+__device__ __forceinline__ void select(PackedTile<C>& packed, const EarlyHalves<C>& early, int thread) {
   const std::uint32_t upper = (thread & 4) != 0 ? ~0u : 0u;
+  const OtherHalves<C, C::kTileQ / 8 - C::kPairsAhead> late(packed, C::kPairsAhead);
 #pragma unroll
   for (int j = 0; j < C::kTileQ / 8; ++j) {
     std::uint32_t& a = packed[2 * j];
     std::uint32_t& b = packed[2 * j + 1];
     tile::KeptHalf kept;
     if constexpr (C::kSelection == Selection::two_of_four) {
-      const tile::HalfGroup own = tile::half_group(a, b);
-      const tile::HalfGroup other{__shfl_xor_sync(~0u, own.high, 4), __shfl_xor_sync(~0u, own.low, 4)};
-      kept = tile::keep_two_of_four(a, b, own, other, upper);
+      const tile::HalfGroup other = j < C::kPairsAhead ? early.halves[j] : late.halves[j - C::kPairsAhead];
+      kept = tile::keep_two_of_four(a, b, tile::half_group(a, b), other, upper);
     } else {
       kept = tile::keep_one_of_two(a, b);
     }
@@ -155,11 +178,11 @@ __device__ __forceinline__ void select(PackedTile<C>& packed, int thread) {
 }
 
 template <typename C>
-__device__ __forceinline__ void prune(PackedTile<C>& packed, bool masked, int thread) {
+__device__ __forceinline__ void prune(PackedTile<C>& packed, const EarlyHalves<C>& early, bool masked, int thread) {
   if (masked) {
-    select<C, true>(packed, thread);
+    select<C, true>(packed, early, thread);
   } else {
-    select<C, false>(packed, thread);
+    select<C, false>(packed, early, thread);
   }
 }
 

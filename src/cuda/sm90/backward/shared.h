@@ -39,6 +39,7 @@ struct TileFacts {
   int head;        // of the problem
   int first;       // row of the sequence that it begins with
   int all_inside;  // 1: each of its rows sees the whole key block, as far as diagonal, window and length go
+  int masked;      // 1: some row may not see some key, for whatever reason
 };
 
 // What the warpgroup with the scores tells the other (Split::products): each of its threads the packed scores of a
@@ -112,11 +113,13 @@ __device__ __forceinline__ Step step_of(const BackwardParams& params, const Item
 }
 
 template <typename C>
-__device__ __forceinline__ TileFacts facts_of(const Item& item, const Step& step) {
+__device__ __forceinline__ TileFacts facts_of(const BackwardParams& params, const Item& item, const Step& step) {
   const int first = step.tile * C::kTileQ;
   const tile::KeyBlockRange interior =
       tile::interior_key_blocks(item.band, first, min(first + C::kTileQ, item.rows) - 1);
-  return {step.head, first, item.block >= interior.begin && item.block < interior.end ? 1 : 0};
+  const bool inside = item.block >= interior.begin && item.block < interior.end;
+  const bool masked = !inside || params.allowed.data != nullptr || params.bias.data != nullptr;
+  return {step.head, first, inside ? 1 : 0, masked ? 1 : 0};
 }
 
 // Of the step's share of dQ.

@@ -54,27 +54,27 @@ __device__ __forceinline__ void weigh_tile(float scale, const RowNumbers* rows, 
 }
 
 template <typename C, bool kWithDScores>
-__device__ __forceinline__ void weigh_any(const BackwardParams& params, const TileNumbers<C::kTileQ>& numbers,
+__device__ __forceinline__ void weigh_any(const BackwardParams& params, const RowNumbers* numbers, bool has_nan,
                                           int thread, TileOperand<C>& weights, const float* d_weights,
                                           std::uint32_t* d_scores) {
-  const RowNumbers* rows = numbers.rows + 2 * (thread & 3);
+  const RowNumbers* rows = numbers + 2 * (thread & 3);
   const float scale = params.scales.exp2_scale;
-  if (uniform(numbers.has_nan) == 0) {
+  if (!has_nan) {
     weigh_tile<C, false, kWithDScores>(scale, rows, weights, d_weights, d_scores);
   } else {
     weigh_tile<C, true, kWithDScores>(scale, rows, weights, d_weights, d_scores);
   }
 }
 template <typename C>
-__device__ __forceinline__ void weigh(const BackwardParams& params, const TileNumbers<C::kTileQ>& numbers, int thread,
+__device__ __forceinline__ void weigh(const BackwardParams& params, const RowNumbers* numbers, bool has_nan, int thread,
                                       TileOperand<C>& weights, const TileScores<C>& d_weights,
                                       TileOperand<C>& d_scores) {
-  weigh_any<C, true>(params, numbers, thread, weights, d_weights, d_scores);
+  weigh_any<C, true>(params, numbers, has_nan, thread, weights, d_weights, d_scores);
 }
 template <typename C>
-__device__ __forceinline__ void weigh(const BackwardParams& params, const TileNumbers<C::kTileQ>& numbers, int thread,
+__device__ __forceinline__ void weigh(const BackwardParams& params, const RowNumbers* numbers, bool has_nan, int thread,
                                       TileOperand<C>& weights) {
-  weigh_any<C, false>(params, numbers, thread, weights, nullptr, nullptr);
+  weigh_any<C, false>(params, numbers, has_nan, thread, weights, nullptr, nullptr);
 }
 
 // Part `part` of a tile: rows are keys, columns queries in panels of 64.
