@@ -25,11 +25,12 @@ struct QueryWarpgroup {
   int item_number = 0;  // of this CTA's items, the one whose dQ is computed
   int number = 0;       // of query tiles whose dQ is computed
 
-  // Query tiles are asked for ahead of time, those of the next item too.
+  // Query tiles are asked for ahead of time, those of the next item too: by warp 0, which alone uses these.
   Ring<C::kStages> loads = {};
   int loaded = 0;                    // tiles
   int load_number = 0;               // of the item
-  int load_index = 0;                // of its next step
+  int load_left = -1;                // steps of it that are not asked for yet; -1: none of it
+  WalkPlace load_place = {};         // of the next
   int taken = 0;                     // items
   std::int32_t* to_count = nullptr;  // where a share is added, but not counted yet
 
@@ -67,13 +68,12 @@ struct QueryWarpgroup {
     arrive(shared.described, which);
   }
 
-  // Asks for the query tile of a step, when its stage is free; by a whole warp, of which one lane does: requests of a
-  // thread in a branch of its own take three times as many instructions.
-  __device__ __forceinline__ void load_tile(const Item& item, int index) {
-    const Step step = step_of(params, item, index);
+  // Asks for the query tile of a step; its stage is free. By a whole warp, of which one lane does: requests of a thread
+  // in a branch of its own take three times as many instructions.
+  __device__ __forceinline__ void load_tile(const Item& item) {
+    const Step step = step_of(params, item, load_place);
     const std::int64_t tile = step.scratch_tile;
     const std::uint32_t full = loads.barrier(shared.full);
-    loads.await_empty(shared.empty);
     if (ptx::elect()) {
       shared.facts[loads.stage] = facts_of<C>(params, item, step);
       constexpr int kNumberBytes = static_cast<int>(sizeof(shared.numbers[0]));
@@ -86,24 +86,37 @@ struct QueryWarpgroup {
                      kNumberBytes, full);
     }
     __syncwarp();
+    load_place.advance(item);
+    loads.advance();
+    --load_left;
+    ++loaded;
   }
-  // For as many tiles as there are stages: those of tiles before the one in work are free, or soon will be, whatever
-  // this warpgroup does.
-  __device__ __forceinline__ void load_ahead() {
-#pragma unroll 1
-    while (loaded < number + C::kStages) {
-      if (item(load_number).valid == 0) break;
-      if (load_index == steps_of(params, item(load_number))) {
-        if (load_number + 1 == taken) break;
-        ++load_number;
-        load_index = 0;
-        continue;
-      }
-      if (uniform(thread() / 32) == 0) load_tile(item(load_number), load_index);
-      loads.advance();
-      ++load_index;
-      ++loaded;
+  // Whether there is a tile to ask for, of an item that is taken.
+  __device__ __forceinline__ bool finds_next() {
+    while (item(load_number).valid != 0) {
+      if (load_left < 0) load_left = steps_of(params, item(load_number));
+      if (load_left > 0) return true;
+      if (load_number + 1 == taken) return false;
+      ++load_number;
+      load_left = -1;
+      load_place = {};
     }
+    return false;
+  }
+  // Tiles until the ring holds `ahead` from the one in work on; waits for their stages.
+  __device__ __forceinline__ void load_ahead(int ahead) {
+    if (uniform(thread() / 32) != 0) return;
+#pragma unroll 1
+    while (loaded < number + ahead && finds_next()) {
+      loads.await_empty(shared.empty);
+      load_tile(item(load_number));
+    }
+  }
+  // One tile more, if its stage is free already.
+  __device__ __forceinline__ void load_if_free() {
+    if (uniform(thread() / 32) != 0 || loaded >= number + C::kStages || !finds_next()) return;
+    const auto is_free = static_cast<int>(ptx::mbarrier_test(loads.barrier(shared.empty), loads.parity ^ 1));
+    if (uniform(is_free) != 0) load_tile(item(load_number));
   }
 
   // 64 x 64 of dS K over the key tile: rows of panel `rows` of the queries, columns of panel `columns` of K.
@@ -129,14 +142,16 @@ struct QueryWarpgroup {
 
   // The first share of a sum is stored, the others are added.
   __device__ __forceinline__ static void add_share(float* to, const SumPart& d, bool first) {
+    if (first) {
 #pragma unroll
-    for (int i = 0; i < C::kSumColumns / 8; ++i) {
-      const float* x = d + 4 * i;
-      if (first) {
-        ptx::store_global_16(to + 4 * 128 * i, __float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
-                             __float_as_uint(x[3]));
-      } else {
-        ptx::add_global_16(to + 4 * 128 * i, x[0], x[1], x[2], x[3]);
+      for (int i = 0; i < C::kSumColumns / 2; i += 4) {
+        ptx::store_global_16(to + 128 * i, __float_as_uint(d[i]), __float_as_uint(d[i + 1]), __float_as_uint(d[i + 2]),
+                             __float_as_uint(d[i + 3]));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < C::kSumColumns / 2; i += 4) {
+        ptx::add_global_16(to + 128 * i, d[i], d[i + 1], d[i + 2], d[i + 3]);
       }
     }
   }
@@ -147,8 +162,8 @@ struct QueryWarpgroup {
     float* to;   // of this thread
     int before;  // warps that must have added theirs
   };
-  __device__ __forceinline__ Share share_of(int step_index) const {
-    const Step step = step_of(params, item(item_number), step_index);
+  __device__ __forceinline__ Share share_of(const WalkPlace& place) const {
+    const Step step = step_of(params, item(item_number), place);
     const tile::Turn turn = turn_of<C>(params, item(item_number), step);
     const std::int64_t tile =
         static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value + step.scratch_tile;
@@ -157,9 +172,10 @@ struct QueryWarpgroup {
   }
 
   // This CTA's share of a step's dQ. Every warp waits for its turn, adds its rows, and counts that.
-  __device__ __forceinline__ void run_step(int step_index) {
-    const Share share = share_of(step_index);
-    // Asked for ahead of time: the answer comes while the key warpgroups are still at work.
+  __device__ __forceinline__ void run_step(const WalkPlace& place) {
+    const Share share = share_of(place);
+    // The last share is counted, and whose turn it is asked for, while the key warpgroups are still at work.
+    if (C::kCountsLater) count_last();
     std::int32_t counted = 0;
     if (leads_warp()) counted = ptx::count_now(share.count);
     const int slot = number % C::kDScoreSlots;
@@ -171,8 +187,8 @@ struct QueryWarpgroup {
       const int column = pass * C::kSumColumns;  // as if all rows lay side by side
       issue_d_q(d, column / C::kHeadDim, column % C::kHeadDim);
       ptx::wgmma_commit();
+      load_if_free();
       if (pass == 0) {
-        if (C::kCountsLater) count_last();
         if (leads_warp() && counted < share.before) ptx::await_count(share.count, share.before);
         __syncwarp();
       }
@@ -192,39 +208,43 @@ struct QueryWarpgroup {
   }
 
   // The next item is taken as late as its K and V may come in time: those who take others meanwhile may wait for its
-  // shares.
+  // shares. Where there is room for both, its K and V are there before the last step of this one.
   __device__ __forceinline__ void run_item() {
     const int steps = uniform(steps_of(params, item(item_number)));
+    WalkPlace place;
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       if (i == max(steps - kStepsAhead, 0)) {
         take_next();
         if (C::kKeySlots > 1) copy_next();
       }
-      load_ahead();
-      run_step(i);
+      load_ahead(kLoadsAhead);
+      if (C::kKeySlots > 1 && i == steps - 1) complete_next();
+      run_step(place);
+      place.advance(item(item_number));
     }
     count_last();
-    if (steps == 0) {
-      take_next();
-      if (C::kKeySlots > 1) copy_next();
-    }
     arrive(shared.keys_free, item_number);
-    if (C::kKeySlots == 1) copy_next();
-    load_ahead();
-    complete_next();
+    if (steps == 0) take_next();
+    if (C::kKeySlots == 1 || steps == 0) {
+      copy_next();
+      load_ahead(kLoadsAhead);
+      complete_next();
+    }
   }
 
   // All of this CTA's items.
   __device__ __forceinline__ void run() {
     take_next();
-    load_ahead();
+    load_ahead(kLoadsAhead);
     copy_next();
     complete_next();
 #pragma unroll 1
     for (; uniform(item(item_number).valid) != 0; ++item_number) run_item();
   }
 
+  // Stages that are free when a step begins: the one before's is still in use then.
+  static constexpr int kLoadsAhead = C::kStages > 2 ? C::kStages - 1 : C::kStages;
   static constexpr int kStepsAhead = 2;
 };
 

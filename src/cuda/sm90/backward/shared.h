@@ -98,16 +98,26 @@ struct Step {
   int scratch_tile;  // in the workspace
 };
 
+// A place in an item's walk: the heads that share the key head one after the other.
+struct WalkPlace {
+  int in_group = 0;  // which of those heads
+  int step = 0;      // of its walk
+
+  __device__ __forceinline__ void advance(const Item& item) {
+    if (++step < item.tiles.count()) return;
+    step = 0;
+    ++in_group;
+  }
+};
+
 // Number of steps of the item, and one of them.
 __device__ __forceinline__ int steps_of(const BackwardParams& params, const Item& item) {
   return item.tiles.count() * params.work.heads_per_kv_head.value;
 }
-__device__ __forceinline__ Step step_of(const BackwardParams& params, const Item& item, int index) {
-  const int count = item.tiles.count();
-  const int in_group = params.work.heads_per_kv_head.value > 1 ? index / count : 0;
+__device__ __forceinline__ Step step_of(const BackwardParams& params, const Item& item, const WalkPlace& place) {
   Step step;
-  step.head = item.kv_head * params.work.heads_per_kv_head.value + in_group;
-  step.tile = tile::tile_of_step(item.tiles, item.walk, index - in_group * count);
+  step.head = item.kv_head * params.work.heads_per_kv_head.value + place.in_group;
+  step.tile = tile::tile_of_step(item.tiles, item.walk, place.step);
   step.scratch_tile = step.head * params.query_tiles + item.first_tile + step.tile;
   return step;
 }
