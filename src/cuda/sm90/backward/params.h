@@ -26,6 +26,7 @@ struct alignas(16) TileNumbers {
   std::int32_t has_nan;  // a row's log-sum-exp is NaN
   std::int32_t unused[3];
 };
+inline constexpr int kCountsOfShare = 4;  // every warp of a query warpgroup counts its part
 inline constexpr int kTileNumberBytes = 16;  // beyond those of its rows
 
 // In the workspace, all indexed by query tile: tile `t` of head `h` is number h * query_tiles + t.
@@ -63,6 +64,7 @@ struct BackwardParams {
   int kv_heads = 0;
   int query_tiles = 0;      // of a head, of all sequences
   tile::Divisor key_tiles;  // of the longest sequence; CTAs' key tiles
+  int block_tiles = 1;      // key tiles of a key block
   int items = 0;
   int wraps = 0;  // see tile/gradient_walk.h; then there are two sums
 };

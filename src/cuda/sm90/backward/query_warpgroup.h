@@ -168,7 +168,7 @@ struct QueryWarpgroup {
     const std::int64_t tile =
         static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value + step.scratch_tile;
     return {params.scratch.counts + tile, params.scratch.sums + tile * (C::kTileQ * C::kHeadDim) + 4 * thread(),
-            4 * turn.before};
+            kCountsOfShare * turn.before};
   }
 
   // This CTA's share of a step's dQ. Every warp waits for its turn, adds its rows, and counts that.

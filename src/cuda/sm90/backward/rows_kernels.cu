@@ -3,6 +3,7 @@
 #include "cuda/blocks/sink.h"
 #include "cuda/device/device.h"
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/ordered_sums.h"
 #include "cuda/ptx/packed_half.h"
 #include "cuda/sm90/backward/describe.h"
 #include "cuda/sm90/backward/rows_kernels.h"
@@ -12,6 +13,7 @@ namespace dspattn::cuda::sm90::backward {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kPrepareThreads = 128;  // fewer, with more rows each: what every thread computes once costs as much
 constexpr int kChunk = 8;  // elements of 16 bytes
 
 // A query tile: of which head, and what of it exists.
@@ -41,26 +43,40 @@ struct Chunk {
   std::uint32_t words[4] = {};
 };
 
-// Eight elements of a row; columns at and past the end are zeros.
-__device__ __forceinline__ Chunk load_chunk(const RowsView& view, std::int64_t offset, int column, int columns,
-                                            int vector) {
-  Chunk chunk;
-  const auto* from = static_cast<const std::uint16_t*>(view.data) + offset + column;
-  if (vector != 0) {
-    if (column >= columns) return chunk;
-    const uint4 x = *reinterpret_cast<const uint4*>(from);
-    chunk = {{x.x, x.y, x.z, x.w}};
+// A thread's chunk of the rows of a query tile.
+struct ChunkReader {
+  const std::uint16_t* from;  // of the tile's first row
+  std::int64_t row_stride;
+  int columns;  // of the chunk that exist; the others are zeros
+  int vector;   // 16 bytes at once
+
+  __device__ __forceinline__ ChunkReader(const RowsView& view, const QueryTile& tile, int column, int all, int aligned)
+      : from(static_cast<const std::uint16_t*>(view.data) +
+             view.offset(tile.rows.batch, tile.head, tile.rows.q_row + tile.first) + column),
+        row_stride(view.row_stride),
+        columns(all - column),
+        vector(aligned) {}
+
+  __device__ __forceinline__ Chunk load(int row, bool present) const {
+    Chunk chunk;
+    if (!present) return chunk;
+    const std::uint16_t* at = from + row * row_stride;
+    if (vector != 0) {
+      if (columns <= 0) return chunk;
+      const uint4 x = *reinterpret_cast<const uint4*>(at);
+      return {{x.x, x.y, x.z, x.w}};
+    }
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      if (i < columns) chunk.words[i / 2] |= static_cast<std::uint32_t>(at[i]) << (i % 2 * 16);
+    }
     return chunk;
   }
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    if (column + i < columns) chunk.words[i / 2] |= static_cast<std::uint32_t>(from[i]) << (i % 2 * 16);
-  }
-  return chunk;
-}
+};
 
-__device__ __forceinline__ void unpack(DType type, std::uint32_t word, float& low, float& high) {
-  if (type == DType::bf16) {
+template <DType kType>
+__device__ __forceinline__ void unpack(std::uint32_t word, float& low, float& high) {
+  if constexpr (kType == DType::bf16) {
     low = __uint_as_float(word << 16);
     high = __uint_as_float(word & 0xFFFF0000u);
   } else {
@@ -88,8 +104,27 @@ __device__ __forceinline__ RowNumbers* numbers_of_tile(const BackwardParams& par
   return reinterpret_cast<RowNumbers*>(params.scratch.numbers + static_cast<std::int64_t>(number) * bytes);
 }
 
+// What a thread has of a row: its sum of dO * O, NaN where a Q is not finite; and its Q times 2^-e.
+template <DType kType>
+__device__ __forceinline__ float scale_and_sum(std::uint32_t q_scale, Chunk& q, const Chunk& d_out, const Chunk& out) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float a0, a1, b0, b1, q0, q1;
+    unpack<kType>(d_out.words[i], a0, a1);
+    unpack<kType>(out.words[i], b0, b1);
+    unpack<kType>(q.words[i], q0, q1);
+    sum = fmaf(a0, b0, fmaf(a1, b1, sum));
+    sum = fmaf(q0, 0.0f, fmaf(q1, 0.0f, sum));
+    q.words[i] = kType == DType::bf16 ? ptx::multiply_bf16x2(q.words[i], q_scale)
+                                      : ptx::multiply_f16x2(q.words[i], q_scale);
+  }
+  return sum;
+}
+
 // A tile's rows; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32). Whether one of this thread's is
 // NaN.
+template <DType kType>
 __device__ __forceinline__ bool write_rows(const BackwardParams& params, const QueryTile& tile) {
   const int lanes = params.dim / kChunk;
   const std::int64_t bytes = static_cast<std::int64_t>(params.tile_q) * params.dim * 2;
@@ -97,10 +132,16 @@ __device__ __forceinline__ bool write_rows(const BackwardParams& params, const Q
   std::uint8_t* d_out_tile = params.scratch.d_out + tile.number * bytes;
   RowNumbers* numbers_tile = numbers_of_tile(params, tile.number);
   const int chunk = static_cast<int>(threadIdx.x) % lanes;
+  const ChunkReader read_q(params.q, tile, chunk * kChunk, params.d, params.vector_q);
+  const ChunkReader read_d_out(params.d_out, tile, chunk * kChunk, params.value_d, params.vector_d_out);
+  const ChunkReader read_out(params.out, tile, chunk * kChunk, params.value_d, params.vector_out);
+  const std::int64_t first_row = tile.rows.q_row + tile.first;
+  const float* lses = params.lse.data + params.lse.offset(tile.rows.batch, tile.head, first_row);
+  const float* d_lses = params.d_lse.data + params.d_lse.offset(tile.rows.batch, tile.head, first_row);
   bool has_nan = false;
   // A batch of rows is loaded before any of it is used: with one at a time the kernel waited for memory.
-  constexpr int kBatch = 4;
-  const int apart = kThreads / lanes;
+  constexpr int kBatch = 2;
+  const int apart = kPrepareThreads / lanes;
 #pragma unroll 1
   for (int first = static_cast<int>(threadIdx.x) / lanes; first < params.tile_q; first += kBatch * apart) {
     Chunk q[kBatch], d_out[kBatch], out[kBatch];
@@ -109,35 +150,16 @@ __device__ __forceinline__ bool write_rows(const BackwardParams& params, const Q
     for (int b = 0; b < kBatch; ++b) {
       const int row = first + b * apart;
       const bool present = row < params.tile_q && tile.first + row < tile.rows.rows;
-      const std::int64_t at = tile.rows.q_row + tile.first + (present ? row : 0);
-      const auto load = [&](const RowsView& view, int columns, int vector) {
-        return load_chunk(view, view.offset(tile.rows.batch, tile.head, at), chunk * kChunk, present ? columns : 0,
-                          vector);
-      };
-      q[b] = load(params.q, params.d, params.vector_q);
-      d_out[b] = load(params.d_out, params.value_d, params.vector_d_out);
-      out[b] = load(params.out, params.value_d, params.vector_out);
-      lse[b] = present ? params.lse.data[params.lse.offset(tile.rows.batch, tile.head, at)] : -INFINITY;
-      d_lse[b] = present && params.d_lse.data != nullptr
-                     ? params.d_lse.data[params.d_lse.offset(tile.rows.batch, tile.head, at)]
-                     : 0.0f;
+      q[b] = read_q.load(row, present);
+      d_out[b] = read_d_out.load(row, present);
+      out[b] = read_out.load(row, present);
+      lse[b] = present ? lses[row * params.lse.row_stride] : -INFINITY;
+      d_lse[b] = present && params.d_lse.data != nullptr ? d_lses[row * params.d_lse.row_stride] : 0.0f;
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       const int row = first + b * apart;
-      float sum = 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float a0, a1, b0, b1;
-        unpack(params.type, d_out[b].words[i], a0, a1);
-        unpack(params.type, out[b].words[i], b0, b1);
-        sum = fmaf(a0, b0, fmaf(a1, b1, sum));
-        float q0, q1;
-        unpack(params.type, q[b].words[i], q0, q1);
-        sum = fmaf(q0, 0.0f, fmaf(q1, 0.0f, sum));  // NaN where q is not finite
-        q[b].words[i] = params.type == DType::bf16 ? ptx::multiply_bf16x2(q[b].words[i], params.scales.q_scale)
-                                                   : ptx::multiply_f16x2(q[b].words[i], params.scales.q_scale);
-      }
+      float sum = scale_and_sum<kType>(params.scales.q_scale, q[b], d_out[b], out[b]);
       for (int with = 1; with < lanes; with *= 2) sum += __shfl_xor_sync(~0u, sum, with);
       const RowNumbers numbers = numbers_of(lse[b], sum - d_lse[b]);
       if (row >= params.tile_q) continue;
@@ -152,7 +174,8 @@ __device__ __forceinline__ bool write_rows(const BackwardParams& params, const Q
   return has_nan;
 }
 
-__global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__ BackwardParams params) {
+template <DType kType>
+__global__ void __launch_bounds__(kPrepareThreads, 6) prepare_rows(const __grid_constant__ BackwardParams params) {
   ptx::start_next_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *params.scratch.taken = 0;
   QueryTile tile;
@@ -160,7 +183,7 @@ __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__
   __shared__ std::int32_t has_nan;
   if (threadIdx.x == 0) has_nan = 0;
   __syncthreads();  // before anybody sets it
-  if (write_rows(params, tile)) has_nan = 1;
+  if (write_rows<kType>(params, tile)) has_nan = 1;
   __syncthreads();  // everybody has
   if (threadIdx.x == 0)
     *reinterpret_cast<std::int32_t*>(numbers_of_tile(params, tile.number) + params.tile_q) = has_nan;
@@ -185,7 +208,7 @@ __device__ __forceinline__ void finish_columns(const BackwardParams& params, con
         (sum * tiles + tile.number) * params.tile_q * params.dim + column_of_all * 64 + 4 * thread;
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
-      x[sum][b] = *reinterpret_cast<const float4*>(params.scratch.sums + first + 4 * 128 * b);
+      x[sum][b] = ptx::load_sum_16(params.scratch.sums + first + 4 * 128 * b);
     }
   }
 #pragma unroll
@@ -219,17 +242,26 @@ __device__ __forceinline__ void finish_columns(const BackwardParams& params, con
   }
 }
 
+// Runs beside the last items of the fused backward, on multiprocessors that have none left: a tile waits for its own
+// shares only. The last CTA waits for that kernel's end, so that this one does not end before it.
 __global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ BackwardParams params) {
-  ptx::wait_for_kernels_before();
+  if (blockIdx.x == gridDim.x - 1) ptx::wait_for_kernels_before();
   QueryTile tile;
   if (!own_tile(params, tile)) return;
   const int last = min(tile.first + params.tile_q, tile.rows.rows) - 1;
   const tile::KeyBlockRange seen = tile::key_blocks_of(band_of(params, tile.sequence, tile.rows), tile.first, last);
+  const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
   bool sums[2];  // that hold anything
 #pragma unroll
   for (int sum = 0; sum < 2; ++sum) {
-    sums[sum] = tile::shares_of(seen, tile.first / params.tile_q, params.tile_q, 1, params.wraps != 0, sum) > 0;
+    const int shares = tile::shares_of(seen, tile.first / params.tile_q, params.tile_q, params.block_tiles,
+                                       params.wraps != 0, sum);
+    sums[sum] = shares > 0;
+    if (sums[sum] && threadIdx.x == 0) {
+      ptx::await_count(params.scratch.counts + sum * tiles + tile.number, kCountsOfShare * shares);
+    }
   }
+  __syncthreads();  // all shares are in, for everybody
 #pragma unroll 1
   for (int part = static_cast<int>(threadIdx.x); part < params.tile_q * params.dim / 16; part += kThreads) {
     finish_columns(params, tile, sums, part);
@@ -276,7 +308,8 @@ void launch_prepare_rows(const BackwardParams& params, cudaStream_t stream) {
   }
   // At least one CTA, which clears the count of items.
   const unsigned ctas = tiles_of(params);
-  launch("prepare_rows", &prepare_rows, {.ctas = ctas > 0 ? ctas : 1, .threads = kThreads}, stream, params);
+  launch("prepare_rows", params.type == DType::bf16 ? &prepare_rows<DType::bf16> : &prepare_rows<DType::f16>,
+         {.ctas = ctas > 0 ? ctas : 1, .threads = kPrepareThreads}, stream, params);
 }
 
 void launch_finish_d_q(const BackwardParams& params, cudaStream_t stream) {
