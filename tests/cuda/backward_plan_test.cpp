@@ -80,7 +80,8 @@ TEST(BackwardPlan, PartsOfTheWorkspaceDoNotOverlap) {
   EXPECT_LE(at.numbers + tiles * (64 * 8 + kTileNumberBytes), at.counts);
   EXPECT_LE(at.counts + 2 * tiles * 4, at.sums);
   EXPECT_LE(at.sums + 2 * tiles * 64 * 128 * 4, at.bytes);
-  for (const std::size_t offset : {at.taken, at.q, at.d_out, at.numbers, at.counts, at.sums}) EXPECT_EQ(offset % 256, 0u);
+  for (const std::size_t offset : {at.taken, at.q, at.d_out, at.numbers, at.counts, at.sums})
+    EXPECT_EQ(offset % 256, 0u);
 }
 
 TEST(BackwardPlan, SaysWhatItDoes) {

@@ -1,7 +1,5 @@
 // Scores with keys as rows: which key a row is, that a group's two lanes choose together what one lane would, and which
 // queries see a key.
-#include "cuda/tile/key_rows.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -11,6 +9,7 @@
 
 #include "cuda/tile/finite.h"
 #include "cuda/tile/kept_elements.h"
+#include "cuda/tile/key_rows.h"
 
 namespace dspattn::cuda::tile {
 namespace {

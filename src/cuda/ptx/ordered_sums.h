@@ -12,7 +12,8 @@ __device__ __forceinline__ void add_global_16(float* to, float a, float b, float
                : "memory");
 }
 
-// Four neighbouring floats of a sum, when a count has said that it is complete: from the L2 cache, where it is added up.
+// Four neighbouring floats of a sum, when a count has said that it is complete: from the L2 cache, where it is added
+// up.
 __device__ __forceinline__ float4 load_sum_16(const float* from) {
   float4 x;
   asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -62,7 +62,9 @@ struct Config {
   static constexpr bool kScoresAhead = kDim <= 64;
   static constexpr int kPairsAhead = kDim == 128 ? 4 : kTileQ / 8;  // of words whose other halves are asked for early
   static constexpr int kStages = kDim <= 64 ? 4 : kDim <= 128 ? 3 : 2;  // of Q and dO
-  static constexpr int kKeySlots = kDim <= 64 ? 2 : 1;  // of K and V: where there is room, the next item's are loaded
+  // Of K and V: where there is room, those of the next item are loaded beside this one's.
+  static constexpr int kKeySlots = kDim <= 128 ? 2 : 1;
+  static constexpr int kValueSlots = kDim <= 64 ? 2 : 1;
 
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kQueryRegisters = kDim <= 64 ? 72 : 56;

@@ -46,7 +46,7 @@ struct KeyWarpgroup {
 
   __device__ __forceinline__ const Item& item() const { return shared.items[item_number % 2]; }
   __device__ __forceinline__ const std::uint8_t* k() const { return shared.k[item_number % C::kKeySlots]; }
-  __device__ __forceinline__ const std::uint8_t* v() const { return shared.v[item_number % C::kKeySlots]; }
+  __device__ __forceinline__ const std::uint8_t* v() const { return shared.v[item_number % C::kValueSlots]; }
 
   // What of a query tile asks for slower code. Read as soon as the tile is there, long before it is needed.
   struct Marks {
@@ -110,10 +110,12 @@ struct KeyWarpgroup {
       prune<C>(weights, early, marks.masked != 0, thread());
       ptx::wgmma_wait<0>();
       if (i > 0) arrive(shared.empty[before]);
+      if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), weights, d_weights, d_scores);
       store_d_scores(d_scores);
       ++number;
     }
+    if (steps == 0) arrive(shared.values_free[item_number % 2]);
     arrive(shared.keys_free[item_number % 2]);
     if (steps > 0) {
       const int last = stage_of(number - 1);
@@ -240,6 +242,7 @@ struct KeyWarpgroup {
       await(shared.handed_full[slot], number / 2 & 1);
       take_over<C>(shared.handed.words[slot], thread(), weights);
       ptx::wgmma_wait<0>();
+      if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       weigh<C>(params, shared.numbers[stage()].rows, marks_of(stage()).has_nan != 0, thread(), weights, d_weights,
                d_scores);
       arrive(shared.handed_empty[slot]);
@@ -250,6 +253,7 @@ struct KeyWarpgroup {
       ptx::wgmma_wait<0>();
       next_tile();
     }
+    if (steps == 0) arrive(shared.values_free[item_number % 2]);
     arrive(shared.keys_free[item_number % 2]);
     const KeyRows<C> rows(params, item(), 0, thread());
     store_key_rows<C>(params.d_k, params.vector_d_k, rows, d_k, params.d_k_scale, thread() & 3);

@@ -45,26 +45,23 @@ __device__ __forceinline__ void make_finite(std::uint32_t tile) {
       C::kKeys, C::kPanels, [](int row) { return row; },
       [&](std::uint32_t at, int, int) {
         const float4 given = ptx::load_shared_16(tile + at);
-        const float values[4] = {given.x, given.y, given.z, given.w};
-        std::uint32_t words[4], finite = ~0u;
+        std::uint32_t words[4] = {__float_as_uint(given.x), __float_as_uint(given.y), __float_as_uint(given.z),
+                                  __float_as_uint(given.w)};
+        std::uint32_t zeros = 0;  // or NaN
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          words[i] = __float_as_uint(values[i]);
-          const std::uint32_t zeros = multiply_pairs<C>(words[i], 0);  // or NaN
-          finite &= C::kType == DType::bf16 ? ptx::equal_bf16x2(zeros, zeros) : ptx::equal_f16x2(zeros, zeros);
-        }
-        if (finite == ~0u) return;
+        for (const std::uint32_t word : words) zeros |= multiply_pairs<C>(word, 0);
+        if ((zeros & 0x7FFF7FFFu) == 0) return;
 #pragma unroll
         for (int i = 0; i < 4; ++i) words[i] = tile::finite_pair<kInfinity>(words[i], C::kType);
         ptx::store_shared_16(tile + at, words[0], words[1], words[2], words[3]);
       });
 }
 
-// K's and V's rows, one part of 64 keys behind the other, each in the order of tile/key_rows.h. Keys that are not
-// visible to anyone are zeros.
+// Rows of K or V, one part of 64 keys behind the other, each in the order of tile/key_rows.h. Keys that are not visible
+// to anyone are zeros.
 template <typename C>
-__device__ __forceinline__ void copy_keys(const BackwardParams& params, const Item& item, const std::uint8_t* k,
-                                          const std::uint8_t* v) {
+__device__ __forceinline__ void copy_keys(const BackwardParams& params, const Item& item, const std::uint8_t* tile,
+                                          const RowsView& source, int columns, int vector) {
   const int first = item.block * tile::kBlockKeys;
   const int present = item.band.key_length - first;
   const auto source_row = [&](int row) {
@@ -72,20 +69,15 @@ __device__ __forceinline__ void copy_keys(const BackwardParams& params, const It
     const int key = params.keys.key(item.part * C::kParts + row / kPartKeys, slot.group, slot.element);
     return key < present ? key : -1;
   };
-  const auto copy = [&](const std::uint8_t* tile, const RowsView& source, int columns, int vector) {
-    copy_rows(ptx::shared_address(tile), source, source.offset(item.batch, item.kv_head, item.k_row + first), C::kKeys,
-              C::kPanels, columns, vector, source_row);
-  };
-  copy(k, params.k, params.d, params.vector_k);
-  copy(v, params.v, params.value_d, params.vector_v);
+  copy_rows(ptx::shared_address(tile), source, source.offset(item.batch, item.kv_head, item.k_row + first), C::kKeys,
+            C::kPanels, columns, vector, source_row);
 }
 
-// When the copies of copy_keys() are done: by the threads that asked for them.
-template <typename C>
-__device__ __forceinline__ void complete_keys(const std::uint8_t* k, const std::uint8_t* v) {
+// When all copies are done that these threads have asked for.
+template <typename C, tile::Infinity kInfinity>
+__device__ __forceinline__ void complete_keys(const std::uint8_t* tile) {
   ptx::copy_async_wait();
-  make_finite<C, tile::Infinity::largest>(ptx::shared_address(k));
-  make_finite<C, tile::Infinity::zero>(ptx::shared_address(v));
+  make_finite<C, kInfinity>(ptx::shared_address(tile));
   ptx::fence_async_proxy();
 }
 

@@ -26,7 +26,7 @@ struct alignas(16) TileNumbers {
   std::int32_t has_nan;  // a row's log-sum-exp is NaN
   std::int32_t unused[3];
 };
-inline constexpr int kCountsOfShare = 4;  // every warp of a query warpgroup counts its part
+inline constexpr int kCountsOfShare = 4;     // every warp of a query warpgroup counts its part
 inline constexpr int kTileNumberBytes = 16;  // beyond those of its rows
 
 // In the workspace, all indexed by query tile: tile `t` of head `h` is number h * query_tiles + t.

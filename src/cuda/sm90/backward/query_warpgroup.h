@@ -55,17 +55,28 @@ struct QueryWarpgroup {
     ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // it is described for these threads
     ++taken;
   }
-  // Its K and V are asked for, when the item is done with that had their place; and are there.
-  __device__ __forceinline__ void copy_next() {
+  // Its K, or V, is asked for, when nobody needs what has its place; and is there.
+  __device__ __forceinline__ void copy_next_keys() {
     const int which = taken - 1;
     if (item(which).valid == 0) return;
     if (which >= C::kKeySlots) await(shared.keys_free, which - C::kKeySlots);
-    copy_keys<C>(params, item(which), shared.k[which % C::kKeySlots], shared.v[which % C::kKeySlots]);
+    copy_keys<C>(params, item(which), shared.k[which % C::kKeySlots], params.k, params.d, params.vector_k);
   }
-  __device__ __forceinline__ void complete_next() {
+  __device__ __forceinline__ void copy_next_values() {
     const int which = taken - 1;
-    if (item(which).valid != 0) complete_keys<C>(shared.k[which % C::kKeySlots], shared.v[which % C::kKeySlots]);
-    arrive(shared.described, which);
+    if (item(which).valid == 0) return;
+    if (which >= C::kValueSlots) {
+      await(C::kValueSlots == 1 ? shared.values_free : shared.keys_free, which - C::kValueSlots);
+    }
+    copy_keys<C>(params, item(which), shared.v[which % C::kValueSlots], params.v, params.value_d, params.vector_v);
+  }
+  __device__ __forceinline__ void complete_next_keys() {
+    const int which = taken - 1;
+    if (item(which).valid != 0) complete_keys<C, tile::Infinity::largest>(shared.k[which % C::kKeySlots]);
+  }
+  __device__ __forceinline__ void complete_next_values() {
+    const int which = taken - 1;
+    if (item(which).valid != 0) complete_keys<C, tile::Infinity::zero>(shared.v[which % C::kValueSlots]);
   }
 
   // Asks for the query tile of a step; its stage is free. By a whole warp, of which one lane does: requests of a thread
@@ -208,37 +219,50 @@ struct QueryWarpgroup {
   }
 
   // The next item is taken as late as its K and V may come in time: those who take others meanwhile may wait for its
-  // shares. Where there is room for both, its K and V are there before the last step of this one.
+  // shares. Where there is room for two, its K, or V, is there before the last step of this one; else it is asked for
+  // as soon as there is: V's place is free in the middle of that step.
   __device__ __forceinline__ void run_item() {
+    constexpr bool kEarlyKeys = C::kKeySlots > 1, kEarlyValues = C::kValueSlots > 1;
     const int steps = uniform(steps_of(params, item(item_number)));
     WalkPlace place;
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       if (i == max(steps - kStepsAhead, 0)) {
         take_next();
-        if (C::kKeySlots > 1) copy_next();
+        if (kEarlyKeys) copy_next_keys();
+        if (kEarlyValues) copy_next_values();
       }
       load_ahead(kLoadsAhead);
-      if (C::kKeySlots > 1 && i == steps - 1) complete_next();
+      if (i == steps - 1) {
+        if (kEarlyKeys) complete_next_keys();
+        if (kEarlyValues) complete_next_values();
+        if (kEarlyKeys && kEarlyValues) arrive(shared.described, taken - 1);
+        if (!kEarlyValues) copy_next_values();
+      }
       run_step(place);
       place.advance(item(item_number));
     }
     count_last();
     arrive(shared.keys_free, item_number);
     if (steps == 0) take_next();
-    if (C::kKeySlots == 1 || steps == 0) {
-      copy_next();
-      load_ahead(kLoadsAhead);
-      complete_next();
-    }
+    if (steps == 0 || !kEarlyKeys) copy_next_keys();
+    if (steps == 0) copy_next_values();
+    if (steps > 0 && kEarlyKeys && kEarlyValues) return;
+    load_ahead(kLoadsAhead);
+    if (steps == 0 || !kEarlyKeys) complete_next_keys();
+    if (steps == 0 || !kEarlyValues) complete_next_values();
+    arrive(shared.described, taken - 1);
   }
 
   // All of this CTA's items.
   __device__ __forceinline__ void run() {
     take_next();
     load_ahead(kLoadsAhead);
-    copy_next();
-    complete_next();
+    copy_next_keys();
+    copy_next_values();
+    complete_next_keys();
+    complete_next_values();
+    arrive(shared.described, 0);
 #pragma unroll 1
     for (; uniform(item(item_number).valid) != 0; ++item_number) run_item();
   }

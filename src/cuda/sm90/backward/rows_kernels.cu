@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kPrepareThreads = 128;  // fewer, with more rows each: what every thread computes once costs as much
-constexpr int kChunk = 8;  // elements of 16 bytes
+constexpr int kChunk = 8;             // elements of 16 bytes
 
 // A query tile: of which head, and what of it exists.
 struct QueryTile {
@@ -116,8 +116,8 @@ __device__ __forceinline__ float scale_and_sum(std::uint32_t q_scale, Chunk& q, 
     unpack<kType>(q.words[i], q0, q1);
     sum = fmaf(a0, b0, fmaf(a1, b1, sum));
     sum = fmaf(q0, 0.0f, fmaf(q1, 0.0f, sum));
-    q.words[i] = kType == DType::bf16 ? ptx::multiply_bf16x2(q.words[i], q_scale)
-                                      : ptx::multiply_f16x2(q.words[i], q_scale);
+    q.words[i] =
+        kType == DType::bf16 ? ptx::multiply_bf16x2(q.words[i], q_scale) : ptx::multiply_f16x2(q.words[i], q_scale);
   }
   return sum;
 }
@@ -254,8 +254,8 @@ __global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ B
   bool sums[2];  // that hold anything
 #pragma unroll
   for (int sum = 0; sum < 2; ++sum) {
-    const int shares = tile::shares_of(seen, tile.first / params.tile_q, params.tile_q, params.block_tiles,
-                                       params.wraps != 0, sum);
+    const int shares =
+        tile::shares_of(seen, tile.first / params.tile_q, params.tile_q, params.block_tiles, params.wraps != 0, sum);
     sums[sum] = shares > 0;
     if (sums[sum] && threadIdx.x == 0) {
       ptx::await_count(params.scratch.counts + sum * tiles + tile.number, kCountsOfShare * shares);

@@ -56,7 +56,7 @@ struct alignas(1024) Shared {
   std::uint8_t q[C::kStages][C::kTileQBytes];
   std::uint8_t d_out[C::kStages][C::kTileQBytes];
   std::uint8_t k[C::kKeySlots][C::kTileKBytes];
-  std::uint8_t v[C::kKeySlots][C::kTileKBytes];
+  std::uint8_t v[C::kValueSlots][C::kTileKBytes];
   std::uint8_t d_scores[kSlots][C::kDScoreBytes];  // rows are keys in the order of K's rows, columns queries
   alignas(16) TileNumbers<C::kTileQ> numbers[C::kStages];
   alignas(16) std::conditional_t<C::kSplit == Split::products, HandedScores<C>, NothingHanded> handed;
@@ -65,9 +65,10 @@ struct alignas(1024) Shared {
   std::uint64_t stored[kSlots], free[kSlots];         // of d_scores: all is there; dQ is computed
   std::uint64_t handed_full[2], handed_empty[2];      // of handed (Split::products)
   // Of items; a CTA's item number m has number m % 2.
-  std::uint64_t described[2];  // items[] says what it is, and its K and V are there
-  std::uint64_t keys_free[2];  // nobody needs its K and V any more
-  std::uint64_t left[2];       // the key warpgroups do not need items[] any more
+  std::uint64_t described[2];    // items[] says what it is, and its K and V are there
+  std::uint64_t keys_free[2];    // nobody needs its K and V any more
+  std::uint64_t values_free[2];  // nobody needs its V any more
+  std::uint64_t left[2];         // the key warpgroups do not need items[] any more
   Item items[2];
 
   // For one thread, before anybody waits. Arrivals are those of warps.
@@ -83,6 +84,7 @@ struct alignas(1024) Shared {
     for (std::uint64_t& barrier : handed_empty) init(barrier, 4);
     for (std::uint64_t& barrier : described) init(barrier, 4);
     for (std::uint64_t& barrier : keys_free) init(barrier, 4 * (C::kConsumers + 1));
+    for (std::uint64_t& barrier : values_free) init(barrier, C::kSplit == Split::keys ? 4 * C::kConsumers : 4);
     for (std::uint64_t& barrier : left) init(barrier, 4 * C::kConsumers);
     ptx::mbarrier_init_fence();
   }
