@@ -5,6 +5,7 @@
 
 #include "core/geometry.h"
 #include "cuda/sm90/backward/config.h"
+#include "cuda/sm90/backward/params.h"
 #include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::sm90::backward {
@@ -17,7 +18,7 @@ void take_config(BackwardPlan& plan) {
   plan.dim = kDim;
   plan.tile_q = C::kTileQ;
   plan.keys = C::kKeys;
-  plan.score_keys = C::kTileK;
+  plan.score_keys = kPartKeys;
   plan.stages = C::kStages;
   plan.threads = C::kThreads;
 }
@@ -37,8 +38,8 @@ ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads) {
   take(at.taken, sizeof(std::int32_t));
   take(at.q, tiles * tile_rows * dim * 2);
   take(at.d_out, tiles * tile_rows * dim * 2);
-  take(at.rows, tiles * tile_rows * 2 * sizeof(float));
-  take(at.counts, sums * tiles * 2 * sizeof(std::int32_t));
+  take(at.numbers, tiles * (tile_rows * sizeof(RowNumbers) + kTileNumberBytes));
+  take(at.counts, sums * tiles * sizeof(std::int32_t));
   take(at.sums, sums * tiles * tile_rows * dim * sizeof(float));
   return at;
 }
@@ -56,6 +57,10 @@ BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem,
   plan.items = plan.key_tiles * geometry.batch * geometry.kv_heads;
   // Where the diagonal bounds what rows see, walks begin at different tiles anyway.
   plan.wraps = tiles > 1 && tile::clamped_reach(core::band_of(problem.mask).right) == tile::kMaxRows;
+  // Under a diagonal walks differ in length and a head's CTAs drift: as many heads in turn as a wave of CTAs works on,
+  // twice over.
+  const std::int64_t wave = tile::divide_up(device.multiprocessors, std::max<std::int64_t>(plan.key_tiles, 1));
+  plan.head_group = plan.wraps ? 1 : static_cast<int>(2 * wave);
   plan.ctas = static_cast<int>(std::min<std::int64_t>(plan.items, device.multiprocessors));
   plan.scratch = lay_out(plan, geometry.heads);
   return plan;
@@ -64,8 +69,9 @@ BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem,
 std::string to_string(const BackwardPlan& plan) {
   std::ostringstream text;
   text << "CTA         " << plan.keys << " keys, query tiles of " << plan.tile_q << ", compiled for d = " << plan.dim
-       << ", 2 consumer warpgroups, " << plan.stages << " stages"
+       << ", 2 key warpgroups, " << plan.stages << " stages"
        << "\nitems       " << plan.items << ", the last keys of a head first"
+       << (plan.head_group > 1 ? ", of " + std::to_string(plan.head_group) + " heads in turn" : "")
        << "\ndQ          shares added in a fixed order, "
        << (plan.wraps ? "two sums: walks begin at their own place and go around" : "one sum") << "\nlaunch      "
        << plan.ctas << " CTAs of " << plan.threads << " threads\nworkspace   " << plan.scratch.bytes << " bytes";

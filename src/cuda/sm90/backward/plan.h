@@ -20,7 +20,7 @@ struct BackwardKernel {
 
 // Where the parts of the workspace begin, in bytes from its own begin.
 struct ScratchOffsets {
-  std::size_t q = 0, d_out = 0, rows = 0, sums = 0, counts = 0, taken = 0;
+  std::size_t q = 0, d_out = 0, numbers = 0, sums = 0, counts = 0, taken = 0;
   std::size_t bytes = 0;  // of all
 };
 
@@ -34,6 +34,7 @@ struct BackwardPlan {
   std::int64_t query_tiles = 0;  // of a head, of all sequences
   std::int64_t key_tiles = 0;    // of the longest sequence
   std::int64_t items = 0;
+  int head_group = 1;  // heads whose key tiles are taken in turn
   int ctas = 0;
   int threads = 0;
   ScratchOffsets scratch;
