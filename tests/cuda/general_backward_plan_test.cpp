@@ -56,7 +56,7 @@ TEST(GeneralBackwardPlan, TwoStagesWhereAllCtasHaveThem) {
   EXPECT_EQ(plan_backward(problem_of(DType::f32, 512, 512, 256), {}, kH200).keys.stages, 1);
 }
 
-TEST(GeneralBackwardPlan, FullProductsAndReferencesAreForFp32) {
+TEST(GeneralBackwardPlan, FullProductsAreForFp32AndReferencesForBiases) {
   Problem problem = problem_of(DType::f32, 64, 64, 64);
   EXPECT_EQ(plan_backward(problem, {}, kH200).kind, Kind::any);
   EXPECT_FALSE(plan_backward(problem, {}, kH200).finds_references);
@@ -66,7 +66,7 @@ TEST(GeneralBackwardPlan, FullProductsAndReferencesAreForFp32) {
   EXPECT_TRUE(plan_backward(problem, {}, kH200).finds_references);
   problem.q.dtype = problem.k.dtype = problem.v.dtype = DType::bf16;
   EXPECT_EQ(plan_backward(problem, {}, kH200).kind, Kind::any);
-  EXPECT_FALSE(plan_backward(problem, {}, kH200).finds_references);
+  EXPECT_TRUE(plan_backward(problem, {}, kH200).finds_references);
 }
 
 TEST(GeneralBackwardPlan, TheWorkspaceIsLinearInTheRows) {

@@ -58,6 +58,9 @@ Prepared prepared_of(const BackwardPlan& plan, void* workspace) {
           reinterpret_cast<RowNumbers*>(base + at.numbers),
           base + at.keys,
           reinterpret_cast<float*>(base + at.bias_parts),
+          reinterpret_cast<float*>(base + at.sums),
+          reinterpret_cast<std::int32_t*>(base + at.counts),
+          reinterpret_cast<std::int32_t*>(base + at.taken),
           plan.head_rows,
           plan.head_tiles};
 }
@@ -117,6 +120,9 @@ BackwardParams params_of(const BackwardArgs& args, const BackwardPlan& plan) {
   p.tile_units = plan.tile_units;
   p.row_tiles = plan.row_tiles;
   p.key_groups = plan.key_groups;
+  p.adds_queries = plan.adds_queries ? 1 : 0;
+  p.wraps = plan.wraps ? 1 : 0;
+  p.key_tile_q = plan.keys.rows;
   p.query_stages = plan.queries.stages;
   p.key_stages = plan.keys.stages;
   p.vector_q = vector(problem.q);
@@ -205,10 +211,11 @@ void backward_launch(const BackwardArgs& args) {
     launch.queries(params, queries, stream);
   }
   params.target = Target::queries;
-  if (queries.ctas > 0) launch.queries(params, queries, stream);
+  if (queries.ctas > 0 && !plan.adds_queries) launch.queries(params, queries, stream);
   if (plan.keys.ctas > 0) {
     launch.keys(params, {grid_of(plan.keys.ctas), plan.keys.threads, plan.keys.shared_bytes}, stream);
   }
+  if (plan.adds_queries) launch_finish_queries(params, type, stream);
   if (!args.d_bias.present()) return;
   params.target = Target::bias;
   const BiasGradient& g = params.bias_gradient;

@@ -115,7 +115,7 @@ __device__ __forceinline__ void clear_sums(Target target, float (&sums)[C::Queri
   for (int block = 0; block < C::Queries::kRowBlocks; ++block) {
 #pragma unroll
     for (int i = 0; i < C::kHeadDim / 2; ++i) {
-      sums[block][i] = C::kIsFp32 && target == Target::references && i < 2 ? -INFINITY : 0.0f;
+      sums[block][i] = target == Target::references && i < 2 ? -INFINITY : 0.0f;
     }
   }
 }

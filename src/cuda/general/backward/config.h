@@ -70,6 +70,9 @@ struct Config {
     static constexpr int kWeightBytes = kTileQ * kWeightStride;
     // fp32 at d = 256: they take the places of K and V, which are loaded with every query tile.
     static constexpr bool kWeightsOverKeys = kRowBytes == 1024;
+    // Whether it can make dQ, too: four warps, each a quarter of it.
+    static constexpr bool kAddsQueries = kKind != Kind::precise && !kWeightsOverKeys;
+    static_assert(!kAddsQueries || (kWarps == 4 && kTileQ % 32 == 0));
     static constexpr int kRowsBytes = kTileQ * (2 * kStride + kNumberBytes);
     static constexpr int kFixedBytes = kTiles * kKeysBytes + (kWeightsOverKeys ? 0 : kTiles * 2 * kWeightBytes);
     static constexpr int shared_bytes(int stages) { return kFixedBytes + stages * kRowsBytes; }

@@ -12,6 +12,8 @@
 #include "cuda/general/backward/walk.h"
 #include "cuda/ptx/address.h"
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/ordered_sums.h"
+#include "cuda/tile/gradient_walk.h"
 
 namespace dspattn::cuda::general::backward {
 
@@ -21,22 +23,36 @@ struct KeyItem {
   ScoreItem score;       // its head is that of the step
   int first_tile;        // of the sequence's key tiles
   tile::TileRange rows;  // query tiles
+  int walk;              // the first of them
   int first_head, kv_head;
 };
 
 template <typename C>
 __device__ __forceinline__ void describe_keys(const BackwardParams& params, KeyItem& item) {
-  const int index = static_cast<int>(blockIdx.x);
+  using K = typename C::Keys;
+  // Where dQ is added up in order, a CTA waits for those of lower numbers only: numbers are taken as CTAs begin, the
+  // last keys of a sequence first (tile/gradient_walk.h).
+  const bool ordered = K::kAddsQueries && params.adds_queries != 0;
+  const int index = ordered ? atomicAdd(params.prepared.taken, 1) : static_cast<int>(blockIdx.x);
   const int sequence_head = index / params.key_groups;
   const int sequence = sequence_head / params.kv_heads;
   item.kv_head = sequence_head - sequence * params.kv_heads;
   item.first_head = item.kv_head * params.work.heads_per_kv_head.value;
-  item.first_tile = (index - sequence_head * params.key_groups) * C::Keys::kTiles;
+  const int group = index - sequence_head * params.key_groups;
+  item.first_tile = (ordered ? params.key_groups - 1 - group : group) * K::kTiles;
   item.sequence = sequence_rows(params, sequence);
   item.score = {item.sequence.rows, sequence, item.first_head, item.sequence.band};
   const int begin = params.tiles.first_key(item.first_tile);
-  const int end = params.tiles.first_key(item.first_tile + C::Keys::kTiles - 1) + params.tiles.span;
-  item.rows = tile::row_tiles_that_see(item.sequence.band, item.sequence.rows, begin, end, C::Keys::kTileQ);
+  const int end = params.tiles.first_key(item.first_tile + K::kTiles - 1) + params.tiles.span;
+  const tile::RowBand& band = item.sequence.band;
+  if (ordered) {  // every part of a block of 128 keys has the same rows, so that shares can be counted
+    const int block = item.first_tile / kTileUnit;
+    item.rows = tile::query_tiles_of(band, item.sequence.rows, block, K::kTileQ);
+    item.walk = tile::first_of_walk(item.rows, block, K::kTileQ, params.wraps != 0);
+  } else {
+    item.rows = tile::row_tiles_that_see(band, item.sequence.rows, begin, end, K::kTileQ);
+    item.walk = item.rows.begin;
+  }
 }
 
 // Shared memory: K and V of every key tile; weights and dS of every key tile; stages of Q, dO and numbers.
@@ -71,9 +87,9 @@ struct Step {
   int tile;
 };
 __device__ __forceinline__ Step step_of(const KeyItem& item, int step) {
-  const int count = item.rows.end - item.rows.begin;
+  const int count = item.rows.count();
   const int head = step / count;
-  return {item.first_head + head, item.rows.begin + step - head * count};
+  return {item.first_head + head, tile::tile_of_step(item.rows, item.walk, step - head * count)};
 }
 
 template <typename C>
@@ -142,6 +158,48 @@ __device__ __forceinline__ void weigh_rows(const BackwardParams& params, const K
   for (int i = 0; i < K::kRowBlocks; ++i) store_weights<C>(memory.d_scores(tile) + at(i), d_scores[i]);
 }
 
+// This CTA's share of a query tile's dQ, added when all shares before it are in.
+template <typename C>
+__device__ __forceinline__ void add_queries_in_turn(const BackwardParams& params, const KeyItem& item,
+                                                    const KeyMemory<C>& memory, int step) {
+  using K = typename C::Keys;
+  using S = ShareShape<C>;
+  const int warp = own_thread() >> 5;
+  Share<C> share = {};
+#pragma unroll
+  for (int tile = 0; tile < K::kTiles; ++tile) {
+    add_share<C>(share,
+                 memory.d_scores(tile) + static_cast<std::uint32_t>((warp & 1) * 16 * S::kRowBlocks * K::kWeightStride),
+                 memory.keys(tile) + static_cast<std::uint32_t>((warp >> 1) * S::kColumns * C::kElementBytes));
+  }
+  const Step of = step_of(item, step);
+  const int first = of.tile * K::kTileQ;
+  const tile::KeyBlockRange seen =
+      tile::key_blocks_of(item.score.band, first, min(first + K::kTileQ, item.score.rows) - 1);
+  constexpr int kParts = kTileUnit / K::kTiles;
+  const tile::Turn turn = tile::turn_of(seen, of.tile, K::kTileQ, item.first_tile / kTileUnit,
+                                        item.first_tile / K::kTiles % kParts, kParts, params.wraps != 0);
+  const Prepared& p = params.prepared;
+  const std::int64_t tiles = p.head_rows / K::kTileQ;  // of a head
+  const std::int64_t number = (static_cast<std::int64_t>(turn.sum) * params.work.heads.value + of.head) * tiles +
+                              item.sequence.prepared_row / K::kTileQ + of.tile;
+  if (threadIdx.x == 0) ptx::await_count(p.counts + number, turn.before);
+  __syncthreads();  // it is this CTA's turn
+  float* to = p.sums + number * K::kTileQ * C::kHeadDim + own_thread();
+  const bool stores = turn.before == 0;
+#pragma unroll
+  for (int i = 0; i < S::kRowBlocks * C::kHeadDim / 4; ++i) {
+    const float x = share[i / (C::kHeadDim / 4)][i % (C::kHeadDim / 4)];
+    if (stores) {
+      to[i * K::kThreads] = x;
+    } else {
+      ptx::add_global(to + i * K::kThreads, x);
+    }
+  }
+  __syncthreads();  // all have added
+  if (threadIdx.x == 0) ptx::count_up(p.counts + number);
+}
+
 // A warp's part of a gradient to the rows of its keys.
 template <typename C>
 __device__ __forceinline__ void store_keys(const BackwardParams& params, const KeyItem& item, const OutView& view,
@@ -177,7 +235,7 @@ __global__ void __launch_bounds__(C::Keys::kThreads, C::Keys::kCtas)
   __syncthreads();  // all can read it
   const KeyMemory<C> memory{ptx::shared_address(shared)};
   const int ahead = params.key_stages - 1;  // 1: a query tile's rows come one ahead
-  const int steps = params.work.heads_per_kv_head.value * (item.rows.end - item.rows.begin);
+  const int steps = params.work.heads_per_kv_head.value * item.rows.count();
   KeySums<C> d_k = {}, d_v = {};
   if (steps > 0) load_rows<C>(params, item, memory, 0, 0);
 #pragma unroll 1
@@ -188,14 +246,13 @@ __global__ void __launch_bounds__(C::Keys::kThreads, C::Keys::kCtas)
     __syncthreads();  // this step's rows are there for all, and all have left the step before
     if (ahead != 0 && step + 1 < steps) load_rows<C>(params, item, memory, step + 1, stage ^ 1);
     if (own_part<C>() < K::kRowWarps) weigh_rows<C>(params, item, memory, step, stage);
-    if constexpr (K::kSplit == 1) {
-      __syncwarp();  // all lanes' weights are there
-    } else {
-      ptx::named_barrier_sync(1 + own_tile<C>(), 32 * K::kSplit);  // the key tile's weights are there for its warps
-    }
+    __syncthreads();  // weights and dS are there for all
     const auto columns = static_cast<std::uint32_t>(own_part<C>() * K::kColumns * C::kElementBytes);
     add_keys<C>(d_v, memory.weights(own_tile<C>()), memory.d_out(stage) + columns);
     add_keys<C>(d_k, memory.d_scores(own_tile<C>()), memory.q(stage) + columns);
+    if constexpr (K::kAddsQueries) {
+      if (params.adds_queries != 0) add_queries_in_turn<C>(params, item, memory, step);
+    }
     if (ahead == 0 && step + 1 < steps) {
       __syncthreads();  // all have left the stage
       load_rows<C>(params, item, memory, step + 1, 0);

@@ -35,6 +35,7 @@ void take_config(BackwardPlan& plan, const DeviceFacts& device) {
   plan.keys.rows = K::kTileQ;
   plan.keys.keys = K::kTiles * C::kTileK;
   plan.keys.threads = K::kThreads;
+  plan.adds_queries = K::kAddsQueries && plan.kind != Kind::precise;
   choose_stages(plan.keys, device, K::kWeightsOverKeys ? 1 : 2, K::kCtas, &K::shared_bytes);
 }
 
@@ -62,6 +63,11 @@ WorkspaceOffsets lay_out(const BackwardPlan& plan, const core::Geometry& geometr
   take(at.keys, geometry.kv_heads * plan.head_tiles * 64 * plan.stride);
   const bool summed = d_bias.present() && (d_bias.extent(2) == 1 || d_bias.extent(3) == 1);
   take(at.bias_parts, summed ? geometry.batch * geometry.heads * d_bias.extent(2) * d_bias.extent(3) * 4 : 0);
+  if (!plan.adds_queries) return at;
+  const std::int64_t sums = plan.wraps ? 2 : 1;
+  take(at.sums, sums * rows * plan.dim * 4);
+  take(at.counts, sums * rows / plan.keys.rows * 4);
+  take(at.taken, 4);
   return at;
 }
 
@@ -90,7 +96,10 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
                                                 : geometry.batch * plan.tile_units);
   plan.queries.ctas = geometry.batch * geometry.heads * plan.row_tiles;
   plan.keys.ctas = geometry.batch * geometry.kv_heads * plan.key_groups;
-  plan.finds_references = fp32 && problem.mask.bias.present();
+  // Shares of dQ are counted by blocks of 128 keys.
+  plan.adds_queries = plan.adds_queries && unit_keys == tile::kBlockKeys && geometry.n_q > 0 && geometry.n_k > 0;
+  plan.wraps = plan.adds_queries && !problem.mask.causal && !problem.mask.window_right && geometry.n_q > plan.keys.rows;
+  plan.finds_references = problem.mask.bias.present();
   plan.workspace = lay_out(plan, geometry, d_bias);
   return plan;
 }

@@ -233,6 +233,65 @@ __device__ __forceinline__ void add_keys(KeySums<C>& sums, std::uint32_t weights
   }
 }
 
+// Of the four warps that share a query tile's dQ: rows and columns of one.
+template <typename C>
+struct ShareShape {
+  static constexpr int kRowBlocks = C::Keys::kTileQ / 32;
+  static constexpr int kColumns = C::kHeadDim / 2;
+};
+template <typename C>
+using Share = float[C::Keys::kTileQ / 32][C::kHeadDim / 4];
+
+// share += d_scores * keys of one key tile: d_scores at the warp's first row, keys at its first column.
+template <typename C>
+__device__ __forceinline__ void add_share(Share<C>& share, std::uint32_t d_scores, std::uint32_t keys) {
+  using Element = ElementOf<C::kType>;
+  using K = typename C::Keys;
+  using S = ShareShape<C>;
+  const std::uint32_t lane = own_lane();
+  if constexpr (C::kIsFp32) {  // keys 2t and 2t + 1 of eight as columns t and t + 4 of the operand
+    const std::uint32_t row = d_scores + (lane >> 2) * K::kWeightStride + 8 * (lane & 3);
+    const std::uint32_t own = keys + 2 * (lane & 3) * C::kStride + 4 * (lane >> 2);
+#pragma unroll
+    for (int step = 0; step < C::kTileK / 8; ++step) {
+      std::uint32_t a[S::kRowBlocks][4];
+#pragma unroll
+      for (int i = 0; i < 2 * S::kRowBlocks; ++i) {
+        std::uint32_t pair[2];
+        ptx::load_shared_bytes<8>(row + i * 8 * K::kWeightStride + step * 32, pair);
+        a[i / 2][i % 2] = pair[0];
+        a[i / 2][i % 2 + 2] = pair[1];
+      }
+#pragma unroll
+      for (int columns = 0; columns < S::kColumns / 8; ++columns) {
+        const std::uint32_t at = own + step * 8 * C::kStride + columns * 32;
+        const std::uint32_t b0 = ptx::load_shared(at), b1 = ptx::load_shared(at + C::kStride);
+#pragma unroll
+        for (int i = 0; i < S::kRowBlocks; ++i) ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns), a[i], b0, b1);
+      }
+    }
+  } else {
+    const std::uint32_t row = d_scores + (lane & 15) * K::kWeightStride + (lane >> 4) * 16;
+    const std::uint32_t own = keys + (lane & 15) * C::kStride + (lane >> 4) * 16;
+#pragma unroll
+    for (int step = 0; step < C::kTileK / 16; ++step) {
+      std::uint32_t a[S::kRowBlocks][4];
+#pragma unroll
+      for (int i = 0; i < S::kRowBlocks; ++i) ptx::ldmatrix_x4(a[i], row + i * 16 * K::kWeightStride + step * 32);
+#pragma unroll
+      for (int columns = 0; columns < S::kColumns / 8; columns += 2) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, own + step * 16 * C::kStride + columns * 16);
+#pragma unroll
+        for (int i = 0; i < S::kRowBlocks; ++i) {
+          ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns), a[i], b[0], b[1]);
+          ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns + 4), a[i], b[2], b[3]);
+        }
+      }
+    }
+  }
+}
+
 // 16 rows of weights (or dS) to shared memory, `rows` being the first of them.
 template <typename C>
 __device__ __forceinline__ void store_weights(std::uint32_t rows, const Block<C>& values) {

@@ -1,5 +1,5 @@
 // dQ, by a CTA that owns query rows and walks the key tiles that they see; nothing is added across CTAs. The same walk
-// makes the gradient of a bias, which is dS summed over what the bias is broadcast over, and, where an fp32 LSE is too
+// makes the gradient of a bias, which is dS summed over what the bias is broadcast over, and, where an LSE is too
 // large to tell anything of its row's weights, finds the row's largest score and sum. See docs/general_backward.md.
 //
 // A warp owns 16 or 32 rows; K and V come a tile ahead where shared memory allows.
@@ -126,13 +126,15 @@ __device__ __forceinline__ void add_tile(const BackwardParams& params, const Que
                         tile::sees_span(params.tiles, item.score.band, first_key, item.row_begin,
                                         min(item.row_begin + Q::kTileQ, item.score.rows) - 1)};
   Block<C> weights[Q::kRowBlocks], d_scores[Q::kRowBlocks];
-  make_weights<C>(params, item.score, place, weights, d_scores, [](int, const Block<C>&) {});
-  if (params.target == Target::queries) return add_queries<C>(sums, d_scores, memory.keys(stage));
-  if (C::kIsFp32 && params.target == Target::references) {
+  if (params.target == Target::references) {
+    Slopes<C> slopes[Q::kRowBlocks];
+    make_scores<C>(params, item.score, place, weights, slopes);
 #pragma unroll
     for (int i = 0; i < Q::kRowBlocks; ++i) add_to_references<C>(params.scales.exp2_scale, weights[i], sums[i]);
     return;
   }
+  make_weights<C>(params, item.score, place, weights, d_scores, [](int, const Block<C>&) {});
+  if (params.target == Target::queries) return add_queries<C>(sums, d_scores, memory.keys(stage));
 #pragma unroll
   for (int i = 0; i < Q::kRowBlocks; ++i) {
 #pragma unroll
@@ -174,7 +176,7 @@ __global__ void __launch_bounds__(C::Queries::kThreads, C::Queries::kCtas)
     if (threadIdx.x == 0) describe_rows<C>(params, number, item);
     __syncthreads();  // all can read it
     if (item.row_begin >= item.score.rows) continue;
-    if (C::kIsFp32 && params.target == Target::references && !any_far<C>(params, item)) return;
+    if (params.target == Target::references && !any_far<C>(params, item)) return;
     if (item.tiles.begin < item.tiles.end) {
       loader.load_rows();
       loader.load_keys(item.tiles.begin, 0);
@@ -197,7 +199,7 @@ __global__ void __launch_bounds__(C::Queries::kThreads, C::Queries::kCtas)
     if (item.row_begin < item.score.rows) store_queries<C>(params, item, sums);
   } else if (params.target == Target::bias) {
     store_bias<C>(params, item.bias, loader.memory.q(), sums);
-  } else if constexpr (C::kIsFp32) {
+  } else {
     store_references<C>(params, item, sums);
   }
 }

@@ -17,6 +17,8 @@ inline void add_global_16(float* to, float a, float b, float c, float d) {
   to[3] += d;
 }
 
+inline void add_global(float* to, float a) { *to += a; }
+
 inline void await_count(const std::int32_t* counter, std::int32_t least) {
   if (*counter < least) emulator::Machine::fail("waits for a CTA that has not begun");
 }
