@@ -90,6 +90,7 @@ BackwardParams params_of(const BackwardArgs& args, const BackwardPlan& plan) {
   p.row_units = plan.row_units;
   p.tile_units = plan.tile_units;
   p.row_tiles = plan.row_tiles;
+  p.key_tiles = plan.keys.keys / 32;
   p.key_groups = plan.key_groups;
   p.adds_queries = plan.adds_queries ? 1 : 0;
   p.wraps = plan.wraps ? 1 : 0;
@@ -184,7 +185,8 @@ void backward_launch(const BackwardArgs& args) {
   params.target = Target::queries;
   if (queries.ctas > 0 && !plan.adds_queries) launch.queries(params, queries, stream);
   if (plan.keys.ctas > 0) {
-    launch.keys(params, {grid_of(plan.keys.ctas), plan.keys.threads, plan.keys.shared_bytes}, stream);
+    const auto launch_keys = plan.is_plain ? launch.plain_keys : launch.keys;
+    launch_keys(params, {grid_of(plan.keys.ctas), plan.keys.threads, plan.keys.shared_bytes}, stream);
   }
   if (plan.adds_queries) launch_finish_queries(params, type, stream);
   if (!args.d_bias.present()) return;

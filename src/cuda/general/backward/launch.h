@@ -19,6 +19,7 @@ using Launcher = void (*)(const BackwardParams& params, const LaunchArgs& args, 
 struct Launchers {
   Launcher queries = nullptr;
   Launcher keys = nullptr;
+  Launcher plain_keys = nullptr;  // Features::plain; none of fp32 inputs and large head dims
 };
 
 // Of a compiled head dim. One definition per translation unit of instances (instance.cu.in).

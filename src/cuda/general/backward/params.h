@@ -92,6 +92,7 @@ struct BackwardParams {
   int row_units = 0;     // of kRowUnit rows, of a sequence
   int tile_units = 0;    // of kTileUnit key tiles, of a sequence
   int row_tiles = 0;     // of the query-stationary kernel, of a sequence
+  int key_tiles = 0;     // of a CTA of the key-stationary kernel
   int key_groups = 0;    // of tiles that a CTA of the key-stationary kernel takes, of a sequence
   int adds_queries = 0;  // the key-stationary kernel makes dQ, too
   int wraps = 0;         // see tile/gradient_walk.h; then there are two sums

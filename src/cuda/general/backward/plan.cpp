@@ -1,11 +1,13 @@
 #include "cuda/general/backward/plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 #include <sstream>
 
 #include "core/geometry.h"
 #include "cuda/general/plan.h"
+#include "cuda/general/problem.h"
 #include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::general::backward {
@@ -33,19 +35,41 @@ void take_config(BackwardPlan& plan, const DeviceFacts& device) {
   choose_stages(plan.queries, device, 2, Q::kCtas, &Q::shared_bytes);
   using K = typename C::Keys;
   plan.keys.rows = K::kTileQ;
-  plan.keys.keys = K::kTiles * C::kTileK;
-  plan.keys.threads = K::kThreads;
   plan.adds_queries = K::kAddsQueries && plan.kind != Kind::precise;
-  choose_stages(plan.keys, device, K::kWeightsOverKeys ? 1 : 2, K::kCtas, &K::shared_bytes);
+  // As many keys as a CTA can have, so that few CTAs add to a dQ; a CTA of fewer has company.
+  const int most = std::getenv("DSPATTN_GB_TILES") != nullptr ? std::atoi(std::getenv("DSPATTN_GB_TILES")) : 4;
+  const auto fits = [&](int tiles) { return K::shared_bytes(tiles, 1) + kReservedBytes <= device.shared_bytes; };
+  int tiles = std::min(most, K::kMaxTiles);
+  while (!fits(tiles)) tiles /= 2;
+  plan.keys.keys = tiles * C::kTileK;
+  plan.keys.threads = 32 * (tiles * K::kSplit + (K::kProducer ? 1 : 0));
+  choose_stages(plan.keys, device, K::kWeightsOverKeys ? 1 : 2, K::kCtas * K::kMaxTiles / tiles,
+                [&](int stages) { return K::shared_bytes(tiles, stages); });
+}
+
+template <DType kType, int kDim>
+void take_config_of(BackwardPlan& plan, const DeviceFacts& device) {
+  // Both kinds of fp32 products have the same shapes, and both 16-bit types.
+  if constexpr (kType != DType::f32 && kDim <= kLargestPlainDim) {
+    if (plan.is_plain) return take_config<Config<kType, Kind::any, kDim, Features::plain>>(plan, device);
+  }
+  take_config<Config<kType, Kind::any, kDim>>(plan, device);
 }
 
 template <DType kType>
 void take_config_at(BackwardPlan& plan, const DeviceFacts& device) {
   static_assert(std::size(kBackwardDims) == 3);
-  // Both kinds of fp32 products have the same shapes, and both 16-bit types.
-  plan.dim == kBackwardDims[0]   ? take_config<Config<kType, Kind::any, kBackwardDims[0]>>(plan, device)
-  : plan.dim == kBackwardDims[1] ? take_config<Config<kType, Kind::any, kBackwardDims[1]>>(plan, device)
-                                 : take_config<Config<kType, Kind::any, kBackwardDims[2]>>(plan, device);
+  plan.dim == kBackwardDims[0]   ? take_config_of<kType, kBackwardDims[0]>(plan, device)
+  : plan.dim == kBackwardDims[1] ? take_config_of<kType, kBackwardDims[1]>(plan, device)
+                                 : take_config_of<kType, kBackwardDims[2]>(plan, device);
+}
+
+// Whether the instance without features serves it.
+bool is_plain(const Problem& problem, int unit_keys) {
+  const Pattern& pattern = problem.pattern;
+  const bool served = pattern.is_dense() || pattern == Pattern{2, 4} || pattern == Pattern{1, 2};
+  return served && unit_keys == tile::kBlockKeys && !problem.soft_cap && problem.dropout.probability == 0 &&
+         !problem.mask.bias.present() && !problem.mask.allowed.present() && scaling_of(problem).score_scale == 1;
 }
 
 // Parts of the workspace one behind the other.
@@ -82,10 +106,11 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
   plan.dim = larger <= kBackwardDims[0]   ? kBackwardDims[0]
              : larger <= kBackwardDims[1] ? kBackwardDims[1]
                                           : kBackwardDims[2];
-  fp32 ? take_config_at<DType::f32>(plan, device) : take_config_at<DType::bf16>(plan, device);
-
   const tile::KeyTiles tiles = tile::key_tiles(tile::TileLayout::places, problem.pattern, problem.grouping, 32);
   const int unit_keys = kTileUnit * tiles.span >> tiles.parts_log2;
+  plan.is_plain = !fp32 && plan.dim <= kLargestPlainDim && is_plain(problem, unit_keys);
+  fp32 ? take_config_at<DType::f32>(plan, device) : take_config_at<DType::bf16>(plan, device);
+
   plan.row_tiles = tile::divide_up(geometry.n_q, plan.queries.rows);
   plan.row_units = tile::divide_up(geometry.n_q, kRowUnit);
   plan.tile_units = tile::divide_up(geometry.n_k, unit_keys);
@@ -115,6 +140,7 @@ std::string to_string(const BackwardPlan& plan) {
        << ", compiled for d = " << plan.dim << "\n";
   describe("dQ          ", plan.queries);
   describe("dK, dV      ", plan.keys);
+  if (plan.is_plain) text << "no features  of masks and weights are compiled in\n";
   text << "workspace   " << plan.workspace.bytes << " bytes";
   if (plan.finds_references) text << "\nreferences  found again where an LSE is too large";
   return text.str();

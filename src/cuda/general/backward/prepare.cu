@@ -307,10 +307,9 @@ __global__ void __launch_bounds__(kThreads) sum_bias(const __grid_constant__ Bac
   }
 }
 
-// dQ from its sums, which lie as the key-stationary kernel's threads hold them: element i of thread t at 128 i + t.
+// dQ from its sums, which lie as the key-stationary kernel's lanes hold them (Share of config.h).
 template <DType kType>
 __global__ void __launch_bounds__(kThreads) finish_queries(const __grid_constant__ BackwardParams params) {
-  constexpr int kAdders = 128;
   const int rows_of_tile = params.key_tile_q;
   const int tiles = (params.work.n_q + rows_of_tile - 1) / rows_of_tile;
   const int sequence_head = static_cast<int>(blockIdx.x) / tiles;
@@ -331,20 +330,19 @@ __global__ void __launch_bounds__(kThreads) finish_queries(const __grid_constant
                                 rows.prepared_row / rows_of_tile + tile;
     sums[sum] = any ? params.prepared.sums + number * rows_of_tile * dim : nullptr;
   }
-  // Two neighbouring columns at a time.
-  const int blocks = rows_of_tile / 32, of_block = dim / 4;
+  // Two neighbouring columns at a time: elements e and e + 1 of a lane of a chunk of 16 rows or more.
+  const int of_block = dim / 8, of_chunk = rows_of_tile / 32 * of_block;
   for (int i = static_cast<int>(threadIdx.x); i < rows_of_tile * dim / 2; i += kThreads) {
-    const int adder = i % kAdders, pair = i / kAdders;  // elements 2 pair and 2 pair + 1
-    const int block = 2 * pair / of_block, element = 2 * pair % of_block;
-    const int warp = adder / 32, lane = adder % 32;
-    const int row = first + (warp & 1) * 16 * blocks + 16 * block + (element / 2 & 1) * 8 + lane / 4;
-    const int column = (warp >> 1) * (dim / 2) + 8 * (element / 4) + 2 * (lane & 3);
+    const int lane = i % 32, chunk = i / 32 * 2 / of_chunk, e = i / 32 * 2 % of_chunk;
+    const int block = e / of_block, element = e % of_block;
+    const int row = first + chunk / 4 * (rows_of_tile / 2) + 16 * block + (element / 2 & 1) * 8 + lane / 4;
+    const int column = chunk % 4 * (dim / 4) + 8 * (element / 4) + 2 * (lane & 3);
     if (row >= rows.rows) continue;
     float x[2] = {0, 0};
     for (const float* sum : sums) {
       if (sum == nullptr) continue;
-      x[0] += sum[2 * pair * kAdders + adder];
-      x[1] += sum[(2 * pair + 1) * kAdders + adder];
+      x[0] += sum[(chunk * of_chunk + e) * 32 + lane];
+      x[1] += sum[(chunk * of_chunk + e + 1) * 32 + lane];
     }
     store_pair<kType>(params.d_q, params.fp32_d_q != 0, params.d_q.offset(rows.batch, head, rows.q_row + row), column,
                       x[0] * params.d_q_scale, x[1] * params.d_q_scale);

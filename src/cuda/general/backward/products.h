@@ -233,21 +233,16 @@ __device__ __forceinline__ void add_keys(KeySums<C>& sums, std::uint32_t weights
   }
 }
 
-// Of the four warps that share a query tile's dQ: rows and columns of one.
+// A warp's chunk of a query tile's dQ.
 template <typename C>
-struct ShareShape {
-  static constexpr int kRowBlocks = C::Keys::kTileQ / 32;
-  static constexpr int kColumns = C::kHeadDim / 2;
-};
-template <typename C>
-using Share = float[C::Keys::kTileQ / 32][C::kHeadDim / 4];
+using ShareSums = float[C::Share::kRowBlocks][C::Share::kColumns / 2];
 
 // share += d_scores * keys of one key tile: d_scores at the warp's first row, keys at its first column.
 template <typename C>
-__device__ __forceinline__ void add_share(Share<C>& share, std::uint32_t d_scores, std::uint32_t keys) {
+__device__ __forceinline__ void add_share(ShareSums<C>& share, std::uint32_t d_scores, std::uint32_t keys) {
   using Element = ElementOf<C::kType>;
   using K = typename C::Keys;
-  using S = ShareShape<C>;
+  using S = typename C::Share;
   const std::uint32_t lane = own_lane();
   if constexpr (C::kIsFp32) {  // keys 2t and 2t + 1 of eight as columns t and t + 4 of the operand
     const std::uint32_t row = d_scores + (lane >> 2) * K::kWeightStride + 8 * (lane & 3);
