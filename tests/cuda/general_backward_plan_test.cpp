@@ -47,13 +47,44 @@ TEST(GeneralBackwardPlan, EveryShapeFitsEveryCard) {
 
 TEST(GeneralBackwardPlan, TwoStagesWhereAllCtasHaveThem) {
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kH200).queries.stages, 2);
-  EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kH200).keys.stages, 1);
+  EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kH200).keys.stages, 2);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 64), {}, kH200).keys.stages, 2);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kGeForce).keys.stages, 1);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 64), {}, kH200).queries.resident, 4);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 64), {}, kGeForce).queries.resident, 3);
   // Weights take the places of K and V: nothing can come ahead.
   EXPECT_EQ(plan_backward(problem_of(DType::f32, 512, 512, 256), {}, kH200).keys.stages, 1);
+}
+
+TEST(GeneralBackwardPlan, ACtaHasAsManyKeysAsItCan) {
+  EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kH200).keys.keys, 128);
+  EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 64), {}, kH200).keys.keys, 128);
+  EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kGeForce).keys.keys, 64);
+  EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 256), {}, kH200).keys.keys, 32);
+  EXPECT_EQ(plan_backward(problem_of(DType::f32, 512, 512, 64), {}, kH200).keys.keys, 128);
+}
+
+TEST(GeneralBackwardPlan, FeaturesHaveAnInstanceOfTheirOwn) {
+  Problem problem = problem_of(DType::bf16, 512, 512, 64);
+  const auto is_plain = [&] { return plan_backward(problem, {}, kH200).is_plain; };
+  EXPECT_TRUE(is_plain());
+  EXPECT_EQ(plan_backward(problem, {}, kH200).keys.threads, 9 * 32);  // one of them copies
+  problem.soft_cap = 30;
+  EXPECT_FALSE(is_plain());
+  EXPECT_EQ(plan_backward(problem, {}, kH200).keys.threads, 8 * 32);
+  problem.soft_cap.reset();
+  problem.dropout.probability = 0.1;
+  EXPECT_FALSE(is_plain());
+  problem.dropout.probability = 0;
+  problem.mask.allowed = {stand_in(3), DType::b8, {1, 1, 512, 512}};
+  EXPECT_FALSE(is_plain());
+  problem.mask.allowed = {};
+  problem.pattern = {1, 4};
+  EXPECT_FALSE(is_plain());
+  problem.pattern = Pattern::dense();
+  EXPECT_TRUE(is_plain());
+  EXPECT_FALSE(plan_backward(problem_of(DType::bf16, 512, 512, 256), {}, kH200).is_plain);
+  EXPECT_FALSE(plan_backward(problem_of(DType::f32, 512, 512, 64), {}, kH200).is_plain);
 }
 
 TEST(GeneralBackwardPlan, FullProductsAreForFp32AndReferencesForBiases) {
