@@ -126,9 +126,11 @@ void clear(const TensorView& tensor, cudaStream_t stream) {
 
 void size_why_not(const Problem& problem, core::Refusals& refusals) {
   const core::Geometry geometry = core::geometry_of(problem);
-  if (const std::int64_t larger = std::max(geometry.d, geometry.d_v); larger > kBackwardDims[2]) {
-    refusals.add(
-        [&] { return "d, d_v: takes up to " + std::to_string(kBackwardDims[2]) + ", got " + std::to_string(larger); });
+  // fp32 rows past 256 columns need more shared memory than small cards have.
+  const bool is_small = problem.q.dtype == DType::f32 && device_facts(problem.device.index).shared_bytes < 200 * 1024;
+  const int most = is_small ? kBackwardDims[2] : kBackwardDims[3];
+  if (const std::int64_t larger = std::max(geometry.d, geometry.d_v); larger > most) {
+    refusals.add([&] { return "d, d_v: takes up to " + std::to_string(most) + ", got " + std::to_string(larger); });
   }
   constexpr std::int64_t kMaxTiles = (std::int64_t{1} << 31) - 1;  // CTAs of a grid
   if (const std::int64_t tiles = geometry.batch * geometry.kv_heads * ((geometry.n_k + 7) / 8); tiles > kMaxTiles) {
@@ -180,7 +182,8 @@ void backward_launch(const BackwardArgs& args) {
   if (args.d_sinks.present()) launch_sink_gradients(params, stream);
   if (plan.finds_references && queries.ctas > 0) {
     params.target = Target::references;
-    launch.queries(params, queries, stream);
+    launch.queries(params, {grid_of(plan.queries.ctas / plan.column_parts), queries.threads, queries.shared_bytes},
+                   stream);
   }
   params.target = Target::queries;
   if (queries.ctas > 0 && !plan.adds_queries) launch.queries(params, queries, stream);

@@ -32,6 +32,7 @@ void take_config(BackwardPlan& plan, const DeviceFacts& device) {
   plan.queries.rows = Q::kTileQ;
   plan.queries.keys = C::kTileK;
   plan.queries.threads = Q::kThreads;
+  plan.column_parts = Q::kColumnParts;
   choose_stages(plan.queries, device, 2, Q::kCtas, &Q::shared_bytes);
   using K = typename C::Keys;
   plan.keys.rows = K::kTileQ;
@@ -47,10 +48,10 @@ void take_config(BackwardPlan& plan, const DeviceFacts& device) {
                 [&](int stages) { return K::shared_bytes(tiles, stages); });
 }
 
+// Both kinds of fp32 products have the same shapes, and both 16-bit types.
 template <DType kType, int kDim>
 void take_config_of(BackwardPlan& plan, const DeviceFacts& device) {
-  // Both kinds of fp32 products have the same shapes, and both 16-bit types.
-  if constexpr (kType != DType::f32 && kDim <= kLargestPlainDim) {
+  if constexpr (compiled_at(kType, Kind::any, Features::plain, kDim)) {
     if (plan.is_plain) return take_config<Config<kType, Kind::any, kDim, Features::plain>>(plan, device);
   }
   take_config<Config<kType, Kind::any, kDim>>(plan, device);
@@ -58,18 +59,29 @@ void take_config_of(BackwardPlan& plan, const DeviceFacts& device) {
 
 template <DType kType>
 void take_config_at(BackwardPlan& plan, const DeviceFacts& device) {
-  static_assert(std::size(kBackwardDims) == 3);
+  static_assert(std::size(kBackwardDims) == 4);
   plan.dim == kBackwardDims[0]   ? take_config_of<kType, kBackwardDims[0]>(plan, device)
   : plan.dim == kBackwardDims[1] ? take_config_of<kType, kBackwardDims[1]>(plan, device)
-                                 : take_config_of<kType, kBackwardDims[2]>(plan, device);
+  : plan.dim == kBackwardDims[2] ? take_config_of<kType, kBackwardDims[2]>(plan, device)
+                                 : take_config_of<kType, kBackwardDims[3]>(plan, device);
+}
+
+// The smallest head dim that there is an instance for.
+int dim_of(const BackwardPlan& plan, DType type, std::int64_t larger) {
+  const Features features = plan.is_plain ? Features::plain : Features::all;
+  for (const int dim : kBackwardDims) {
+    if (dim >= larger && compiled_at(type, plan.kind, features, dim)) return dim;
+  }
+  return *std::rbegin(kBackwardDims);
 }
 
 // Whether the instance without features serves it.
 bool is_plain(const Problem& problem, int unit_keys) {
   const Pattern& pattern = problem.pattern;
   const bool served = pattern.is_dense() || pattern == Pattern{2, 4} || pattern == Pattern{1, 2};
-  return served && unit_keys == tile::kBlockKeys && !problem.soft_cap && problem.dropout.probability == 0 &&
-         !problem.mask.bias.present() && !problem.mask.allowed.present() && scaling_of(problem).score_scale == 1;
+  return served && problem.q.dtype != DType::f32 && unit_keys == tile::kBlockKeys && !problem.soft_cap &&
+         problem.dropout.probability == 0 && !problem.mask.bias.present() && !problem.mask.allowed.present() &&
+         scaling_of(problem).score_scale == 1;
 }
 
 // Parts of the workspace one behind the other.
@@ -103,12 +115,10 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
   BackwardPlan plan;
   plan.kind = fp32 && problem.fp32_products == Fp32Products::full ? Kind::precise : Kind::any;
   const std::int64_t larger = std::max(geometry.d, geometry.d_v);
-  plan.dim = larger <= kBackwardDims[0]   ? kBackwardDims[0]
-             : larger <= kBackwardDims[1] ? kBackwardDims[1]
-                                          : kBackwardDims[2];
   const tile::KeyTiles tiles = tile::key_tiles(tile::TileLayout::places, problem.pattern, problem.grouping, 32);
   const int unit_keys = kTileUnit * tiles.span >> tiles.parts_log2;
-  plan.is_plain = !fp32 && plan.dim <= kLargestPlainDim && is_plain(problem, unit_keys);
+  plan.is_plain = larger <= 128 && is_plain(problem, unit_keys) && geometry.n_q > 0 && geometry.n_k > 0;
+  plan.dim = dim_of(plan, problem.q.dtype, larger);
   fp32 ? take_config_at<DType::f32>(plan, device) : take_config_at<DType::bf16>(plan, device);
 
   plan.row_tiles = tile::divide_up(geometry.n_q, plan.queries.rows);
@@ -119,7 +129,7 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
       kRowUnit * (problem.packed ? problem.q.extent(2) / kRowUnit + geometry.batch : geometry.batch * plan.row_units);
   plan.head_tiles = kTileUnit * (problem.packed ? problem.k.extent(2) / unit_keys + geometry.batch
                                                 : geometry.batch * plan.tile_units);
-  plan.queries.ctas = geometry.batch * geometry.heads * plan.row_tiles;
+  plan.queries.ctas = geometry.batch * geometry.heads * plan.row_tiles * plan.column_parts;
   plan.keys.ctas = geometry.batch * geometry.kv_heads * plan.key_groups;
   // Shares of dQ are counted by blocks of 128 keys.
   plan.adds_queries = plan.adds_queries && unit_keys == tile::kBlockKeys && geometry.n_q > 0 && geometry.n_k > 0;

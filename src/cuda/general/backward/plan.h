@@ -34,6 +34,7 @@ struct BackwardPlan {
   int dim = 0;     // compiled for
   int stride = 0;  // bytes of a prepared row
   int row_tiles = 0, row_units = 0;
+  int column_parts = 1;  // of dQ, where a CTA of the query-stationary kernel does not make all columns
   int key_groups = 0, tile_units = 0;
   std::int64_t head_rows = 0, head_tiles = 0;  // prepared ones
   KernelPlan queries, keys;

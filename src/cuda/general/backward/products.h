@@ -86,10 +86,10 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   return C::kType == DType::bf16 ? ptx::pack_bf16x2(low, high) : ptx::pack_f16x2(low, high);
 }
 
-// sums += values * keys: 16 kBlocks rows by the columns of K, whose tile is at `keys`.
+// sums += values * keys: 16 kBlocks rows by columns of K, whose tile is at `keys`, from the first of them on.
 template <typename C, int kBlocks>
-__device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::kHeadDim / 2], const Block<C> (&values)[kBlocks],
-                                            std::uint32_t keys) {
+__device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::Queries::kColumns / 2],
+                                            const Block<C> (&values)[kBlocks], std::uint32_t keys) {
   using Element = ElementOf<C::kType>;
   const std::uint32_t lane = own_lane();
   if constexpr (C::kKind == Kind::precise) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::kHeadDim /
         }
         const std::uint32_t key = own + (column / 2 * 8 + 2 * source + column % 2) * C::kStride;
 #pragma unroll
-        for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
+        for (int columns = 0; columns < C::Queries::kColumns / 8; ++columns) {
           std::uint32_t bits[2];
           ptx::load_shared_bytes<8>(key + columns * 32, bits);
 #pragma unroll
@@ -129,7 +129,7 @@ __device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::kHeadDim /
         for (int i = 0; i < 4; ++i) a[block][i] = ptx::nearest_tf32(values[block][4 * step + (i & 1) * 2 + (i >> 1)]);
       }
 #pragma unroll
-      for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
+      for (int columns = 0; columns < C::Queries::kColumns / 8; ++columns) {
         const std::uint32_t at = own + step * 8 * C::kStride + columns * 32;
         const std::uint32_t b0 = ptx::load_shared(at), b1 = ptx::load_shared(at + C::kStride);
 #pragma unroll
@@ -150,7 +150,7 @@ __device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::kHeadDim /
           a[block][i] = pack<C>(values[block][8 * step + 2 * i], values[block][8 * step + 2 * i + 1]);
       }
 #pragma unroll
-      for (int columns = 0; columns < C::kHeadDim / 8; columns += 2) {
+      for (int columns = 0; columns < C::Queries::kColumns / 8; columns += 2) {
         std::uint32_t b[4];
         ptx::ldmatrix_x4_trans(b, own + step * 16 * C::kStride + columns * 16);
 #pragma unroll

@@ -31,7 +31,7 @@ struct QueryItem {
 // Tile of rows number `number` of the CTA's.
 template <typename C>
 __device__ __forceinline__ void describe_rows(const BackwardParams& params, int number, QueryItem& item) {
-  const auto index = static_cast<int>(blockIdx.x);
+  auto index = static_cast<int>(blockIdx.x);
   int sequence, head, row_tile;
   if (params.target == Target::bias) {
     if (number == 0) item.bias = bias_part(params, index);
@@ -41,6 +41,7 @@ __device__ __forceinline__ void describe_rows(const BackwardParams& params, int 
     row_tile = place.row_tile;
     item.tiles_of_rows = item.bias.tiles_of_rows;
   } else {
+    if (params.target == Target::queries) index /= C::Queries::kColumnParts;
     const int sequence_head = index / params.row_tiles;
     sequence = params.work.heads.quotient(sequence_head);
     head = params.work.heads.remainder(sequence_head);
@@ -100,12 +101,18 @@ struct QueryLoader {
 };
 
 template <typename C>
-using QuerySums = float[C::Queries::kRowBlocks][C::kHeadDim / 2];
+using QuerySums = float[C::Queries::kRowBlocks][C::Queries::kColumns / 2];
 
 // Of the CTA's: a warp's first row.
 template <typename C>
 __device__ __forceinline__ int warp_row() {
   return (own_thread() >> 5) * 16 * C::Queries::kRowBlocks;
+}
+
+// Of dQ: the first of the CTA's columns.
+template <typename C>
+__device__ __forceinline__ int first_column() {
+  return static_cast<int>(blockIdx.x) % C::Queries::kColumnParts * C::Queries::kColumns;
 }
 
 // One key tile: its part of what is asked for is added to the sums.
@@ -134,7 +141,10 @@ __device__ __forceinline__ void add_tile(const BackwardParams& params, const Que
     return;
   }
   make_weights<C>(params, item.score, place, weights, d_scores, [](int, const Block<C>&) {});
-  if (params.target == Target::queries) return add_queries<C>(sums, d_scores, memory.keys(stage));
+  if (params.target == Target::queries) {
+    return add_queries<C>(sums, d_scores,
+                          memory.keys(stage) + static_cast<std::uint32_t>(first_column<C>() * C::kElementBytes));
+  }
 #pragma unroll
   for (int i = 0; i < Q::kRowBlocks; ++i) {
 #pragma unroll
@@ -151,10 +161,11 @@ __device__ __forceinline__ void store_queries(const BackwardParams& params, cons
     if (row >= item.score.rows) continue;
     const std::int64_t offset = params.d_q.offset(item.sequence.batch, item.score.head, item.sequence.q_row + row);
 #pragma unroll
-    for (int c = 0; c < C::kHeadDim / 8; ++c) {
+    for (int c = 0; c < C::Queries::kColumns / 8; ++c) {
       const float* from = sums[i / 2] + 4 * c + i % 2 * 2;
-      store_pair<C::kType>(params.d_q, params.fp32_d_q != 0, offset, 8 * c + 2 * static_cast<int>(own_lane() & 3),
-                           from[0] * params.d_q_scale, from[1] * params.d_q_scale);
+      store_pair<C::kType>(params.d_q, params.fp32_d_q != 0, offset,
+                           first_column<C>() + 8 * c + 2 * static_cast<int>(own_lane() & 3), from[0] * params.d_q_scale,
+                           from[1] * params.d_q_scale);
     }
   }
 }

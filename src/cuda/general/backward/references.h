@@ -23,7 +23,8 @@ __device__ __forceinline__ bool is_far(float lse) {
 
 // The sums of 16 rows hold, for a lane's two rows: largest score 0, 1, sum 0, 1.
 template <typename C>
-__device__ __forceinline__ void add_to_references(float scale, const Block<C>& scores, float (&sums)[C::kHeadDim / 2]) {
+__device__ __forceinline__ void add_to_references(float scale, const Block<C>& scores,
+                                                  float (&sums)[C::Queries::kColumns / 2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     float largest = sums[row];
@@ -52,8 +53,9 @@ __device__ __forceinline__ bool any_far(const BackwardParams& params, const Item
 
 // All lanes' shares put together, and written to the rows' numbers. A sink is one more term of the sum.
 template <typename C, typename ItemType>
-__device__ __forceinline__ void store_references(const BackwardParams& params, const ItemType& item,
-                                                 const float (&sums)[C::Queries::kRowBlocks][C::kHeadDim / 2]) {
+__device__ __forceinline__ void store_references(
+    const BackwardParams& params, const ItemType& item,
+    const float (&sums)[C::Queries::kRowBlocks][C::Queries::kColumns / 2]) {
   const float scale = params.scales.exp2_scale;
 #pragma unroll
   for (int i = 0; i < 2 * C::Queries::kRowBlocks; ++i) {
