@@ -160,11 +160,11 @@ struct KeySupply {
 
   // The share of the step before is in.
   __device__ __forceinline__ void pass_on(int number) const {
-    if (adds() && number > 0) ptx::count_up(shared.steps[(number - 1) % 3].count);
+    if (adds() && number > 0 && params.adds_queries == 1) ptx::count_up(shared.steps[(number - 1) % 3].count);
   }
   __device__ __forceinline__ void await(int number) const {
     const Step& step = shared.steps[number % 3];
-    if (adds()) ptx::await_count(step.count, step.before);
+    if (adds() && params.adds_queries == 1) ptx::await_count(step.count, step.before);
   }
 
   // The producer's walk; the meetings are those of consume().
@@ -253,10 +253,14 @@ __device__ __forceinline__ void add_queries_in_turn(const Step& step, const KeyM
 #pragma unroll 1
   for (int quarter = warp >> 1; quarter < 4; quarter += memory.tiles * K::kSplit / 2) {
     ShareSums<C> share = {};
+    constexpr int kAtOnce = K::kMaxTiles > 1 ? 2 : 1;  // a CTA has an even number of tiles, or one
 #pragma unroll 1
-    for (int tile = 0; tile < memory.tiles; ++tile) {
-      add_share<C>(share, memory.d_scores(tile) + static_cast<std::uint32_t>(half * S::kRows * K::kWeightStride),
-                   memory.keys(tile) + static_cast<std::uint32_t>(quarter * S::kColumns * C::kElementBytes));
+    for (int tile = 0; tile < memory.tiles; tile += kAtOnce) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        add_share<C>(share, memory.d_scores(tile + i) + static_cast<std::uint32_t>(half * S::kRows * K::kWeightStride),
+                     memory.keys(tile + i) + static_cast<std::uint32_t>(quarter * S::kColumns * C::kElementBytes));
+      }
     }
     float* to = step.sums + (half * 4 + quarter) * 32 * S::kElements + own_lane();
     const auto element = [&](int i) {
