@@ -125,6 +125,18 @@ TEST_P(GeneralBackwardEdges, TheSameLowestBiasOfAllKeys) {
   }
 }
 
+// Past d = 256 dQ's columns are shared out over CTAs, and eight warps share a key tile; fp32's forward has one warp.
+TEST_P(GeneralBackwardEdges, HeadDimsPast256) {
+  check::Case drawn = problem_of(GetParam(), 12, 36, 300);
+  drawn.d_v = 264;
+  expect_right(drawn);
+  drawn.bias.emplace();
+  drawn.bias->one = {false, true, true, false};
+  drawn.fp32_products = Fp32Products::tf32_allowed;
+  drawn.d_bias = true;
+  expect_right(drawn);
+}
+
 // Several key blocks and query tiles that wait for each other, and what instances without features must know of.
 TEST_P(GeneralBackwardEdges, SharesOfManyKeyBlocks) {
   for (const std::int64_t d : {64, 128}) {

@@ -82,8 +82,10 @@ struct Config {
     // on a quarter of a multiprocessor, 255 where there are two.
     static constexpr bool kProducer = kRowBytes == 128 && kPlain && !kLean;
     static constexpr int kMaxThreads = 32 * (kMaxTiles * kSplit + (kProducer ? 1 : 0));
-    static constexpr int kCtas = kLean ? 3 :
-        kMaxTiles > 1 || kSplit > 4 ? 1 : 2;  // of so many threads on a multiprocessor: registers
+    static constexpr int kCtas = kLean ? 3
+                                 : kMaxTiles > 1 || kSplit > 4
+                                     ? 1
+                                     : 2;  // of so many threads on a multiprocessor: registers
     static constexpr int kRowBlocks = kRowBytes <= 256 && !kIsFp32 ? 2 : 1;
     static constexpr int kTileQ = kRowBytes <= 256 && !kIsFp32 ? 64 : kRowBytes >= 1024 ? 16 : 32;
     static constexpr int kRowWarps = kTileQ / (16 * kRowBlocks);  // of the kSplit
