@@ -31,6 +31,11 @@ __device__ __forceinline__ std::int32_t count_now(const std::int32_t* counter) {
   return count;
 }
 
+// Adds to a float. Does not wait.
+__device__ __forceinline__ void add_global(float* to, float a) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(a) : "memory");
+}
+
 // Until the counter has reached `least`: what its last adder had seen or done before is then visible.
 __device__ __forceinline__ void await_count(const std::int32_t* counter, std::int32_t least) {
   std::int32_t count;

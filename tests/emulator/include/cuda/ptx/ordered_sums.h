@@ -21,6 +21,8 @@ inline float4 load_sum_16(const float* from) { return {from[0], from[1], from[2]
 
 inline std::int32_t count_now(const std::int32_t* counter) { return *counter; }
 
+inline void add_global(float* to, float a) { *to += a; }
+
 inline void await_count(const std::int32_t* counter, std::int32_t least) {
   if (*counter < least) emulator::Machine::fail("waits for a CTA that has not begun");
 }
