@@ -23,6 +23,8 @@ THEORY = ROOT / "experiments" / "theory" / "results" / "theory.json"
 COLOURS = {"dense": "black", "ours": "#c0392b", "zoo": "#2471a3", "combined": "#1e8449"}
 STAGES = {"scores": "#7fb3d5", "softmax": "#f5b041", "product": "#82e0aa", "overhead": "#bdbdbd"}
 
+LONGEST_OF_STAGES = 4096  # as far as the paper goes; beyond, linear mechanisms are too small to be seen
+
 Rows = list[dict[str, Any]]
 
 
@@ -58,7 +60,9 @@ def _lines(axis: Any, rows: Rows, value: str) -> None:
 
 def latency(rows: Rows) -> Figure:
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
-    figure, axes = plt.subplots(2, len(dtypes), figsize=(9 * len(dtypes), 12), squeeze=False)
+    figure, axes = plt.subplots(
+        2, len(dtypes), figsize=(9 * len(dtypes), 12), squeeze=False, gridspec_kw={"hspace": 0.35}
+    )
     for column, dtype in enumerate(dtypes):
         mine = of(rows, dtype=dtype)
         per_token = [
@@ -67,7 +71,10 @@ def latency(rows: Rows) -> Figure:
         ]
         _lines(axes[0][column], per_token, "time")
         axes[0][column].set(ylabel="µs per token", title=f"{dtype}, 4 heads, d = 64")
-        longest = max((row["n_k"] for row in of(mine, kernel="full") if row["median_us"]), default=None)
+        lengths = [
+            row["n_k"] for row in of(mine, kernel="full") if row["median_us"] and row["n_k"] <= LONGEST_OF_STAGES
+        ]
+        longest = max(lengths, default=None)
         if longest is None:
             continue  # nothing to compare with
         shown = [row for row in of(mine, n_k=longest) if row.get("stages")]

@@ -312,9 +312,9 @@ def figure_text(figure: str) -> Callable[[], str]:
 
 FIGURES = ("latency", "overhead", "density", "model", "memory")
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
-    "comparison.md": {"kernels": kernels_table, **{block: short_text(block) for block in SHORT}},
+    "comparison.md": {block: short_text(block) for block in SHORT},
     "zoo.md": {"zoo": zoo_table},
-    "log/comparison.md": {figure: figure_text(figure) for figure in FIGURES},
+    "log/comparison.md": {"kernels": kernels_table, **{figure: figure_text(figure) for figure in FIGURES}},
 }
 
 

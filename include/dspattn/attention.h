@@ -26,7 +26,7 @@
 
 namespace dspattn {
 
-inline constexpr std::int64_t kMaxHeadDim = 256;
+inline constexpr std::int64_t kMaxHeadDim = 512;
 
 enum class DeviceType : std::uint8_t { cpu, cuda };
 

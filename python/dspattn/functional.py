@@ -131,7 +131,7 @@ def attention(
     backward pass.
 
     Args:
-        query: ``[..., heads, n_q, d]``, float32, float16 or bfloat16, d up to 256.
+        query: ``[..., heads, n_q, d]``, float32, float16 or bfloat16, d up to 512.
         key: ``[..., kv_heads, n_k, d]``; leading dimensions broadcast against the query's.
         value: ``[..., kv_heads, n_k, d_v]``.
         attn_mask: broadcasts to ``[..., heads, n_q, n_k]``. Boolean: True takes part. Floating: added to the scaled

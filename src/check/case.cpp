@@ -33,8 +33,7 @@ std::int64_t draw_length(Random& random, std::int64_t max_n) {
 }
 
 std::int64_t draw_head_dim(Random& random) {
-  return random.chance(60) ? random.one_of<std::int64_t>({16, 32, 64, 80, 96, 128, 256})
-                           : random.between(1, kMaxHeadDim);
+  return random.chance(60) ? random.one_of<std::int64_t>({16, 32, 64, 80, 96, 128, 256}) : random.between(1, 256);
 }
 
 void draw_sizes(Random& random, Case& drawn, const DrawLimits& limits) {
@@ -197,6 +196,15 @@ void draw_features(Random& random, Case& drawn) {
   drawn.d_sinks = backward && drawn.sinks && random.chance(80);
 }
 
+// Wide heads, which few kernels serve: of forward, where the problem is small. The scale is that of the drawn d.
+void draw_wide(Random& random, Case& drawn, const DrawLimits& limits) {
+  const bool wide = random.chance(6);
+  const std::int64_t products = std::max<std::int64_t>(1, drawn.batch * drawn.heads * drawn.n_q * drawn.n_k);
+  if (!wide || drawn.pass == Pass::backward || limits.head_dim || limits.max_work / products < 2 * kMaxHeadDim) return;
+  drawn.d = random.between(257, kMaxHeadDim);
+  if (random.chance(60)) drawn.d_v = random.between(257, kMaxHeadDim);
+}
+
 void draw_choice(Random& random, Case& drawn, const DrawLimits& limits) {
   const bool shared = random.chance(25) && drawn.heads > drawn.kv_heads && !drawn.pattern.is_dense();
   drawn.choice = limits.choice.value_or(shared && drawn.pass == Pass::forward ? Choice::shared : Choice::each_head);
@@ -317,6 +325,7 @@ Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits)
   constexpr std::uint64_t kFeatures = 0x666561;
   Random features(seed ^ (kFeatures << 32), static_cast<std::uint64_t>(index));
   draw_features(features, drawn);
+  draw_wide(features, drawn, limits);
   return drawn;
 }
 

@@ -218,7 +218,8 @@ cpu::Selection kernel_selection(const CaseData& data, const Runner& runner) {
   const std::int64_t keys = longest_keys(data);
   const std::int64_t own = data.drawn().d_v;
   if (own * kCallsAtMost < keys) {
-    const std::int64_t wide = std::min(kMaxHeadDim, (keys + 15) / 16 * 16);
+    constexpr std::int64_t kWidest = 256;  // that the kernels for common head dims take
+    const std::int64_t wide = std::min(kWidest, (keys + 15) / 16 * 16);
     try {
       return probe_selection(data, runner, wide, keys);
     } catch (const Error&) {

@@ -242,8 +242,9 @@ std::vector<std::string> pv_sparse_reasons(const PvSparseArgs& args) {
   if (kv_heads == 0 ? shape.heads != 0 : shape.heads % kv_heads != 0) {
     report.add("v.shape[1]", "kv_heads that divide heads = " + std::to_string(shape.heads), std::to_string(kv_heads));
   }
-  if (args.v.extent(3) > kMaxHeadDim) {
-    report.add("v.shape[3]", "at most " + std::to_string(kMaxHeadDim), std::to_string(args.v.extent(3)));
+  constexpr std::int64_t kMaxValueDim = 256;  // that the third kernel of the pipeline takes
+  if (args.v.extent(3) > kMaxValueDim) {
+    report.add("v.shape[3]", "at most " + std::to_string(kMaxValueDim), std::to_string(args.v.extent(3)));
   }
   if (!report.reasons.empty()) return report.reasons;
   const auto [nonzeros, metadata] = memory_of(args.weights);

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <mutex>
 #include <set>
@@ -18,9 +20,13 @@
 #include "check/case_data.h"
 #include "check/check.h"
 #include "core/device_memory.h"
+#include "core/half.h"
 #include "cuda/device/device.h"
+#include "cuda/device/memory.h"
 #include "cuda/general/rows.h"
+#include "dspattn/attention.h"
 #include "dspattn/kernels.h"
+#include "dspattn/workspace.h"
 
 namespace dspattn {
 namespace {
@@ -56,8 +62,6 @@ check::CheckOptions options_of(const Class& of, std::int64_t index, bool short_o
   options.device = {DeviceType::cuda, 0};
   options.beside_cpu = true;
   options.limits.pass = Pass::forward;
-  options.limits.rest = Rest::drop;
-  options.limits.choice = Choice::each_head;
   options.limits.dtype = of.dtype;
   options.limits.pattern = of.patterns[static_cast<std::size_t>(index) % of.patterns.size()];
   const Pattern pattern = *options.limits.pattern;
@@ -135,8 +139,6 @@ TEST_P(General, GivesTheSameBitsOverReruns) {
     check::CheckOptions options;
     options.device = {DeviceType::cuda, 0};
     options.limits.pass = Pass::forward;
-    options.limits.rest = Rest::drop;
-    options.limits.choice = Choice::each_head;
     options.limits.dtype = of.dtype;
     options.limits.pattern = of.patterns.front();
     options.limits.max_n = 1025;
@@ -157,20 +159,90 @@ TEST_P(General, GivesTheSameBitsOverReruns) {
 INSTANTIATE_TEST_SUITE_P(Classes, General, ::testing::ValuesIn(classes()),
                          [](const ::testing::TestParamInfo<Class>& of) { return of.param.name; });
 
-// Random problems as if on the GPU, without the features that the general rows do not name: a kernel is chosen by
-// shapes, types and addresses alone.
+// Pages in any order give the bits that one piece gives; keys in no page are hidden.
+TEST_P(General, PagesInAnyOrder) {
+  const Class& of = GetParam();
+  constexpr std::int64_t kBatch = 2, kHeads = 4, kKeyHeads = 2, kQueries = 70, kPage = 48, kBlocks = 5, kPlaces = 11;
+  constexpr std::int64_t kDim = 40, kKeys = kPage * kBlocks;
+  const std::size_t element = size_bytes(of.dtype);
+  core::DeviceMemory& memory = cuda::memory(0);
+  // Small integers, which every type has.
+  const auto random = [&](std::int64_t elements, int seed) {
+    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(elements) * element);
+    std::uint32_t state = static_cast<std::uint32_t>(seed);
+    for (std::int64_t i = 0; i < elements; ++i) {
+      state = state * 1664525u + 1013904223u;
+      core::store_element(bytes.data(), of.dtype, i, static_cast<double>(state >> 28) - 7.5);
+    }
+    return bytes;
+  };
+  const auto upload = [&](const auto& values) {
+    core::DeviceBuffer buffer(memory, values.size() * sizeof(values[0]));
+    buffer.upload(values.data());
+    return buffer;
+  };
+  const auto q = random(kBatch * kHeads * kQueries * kDim, 1);
+  const auto k = random(kBatch * kKeyHeads * kKeys * kDim, 2), v = random(kBatch * kKeyHeads * kKeys * kDim, 3);
+  std::vector<std::int32_t> table;
+  for (std::int64_t i = 0; i < kBatch * kBlocks; ++i) table.push_back(static_cast<std::int32_t>(4 * i % kPlaces));
+  const std::size_t page_bytes = kPage * kDim * element;
+  const auto cut = [&](const std::vector<std::uint8_t>& whole) {  // places without a page hold NaN
+    std::vector<std::uint8_t> pages(kPlaces * kKeyHeads * page_bytes, 0xFF);
+    for (std::size_t b = 0; b < kBatch; ++b) {
+      for (std::size_t head = 0; head < kKeyHeads; ++head) {
+        for (std::size_t i = 0; i < kBlocks; ++i) {
+          const auto place = static_cast<std::size_t>(table[b * kBlocks + i]);
+          std::memcpy(pages.data() + (place * kKeyHeads + head) * page_bytes,
+                      whole.data() + ((b * kKeyHeads + head) * kBlocks + i) * page_bytes, page_bytes);
+        }
+      }
+    }
+    return pages;
+  };
+  const core::DeviceBuffer gpu_q = upload(q), gpu_k = upload(k), gpu_v = upload(v);
+  const core::DeviceBuffer k_pages = upload(cut(k)), v_pages = upload(cut(v));
+  std::vector<std::uint8_t> allowed(kBatch * kKeys, 1);  // the second sequence lacks its third page
+  std::fill_n(allowed.begin() + kKeys + 2 * kPage, kPage, 0);
+  table[kBlocks + 2] = -1;
+  const core::DeviceBuffer gpu_table = upload(table), gpu_allowed = upload(allowed);
+  const auto run = [&](bool paged) {
+    ForwardArgs args;
+    args.problem.device = {DeviceType::cuda, 0};
+    args.problem.q = {gpu_q.data(), of.dtype, {kBatch, kHeads, kQueries, kDim}};
+    args.problem.pattern = of.patterns.front();
+    args.problem.mask.causal = true;
+    if (paged) {
+      args.problem.k = {k_pages.data(), of.dtype, {kPlaces, kKeyHeads, kPage, kDim}};
+      args.problem.v = {v_pages.data(), of.dtype, {kPlaces, kKeyHeads, kPage, kDim}};
+      args.problem.block_table = {gpu_table.data(), DType::i32, {kBatch, kBlocks}};
+    } else {
+      args.problem.k = {gpu_k.data(), of.dtype, {kBatch, kKeyHeads, kKeys, kDim}};
+      args.problem.v = {gpu_v.data(), of.dtype, {kBatch, kKeyHeads, kKeys, kDim}};
+      args.problem.mask.allowed = {gpu_allowed.data(), DType::b8, {kBatch, 1, 1, kKeys}};
+    }
+    args.run.kernel = of.kernel();
+    std::vector<std::uint8_t> out(q.size());
+    core::DeviceBuffer gpu_out(memory, out.size());
+    args.out = {gpu_out.data(), of.dtype, {kBatch, kHeads, kQueries, kDim}};
+    Workspace workspace;
+    workspace.attach(args);
+    forward(args);
+    gpu_out.download(out.data());
+    return out;
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
+// Random problems of the whole contract as if on the GPU: a kernel is chosen by shapes, types and addresses alone.
 TEST(GeneralTable, EveryValidForwardIsServed) {
   const cuda::DeviceFacts& device = cuda::device_facts(0);
   if (!device.present || device.major < 8) GTEST_SKIP() << "needs a GPU of compute capability 8.0";
   std::set<std::string> chosen;
   check::DrawLimits limits;
   limits.pass = Pass::forward;
-  limits.rest = Rest::drop;
-  limits.choice = Choice::each_head;
   limits.max_work = 100'000;
   for (std::int64_t index = 0; index < 400; ++index) {
-    const core::Features served = cuda::general::general_rows().front().features;
-    const check::Case drawn = check::draw_case(9, index, limits).restricted_to(served);
+    const check::Case drawn = check::draw_case(9, index, limits);
     const check::CaseData data(drawn, {}, core::host_memory());
     Problem problem = data.host_problem();
     problem.device = {DeviceType::cuda, 0};

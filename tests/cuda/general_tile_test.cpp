@@ -214,25 +214,92 @@ TEST(GeneralPlan, ChoosesStagesByWhatACardHas) {
   EXPECT_EQ(plan(DType::bf16, 256, kAda).stages, 1);
   // Every shape has a place on the smallest card.
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
-    for (const std::int64_t d : {1, 64, 65, 128, 200, 256}) {
-      EXPECT_LE(plan(type, d, kAda).shared_bytes() + general::kReservedBytes, kAda + 1024);
+    for (const std::int64_t d : {1, 64, 65, 128, 200, 256, 257, 512}) {
+      EXPECT_LE(plan(type, d, kAda).shared_bytes() + plan(type, d, kAda).shape.own_bytes, kAda);
     }
   }
 }
 
 TEST(GeneralPlan, ChoosesProductsByTypeAndPattern) {
-  using general::Kind;
-  EXPECT_EQ(general::kind_of(problem_of(DType::bf16, 64, {2, 4})), Kind::fours);
-  EXPECT_EQ(general::kind_of(problem_of(DType::f16, 64, {1, 2})), Kind::fours);
-  EXPECT_EQ(general::kind_of(problem_of(DType::f16, 64, {1, 4})), Kind::any);
-  EXPECT_EQ(general::kind_of(problem_of(DType::bf16, 64, Pattern::dense())), Kind::any);
-  EXPECT_EQ(general::kind_of(problem_of(DType::f32, 64, {1, 2})), Kind::pairs);
-  EXPECT_EQ(general::kind_of(problem_of(DType::f32, 64, {2, 4})), Kind::any);
+  using general::Kind, general::Scope;
+  const auto kind_of = [](const Problem& problem) { return general::kind_of(problem, general::scope_of(problem)); };
+  EXPECT_EQ(kind_of(problem_of(DType::bf16, 64, {2, 4})), Kind::fours);
+  EXPECT_EQ(kind_of(problem_of(DType::f16, 64, {1, 2})), Kind::fours);
+  EXPECT_EQ(kind_of(problem_of(DType::f16, 64, {1, 4})), Kind::any);
+  EXPECT_EQ(kind_of(problem_of(DType::bf16, 64, Pattern::dense())), Kind::any);
+  EXPECT_EQ(kind_of(problem_of(DType::f32, 64, {1, 2})), Kind::pairs);
+  EXPECT_EQ(kind_of(problem_of(DType::f32, 64, {2, 4})), Kind::any);
   Problem precise = problem_of(DType::f32, 64, {1, 2});
   precise.fp32_products = Fp32Products::full;
-  EXPECT_EQ(general::kind_of(precise), Kind::precise);
+  EXPECT_EQ(kind_of(precise), Kind::precise);
   EXPECT_EQ(general::dim_of(problem_of(DType::bf16, 65)), 128);
   EXPECT_EQ(general::dim_of(problem_of(DType::bf16, 129)), 256);
+  EXPECT_EQ(general::dim_of(problem_of(DType::bf16, 257)), 512);
+}
+
+TEST(GeneralPlan, GivesWhatFewProblemsAskForToTheInstancesThatHaveIt) {
+  using general::Kind, general::Scope;
+  const auto expect_all = [](const Problem& problem) {
+    EXPECT_EQ(general::scope_of(problem), Scope::all);
+    EXPECT_EQ(general::kind_of(problem, Scope::all), Kind::any);
+  };
+  const Problem plain = problem_of(DType::bf16, 64);
+  EXPECT_EQ(general::scope_of(plain), Scope::plain);
+  Problem capped = plain, dropped = plain, mean = plain, shared = plain, dense = plain;
+  capped.soft_cap = 30;
+  dropped.dropout.probability = 0.1;
+  mean.rest = Rest::mean;
+  shared.choice = Choice::shared;
+  for (const Problem& problem : {capped, dropped, mean, shared, problem_of(DType::bf16, 257)}) expect_all(problem);
+  // Where nothing is pruned neither the rest nor the choice matters.
+  dense.pattern = Pattern::dense();
+  dense.rest = Rest::mean;
+  dense.choice = Choice::shared;
+  EXPECT_EQ(general::scope_of(dense), Scope::plain);
+}
+
+TEST(GeneralPlan, HeadsThatChooseTogetherShareATile) {
+  Problem problem = problem_of(DType::bf16, 64);
+  problem.choice = Choice::shared;
+  problem.q.shape[1] = 12;  // three a key head
+  DeviceFacts device;
+  device.present = true;
+  device.shared_bytes = kHopper;
+  const general::ForwardPlan plan = general::plan_forward(problem, out_for(problem), device);
+  EXPECT_TRUE(plan.together);
+  EXPECT_EQ(plan.group.heads, 3);
+  EXPECT_EQ(plan.group.rows_log2, 2);
+  EXPECT_EQ(plan.row_tiles, (1000 + plan.shape.tile_q / 4 - 1) / (plan.shape.tile_q / 4));
+  EXPECT_EQ(plan.ctas, 2 * 4 * plan.row_tiles);
+  EXPECT_GE(plan.workspace_bytes, 2u * 12 * 1000 * 4);
+}
+
+TEST(GroupRows, EveryHeadOfAPositionHasARow) {
+  for (const int heads : {1, 2, 3, 5, 8, 11, 16}) {
+    const tile::GroupRows rows = tile::group_rows(heads);
+    int found = 0;
+    for (int row = 0; row < 64; ++row) {
+      if (!rows.exists(row)) continue;
+      EXPECT_EQ(rows.position(row), found / heads);
+      EXPECT_EQ(rows.head(row), found % heads);
+      ++found;
+    }
+    EXPECT_EQ(found, heads * rows.positions(64));
+  }
+}
+
+// Wide outputs are shared out over CTAs.
+TEST(GeneralPlan, WideOutputsTakeSeveralCtas) {
+  DeviceFacts device;
+  device.present = true;
+  device.shared_bytes = kAda;
+  Problem problem = problem_of(DType::bf16, 512);
+  EXPECT_EQ(general::plan_forward(problem, out_for(problem), device).column_parts, 2);
+  EXPECT_EQ(general::plan_forward(problem, out_for(problem), device).stages, 0);
+  problem.v.shape[3] = 200;
+  EXPECT_EQ(general::plan_forward(problem, out_for(problem), device).column_parts, 1);
+  problem = problem_of(DType::f32, 512);
+  EXPECT_EQ(general::plan_forward(problem, out_for(problem), device).column_parts, 4);
 }
 
 }  // namespace

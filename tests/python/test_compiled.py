@@ -68,7 +68,7 @@ def test_error_while_exporting() -> None:
 
 LEFT: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     "type": (lambda: sdpa(Q.double(), K.double(), V.double()), "query.dtype: expected float32"),
-    "size": (lambda: sdpa(*[torch.ones(1, 1, 2, 257)] * 3), r"query.shape\[3\]: expected a head dimension"),
+    "size": (lambda: sdpa(*[torch.ones(1, 1, 2, 513)] * 3), r"query.shape\[3\]: expected a head dimension"),
 }
 
 

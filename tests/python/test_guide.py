@@ -1,4 +1,4 @@
-"""The code of docs/pytorch.md runs, in order, as one program."""
+"""The code of docs/pytorch.md and docs/models.md runs, in order, as one program."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-GUIDE = Path(__file__).parents[2] / "docs" / "pytorch.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers", minversion="5.0")
-    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    text = "".join((DOCS / page).read_text() for page in ("pytorch.md", "models.md"))
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 5
     scope: dict[str, object] = {}
     for block in blocks:

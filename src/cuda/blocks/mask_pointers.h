@@ -14,6 +14,19 @@ struct MaskPointers {
   const std::uint8_t* row1;
   int key_bytes;  // between neighbouring keys
 
+  // Of single rows that exist, at key 0.
+  __device__ __forceinline__ MaskPointers(const MaskTensor& mask, int element_bytes, int sequence, int first_head,
+                                          int first_row, int second_head, int second_row) {
+    const auto at = [&](int head, int row) {
+      const std::int64_t offset =
+          sequence * mask.batch_stride + head * mask.head_stride + static_cast<std::int64_t>(row) * mask.row_stride;
+      return static_cast<const std::uint8_t*>(mask.data) + offset * element_bytes;
+    };
+    row0 = at(first_head, first_row);
+    row1 = at(second_head, second_row);
+    key_bytes = static_cast<int>(mask.key_stride) * element_bytes;
+  }
+
   template <typename ItemType>
   __device__ __forceinline__ MaskPointers(const MaskTensor& mask, int element_bytes, const ItemType& item, int row,
                                           int block) {

@@ -12,7 +12,7 @@ constexpr int kThreads = 256;
 constexpr int kWidth = 8;         // columns of V that a thread loads at once: 16 bytes
 constexpr int kAtOnce = 4;        // keys whose V a thread loads together: the fewest that it has of a block
 constexpr int kRowsOfChunk = 64;  // query rows whose means a CTA of row_means() computes
-constexpr int kMostColumns = 256;
+constexpr int kMostColumns = 512;
 
 // Where a sequence lies and which keys it has.
 struct Sequence {
@@ -37,17 +37,33 @@ __device__ __forceinline__ Sequence sequence_of(const MeansParams& params, int i
 // V of one head of a sequence, and which of its keys no mask hides.
 struct Values {
   const MeansParams& params;
-  const std::uint16_t* rows;
+  const std::uint8_t* rows;
+  int element_bytes;
+  int sequence_index;
   std::int64_t allowed, bias;  // elements of the masks at key 0
 
-  __device__ __forceinline__ Values(const MeansParams& p, const Sequence& sequence, int head) : params(p) {
-    rows = static_cast<const std::uint16_t*>(p.v.data) +
-           p.v.offset(sequence.batch, p.heads_per_key_head.quotient(head), sequence.place.k_row);
+  __device__ __forceinline__ Values(const MeansParams& p, const Sequence& sequence, int head)
+      : params(p), element_bytes(p.type == DType::f32 ? 4 : 2), sequence_index(sequence.place.index) {
+    rows = static_cast<const std::uint8_t*>(p.v.data) + p.v.offset(p.pages.table != nullptr ? 0 : sequence.batch,
+                                                                   p.heads_per_key_head.quotient(head),
+                                                                   sequence.place.k_row) *
+                                                            element_bytes;
     allowed = sequence.place.index * p.allowed.batch_stride + head * p.allowed.head_stride;
     bias = sequence.place.index * p.bias.batch_stride + head * p.bias.head_stride;
   }
 
+  // Of a key that is not hidden, from a column on.
+  __device__ __forceinline__ const std::uint8_t* row(int key, int column) const {
+    std::int64_t offset = key * params.v.row_stride + column;
+    if (params.pages.table != nullptr) {
+      offset = params.pages.page_of(sequence_index, key) * params.v.batch_stride +
+               params.pages.size.remainder(key) * params.v.row_stride + column;
+    }
+    return rows + offset * element_bytes;
+  }
+
   __device__ __forceinline__ bool hidden(int key) const {
+    if (params.pages.table != nullptr && params.pages.page_of(sequence_index, key) < 0) return true;
     if (params.allowed.data != nullptr &&
         static_cast<const std::uint8_t*>(params.allowed.data)[allowed + key * params.allowed.key_stride] == 0) {
       return true;
@@ -67,7 +83,11 @@ struct Values {
   }
   // One column; 0 past the last.
   __device__ __forceinline__ float at(int key, int column) const {
-    return column < params.columns ? number(rows[key * params.v.row_stride + column]) : 0.0f;
+    return column < params.columns ? element(row(key, column)) : 0.0f;
+  }
+  __device__ __forceinline__ float element(const std::uint8_t* at) const {
+    if (params.type == DType::f32) return *reinterpret_cast<const float*>(at);
+    return number(*reinterpret_cast<const std::uint16_t*>(at));
   }
   __device__ __forceinline__ void add(const uint4& x, float (&sums)[kWidth]) const {
     const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
@@ -77,9 +97,10 @@ struct Values {
       sums[2 * i + 1] += number(words[i] >> 16);
     }
   }
-  // Aligned rows, none of which a mask hides.
+  // Aligned rows of 16-bit elements, in one piece, none of which a mask hides.
   __device__ __forceinline__ bool simple() const {
-    return params.vector != 0 && params.allowed.data == nullptr && params.bias.data == nullptr;
+    return params.vector != 0 && params.allowed.data == nullptr && params.bias.data == nullptr &&
+           params.pages.table == nullptr && params.type != DType::f32;
   }
   // Of kAtOnce such keys; all loads are on their way before the first sum.
   __device__ __forceinline__ void load_together(int key, int column, uint4 (&x)[kAtOnce]) const {
@@ -87,20 +108,20 @@ struct Values {
     for (int i = 0; i < kAtOnce; ++i) {
       x[i] = make_uint4(0, 0, 0, 0);
       if (column < params.columns) {
-        x[i] = *reinterpret_cast<const uint4*>(rows + (key + i) * params.v.row_stride + column);
+        x[i] = *reinterpret_cast<const uint4*>(rows + ((key + i) * params.v.row_stride + column) * 2);
       }
     }
   }
   // Adds kWidth columns from `column` on to `sums`.
   __device__ __forceinline__ void add(int key, int column, float (&sums)[kWidth]) const {
     if (column >= params.columns) return;
-    const std::uint16_t* from = rows + key * params.v.row_stride + column;
-    if (params.vector != 0) {
+    const std::uint8_t* from = row(key, column);
+    if (params.vector != 0 && params.type != DType::f32) {
       add(*reinterpret_cast<const uint4*>(from), sums);
     } else {
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
-        if (column + i < params.columns) sums[i] += number(from[i]);
+        if (column + i < params.columns) sums[i] += element(from + i * element_bytes);
       }
     }
   }
@@ -185,8 +206,7 @@ __device__ __forceinline__ void sum_block(const MeansParams& params, int head, s
   const BlockShare share(params.stride);
   add_runs(Values(params, sequence, head), share, static_cast<int>(rank) * tile::kBlockKeys, tile::kBlockKeys, runs);
   const std::int64_t place = head * params.table.all_blocks + block;
-  const int column = static_cast<int>(threadIdx.x);
-  if (column < params.stride) {
+  for (int column = static_cast<int>(threadIdx.x); column < params.stride; column += kThreads) {
     float sum = 0;
     for (int run = 0; run < share.runs; ++run) sum += runs.sums[run * params.stride + column];
     params.sums[place * params.stride + column] = sum;
@@ -397,8 +417,8 @@ struct RowColumn {
 };
 
 // Windows bound the first key, or there are mask tensors: the means of every row. A CTA for every kRowsOfChunk rows of
-// a head of a sequence, a thread for every column.
-__global__ void __launch_bounds__(kMostColumns) row_means(const MeansParams params, int chunks) {
+// a head of a sequence, a thread for every column. Without the second bound ptxas keeps to 40 registers, and spills.
+__global__ void __launch_bounds__(kMostColumns, 2) row_means(const MeansParams params, int chunks) {
   __shared__ int counts[kRowsOfChunk];
   ptx::start_next_kernel();
   ptx::wait_for_kernels_before();

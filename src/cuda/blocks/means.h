@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "cuda/blocks/pages.h"
 #include "cuda/blocks/views.h"
 #include "cuda/blocks/work_params.h"
 #include "cuda/tile/means.h"
@@ -26,6 +27,7 @@ struct MeansView {
 
 struct MeansParams {
   RowsView v;
+  Pages pages;
   DType type = DType::bf16;
   int columns = 0;                     // d_v
   int vector = 0;                      // 1: rows of V are 16-byte aligned

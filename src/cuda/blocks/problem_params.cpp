@@ -32,6 +32,13 @@ MaskTensor mask_of(const ConstTensorView& tensor) {
   return {tensor.data, stride(0), stride(1), stride(2), stride(3)};
 }
 
+Pages pages_of(const Problem& problem) {
+  const ConstTensorView& table = problem.block_table;
+  if (!table.present()) return {};
+  return {static_cast<const std::int32_t*>(table.data), table.step(0), table.step(1),
+          tile::Divisor(static_cast<int>(problem.k.extent(2))), static_cast<int>(problem.k.extent(0))};
+}
+
 bool is_vector(const ConstTensorView& tensor) {
   const auto width = static_cast<std::int64_t>(16 / size_bytes(tensor.dtype));
   const std::int64_t columns = tensor.extent(3);

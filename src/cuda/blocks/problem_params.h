@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/geometry.h"
+#include "cuda/blocks/pages.h"
 #include "cuda/blocks/prepare_params.h"
 #include "cuda/blocks/scales.h"
 #include "cuda/blocks/views.h"
@@ -15,6 +16,7 @@ RowsView rows_of(const ConstTensorView& tensor);
 OutView out_of(const TensorView& out);
 LseView lse_of(const TensorView& lse);
 MaskTensor mask_of(const ConstTensorView& tensor);
+Pages pages_of(const Problem& problem);
 
 // Rows can be copied 16 bytes at a time.
 bool is_vector(const ConstTensorView& tensor);

@@ -71,7 +71,31 @@ __device__ __forceinline__ float log_sum_exp(const ScoreScales& scales, float su
   return sum == 0 ? -INFINITY : (ptx::log2_fast(sum) + fmaf(score, precise, C::kHeadroom)) * kLn2;
 }
 
+// Where a thread's two rows of results go: elements from the start of out, of lse, and whether they exist.
+struct RowTargets {
+  std::int64_t out0, out1;
+  std::int64_t lse0, lse1;
+  bool stored0, stored1;
+};
+
 // `row` is row g of the thread's warp within the item; row g + 8 is the other.
+template <int kConsumers>
+__device__ __forceinline__ RowTargets targets_of(const OutView& out, const LseView& lse, const Item<kConsumers>& item,
+                                                 int row) {
+  const int rows = item.rows - item.row_begin;
+  const std::int64_t out0 = item.out_offset + row * out.row_stride;
+  const std::int64_t lse0 = item.lse_offset + row * lse.row_stride;
+  return {out0, out0 + 8 * out.row_stride, lse0, lse0 + 8 * lse.row_stride, row < rows, row + 8 < rows};
+}
+
+template <typename C>
+__device__ __forceinline__ void store_lse(const LseView& view, const ScoreScales& scales, const RowTargets& to,
+                                          int lane, const RowSums& sums, const RowState& state) {
+  if (view.data == nullptr || (lane & 3) != 0) return;
+  if (to.stored0) view.data[to.lse0] = log_sum_exp<C>(scales, sums.sum0, state.minus0);
+  if (to.stored1) view.data[to.lse1] = log_sum_exp<C>(scales, sums.sum1, state.minus1);
+}
+
 template <typename C>
 __device__ __forceinline__ void store_lse(const LseView& view, const ScoreScales& scales,
                                           const Item<C::kConsumers>& item, int row, int lane, const RowSums& sums,
@@ -189,19 +213,17 @@ __device__ __forceinline__ void store_zeros(const OutView& view, const Item<C::k
   }
 }
 
-// 16-bit rows from registers. `row` as in store_lse(). `vector`: rows are 16-byte aligned and d_v is a multiple of 8.
+// 16-bit rows from registers. `vector`: rows are 16-byte aligned and d_v is a multiple of 8.
 template <typename C>
-__device__ __forceinline__ void store_rows_16bit(const OutView& view, int vector, const Item<C::kConsumers>& item,
-                                                 int row, int lane, const float (&out)[C::kHeadDim / 2],
-                                                 const RowSums& sums) {
+__device__ __forceinline__ void store_rows_16bit(const OutView& view, int vector, const RowTargets& to, int lane,
+                                                 const float (&out)[C::kHeadDim / 2], const RowSums& sums) {
   const int t = lane & 3;
-  const int rows = item.rows - item.row_begin;
-  const bool stored0 = row < rows;
-  const bool stored1 = row + 8 < rows;
+  const bool stored0 = to.stored0;
+  const bool stored1 = to.stored1;
   const float inverse0 = inverse<C>(sums.sum0);
   const float inverse1 = inverse<C>(sums.sum1);
-  auto* base = static_cast<std::uint16_t*>(view.data) + item.out_offset + row * view.row_stride;
-  std::uint16_t* base8 = base + 8 * view.row_stride;
+  auto* base = static_cast<std::uint16_t*>(view.data) + to.out0;
+  auto* base8 = static_cast<std::uint16_t*>(view.data) + to.out1;
 #pragma unroll
   for (int i = 0; i < C::kHeadDim / 32; ++i) {
     std::uint32_t x[4], y[4];
@@ -232,13 +254,11 @@ __device__ __forceinline__ void store_rows_16bit(const OutView& view, int vector
 
 // fp32 rows from registers. `vector`: rows are 8-byte aligned and d_v is even.
 template <typename C>
-__device__ __forceinline__ void store_rows_fp32(const OutView& view, int vector, const Item<C::kConsumers>& item,
-                                                int row, int lane, const float (&out)[C::kHeadDim / 2],
-                                                const RowSums& sums) {
-  const int rows = item.rows - item.row_begin;
-  const auto store = [&](int own_row, const float* o, float sum) {
-    if (own_row >= rows) return;
-    float* to = static_cast<float*>(view.data) + item.out_offset + own_row * view.row_stride;
+__device__ __forceinline__ void store_rows_fp32(const OutView& view, int vector, const RowTargets& targets, int lane,
+                                                const float (&out)[C::kHeadDim / 2], const RowSums& sums) {
+  const auto store = [&](bool stored, std::int64_t offset, const float* o, float sum) {
+    if (!stored) return;
+    float* to = static_cast<float*>(view.data) + offset;
     const float factor = inverse<C>(sum);
 #pragma unroll
     for (int block = 0; block < C::kHeadDim / 8; ++block) {
@@ -253,18 +273,23 @@ __device__ __forceinline__ void store_rows_fp32(const OutView& view, int vector,
       }
     }
   };
-  store(row, out, sums.sum0);
-  store(row + 8, out + 2, sums.sum1);
+  store(targets.stored0, targets.out0, out, sums.sum0);
+  store(targets.stored1, targets.out1, out + 2, sums.sum1);
 }
 
 template <typename C>
+__device__ __forceinline__ void store_rows(const OutView& view, int vector, const RowTargets& to, int lane,
+                                           const float (&out)[C::kHeadDim / 2], const RowSums& sums) {
+  if constexpr (C::kOutType == DType::f32) {
+    store_rows_fp32<C>(view, vector, to, lane, out, sums);
+  } else {
+    store_rows_16bit<C>(view, vector, to, lane, out, sums);
+  }
+}
+template <typename C>
 __device__ __forceinline__ void store_rows(const OutView& view, int vector, const Item<C::kConsumers>& item, int row,
                                            int lane, const float (&out)[C::kHeadDim / 2], const RowSums& sums) {
-  if constexpr (C::kOutType == DType::f32) {
-    store_rows_fp32<C>(view, vector, item, row, lane, out, sums);
-  } else {
-    store_rows_16bit<C>(view, vector, item, row, lane, out, sums);
-  }
+  store_rows<C>(view, vector, targets_of(view, LseView{}, item, row), lane, out, sums);
 }
 
 }  // namespace dspattn::cuda::blocks

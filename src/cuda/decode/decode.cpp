@@ -17,6 +17,7 @@ using blocks::is_banded;
 using blocks::is_empty;
 using blocks::is_vector;
 using blocks::mask_of;
+using blocks::pages_of;
 using blocks::rows_of;
 
 std::uint32_t plain_row_bytes(const ConstTensorView& tensor) {
@@ -32,13 +33,6 @@ Scales scales_of(DType type, double scale, bool has_bias) {
           .bias = static_cast<float>(unit / scale),
           .exponent = static_cast<float>(scale / unit * std::numbers::log2e),
           .rounds = type == DType::f32 ? 0 : 1};
-}
-
-Pages pages_of(const Problem& problem) {
-  const ConstTensorView& table = problem.block_table;
-  if (!table.present()) return {};
-  return {static_cast<const std::int32_t*>(table.data), table.step(0), table.step(1),
-          tile::Divisor(static_cast<int>(problem.k.extent(2))), static_cast<int>(problem.k.extent(0))};
 }
 
 Params params_of(const ForwardArgs& args, const Plan& plan) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/blocks/pages.h"
 #include "cuda/blocks/views.h"
 #include "cuda/decode/config.h"
 #include "cuda/tile/divisor.h"
@@ -11,6 +12,8 @@
 #include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::decode {
+
+using blocks::Pages;
 
 // From products to compared scores, and on to logarithms of weights in base 2 (docs/notation.md). Unlike the fused
 // kernels' the inputs are left as they are.
@@ -39,20 +42,6 @@ struct Results {
   blocks::OutView out;
   blocks::LseView lse;
   int fp32 = 0;  // out's type, if not the inputs'
-};
-
-// Keys and values in pages: key j of sequence b is row j % size of page table[b, j / size].
-struct Pages {
-  const std::int32_t* table = nullptr;  // null: K and V are in one piece
-  std::int64_t sequence_stride = 0, block_stride = 0;
-  tile::Divisor size;
-  int count = 0;  // pages there are; other numbers are no page
-
-  // Negative: the key is in no page, and is hidden.
-  DSPATTN_HOST_DEVICE int page_of(int sequence, int key) const {
-    const int page = table[sequence * sequence_stride + size.quotient(key) * block_stride];
-    return page >= 0 && page < count ? page : -1;
-  }
 };
 
 // Heads that share keys and choose together, where their scores do not stay in shared memory: every key's are written

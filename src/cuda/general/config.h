@@ -22,15 +22,35 @@ constexpr tile::TileLayout layout_of(Kind kind) {
                                : tile::TileLayout::places;
 }
 
-// The head dims it is compiled for; others are filled up with zeros to the next.
-inline constexpr int kDims[] = {64, 128, 256};
+// How much of the contract an instance serves:
+//   plain  scores, masks, a pattern, sinks, pages
+//   all    also soft caps, dropout, means of V for what is pruned, heads that choose together, d past 256. It needs
+//          registers, and so has one block of 16 rows a warp. Of `any` and `precise`, which serve every pattern.
+enum class Scope : std::uint8_t { plain, all };
 
-template <DType kElementType, Kind kProducts, int kDim>
+// The head dims it is compiled for; others are filled up with zeros to the next.
+inline constexpr int kDims[] = {64, 128, 256, 512};
+constexpr bool compiled_at(Scope scope, int dim) { return dim <= 256 || scope == Scope::all; }
+constexpr bool has_all(Kind kind) { return kind == Kind::any || kind == Kind::precise; }
+// Columns of the output that a CTA computes: those of 16 rows take half as many registers a lane. Wider outputs are
+// shared out over CTAs, each of which computes the scores. fp32 at d = 512 has no registers for more than 128.
+constexpr int out_columns(DType type, int dim) { return dim <= 256 ? dim : type == DType::f32 ? 128 : 256; }
+
+inline constexpr int kCopyingThreads = 128;
+
+// Query heads that may choose their keys together: rows of a warp's product.
+inline constexpr int kMostSharingHeads = 16;
+
+inline constexpr int kMostTileRows = 64;  // where everything is served
+
+template <DType kElementType, Kind kProducts, int kDim, Scope kScope>
 struct Config {
+  static constexpr bool kAll = kScope == Scope::all;
   static constexpr DType kType = kElementType;
   static constexpr Kind kKind = kProducts;
   static constexpr tile::TileLayout kLayout = layout_of(kKind);
-  static constexpr int kHeadDim = kDim;
+  static constexpr int kScoreDim = kDim;                     // columns of Q and K
+  static constexpr int kHeadDim = out_columns(kType, kDim);  // of V and of the output
   static constexpr int kElementBytes = kType == DType::f32 ? 4 : 2;
   static constexpr bool kIsFp32 = kType == DType::f32;
   static constexpr bool kIsTf32 = kIsFp32 && kKind != Kind::precise;
@@ -38,30 +58,45 @@ struct Config {
 
   // A warp owns 16 query rows, or twice 16: each fragment of K and V that it reads from shared memory, whose bandwidth
   // is what mma.sync lacks first, then serves two products. At d = 256 the output alone takes half of the registers.
-  static constexpr int kRowBlocks = kDim <= 128 ? 2 : 1;
-  static constexpr int kTileK = kIsFp32 && kDim > 64 ? 32 : 64;
-  // fp32 at d = 256: what fits into 99 KiB.
-  static constexpr int kWarps = kIsFp32 && kDim == 256 ? 2 : 4;
+  static constexpr int kRowBlocks = kDim <= 128 && !kAll ? 2 : 1;
+  static constexpr int kTileK = (kIsFp32 && kDim > 64) || kDim > 256 ? 32 : 64;
+  // fp32 at large head dims: what fits into 99 KiB.
+  static constexpr int kWarps = !kIsFp32 || kDim < 256 ? 4 : kDim == 256 ? 2 : 1;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kTileQ = 16 * kRowBlocks * kWarps;
+  static_assert(!kAll || (kTileQ <= kMostTileRows && kThreads == 2 * kTileQ));
   static constexpr int kCtas = 2;  // a multiprocessor, as far as registers go
 
   // Rows are stored in panels of 128 bytes, one swizzle row; V of fp32, which no ldmatrix transposes, row by row, 8
   // floats further apart than they are wide, so that the rows of a quad's lanes lie in different banks.
-  static constexpr int kRowBytes = kHeadDim * kElementBytes;
+  static constexpr int kRowBytes = kScoreDim * kElementBytes;
   static constexpr int kPanels = kRowBytes / 128;
+  static constexpr int kVPanels = kHeadDim * kElementBytes / 128;
   static constexpr int kScoreSteps = kRowBytes / 32;
   static constexpr int kPanelQBytes = kTileQ * 128;
   static constexpr int kPanelKBytes = kTileK * 128;
-  static constexpr int kVRowBytes = kRowBytes + 32;
+  static constexpr int kVRowBytes = kVPanels * 128 + 32;
   static constexpr int kQBytes = kPanels * kPanelQBytes;
   static constexpr int kKBytes = kPanels * kPanelKBytes;
-  static constexpr int kVBytes = kIsFp32 ? kTileK * kVRowBytes : kKBytes;
+  static constexpr int kVBytes = kIsFp32 ? kTileK * kVRowBytes : kVPanels * kPanelKBytes;
+  // Addresses and bounds are kept in registers, where there are some left, not computed or read with every tile.
+  static constexpr bool kHasRegisters = !kIsFp32 && kDim == 64 && !kAll;
+  // Where the next tile is to be found is remembered; at d = 128 in shared memory.
+  static constexpr bool kCheapCopies = !kIsFp32 && kDim <= 128 && !kAll;
+  // Where nothing is selected scores stay in fp32, which with 128 columns of output of 32 rows takes too many
+  // registers.
+  static constexpr bool kWeighsUnselected = kKind == Kind::any && !kIsFp32 && !kAll && kDim != 128;
   // Q in registers saves reading it with every tile.
   static constexpr bool kQInRegisters = !kIsFp32 && kDim == 64;
 
-  static constexpr int shared_bytes(int stages) { return kQBytes + stages * (kKBytes + kVBytes); }
-  static_assert(shared_bytes(1) <= 99 * 1024, "must fit where a CTA has 99 KiB");
+  // Beside these: the description of the CTA's rows, and addresses (item.h).
+  static constexpr int kOwnBytes = kCheapCopies && !kHasRegisters ? 3072 : 1024;
+  // No stage: K and V take turns in one place.
+  static constexpr int shared_bytes(int stages) {
+    return kQBytes + (stages == 0 ? (kKBytes > kVBytes ? kKBytes : kVBytes) : stages * (kKBytes + kVBytes));
+  }
+  static constexpr int kLeastStages = kDim > 256 ? 0 : 1;
+  static_assert(shared_bytes(kLeastStages) + kOwnBytes <= 99 * 1024, "must fit where a CTA has 99 KiB");
 
   // Words of a lane's weights for 16 rows, and of metadata.
   static constexpr int kWeights = kKind == Kind::fours              ? kTileK / 8
@@ -91,6 +126,11 @@ template <typename C, blocks::Selection kSelected>
 struct Selecting : C {
   static constexpr blocks::Selection kSelection = kSelected;
   static constexpr Pattern kPattern = blocks::pattern_of(kSelected);
+};
+// The same for copies of V.
+template <typename C>
+struct OfV : C {
+  static constexpr int kPanels = C::kVPanels;
 };
 template <typename C>
 struct InFp32 : C {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/blocks/pages.h"
 #include "cuda/blocks/scores16.h"
 #include "cuda/blocks/thread_copy.h"
 #include "cuda/blocks/views.h"
@@ -18,6 +19,13 @@
 
 namespace dspattn::cuda::general {
 
+// Where the pages of rows are.
+struct SourcePages {
+  const blocks::Pages* pages = nullptr;  // null: rows are in one piece
+  int sequence = 0;
+  std::int64_t bytes = 0;  // from one page to the next
+};
+
 // Rows of a tensor: those of one sequence and head.
 struct Source {
   const std::uint8_t* data;  // of the first row
@@ -25,6 +33,13 @@ struct Source {
   int rows;     // that exist
   int columns;  // d or d_v
   int vector;
+  SourcePages pages = {};
+};
+
+// A row of a source: bytes from its first.
+struct RowAt {
+  bool exists;
+  std::int64_t offset;
 };
 
 // Where 16-byte chunk `chunk` of panel `panel` of a row lies in a tile of kRows rows.
@@ -76,16 +91,15 @@ __device__ __forceinline__ void each_own_chunk(Visit visit) {
   }
 }
 
-// kRows rows, of which row r is row source_row(r) of the source; negative or past its end: zeros.
-template <typename C, typename Place, int kRows, typename SourceRow>
-__device__ __forceinline__ void copy_any_rows(std::uint32_t to, const Source& source, SourceRow source_row) {
+// kRows rows, of which row r lies where row_at(r) says, or is zeros.
+template <typename C, typename Place, int kRows, typename At>
+__device__ __forceinline__ void copy_rows_at(std::uint32_t to, const Source& source, At row_at) {
   constexpr int kColumns = 16 / C::kElementBytes;
   const int chunk = own_thread() & 7;
 #pragma unroll 1
   for (int row = own_thread() >> 3; row < kRows; row += kRowsOfAPass<C>) {
-    const int from = source_row(row);
-    const bool exists = from >= 0 && from < source.rows;
-    const std::uint8_t* data = source.data + (exists ? from * source.row_bytes : 0);
+    const auto [exists, offset] = row_at(row);
+    const std::uint8_t* data = source.data + (exists ? offset : 0);
 #pragma unroll 1
     for (int panel = 0; panel < C::kPanels; ++panel) {
       const std::uint32_t target = to + static_cast<std::uint32_t>(Place::offset(row, panel, chunk));
@@ -100,13 +114,26 @@ __device__ __forceinline__ void copy_any_rows(std::uint32_t to, const Source& so
   }
 }
 
+// kRows rows, of which row r is row source_row(r) of the source; negative or past its end: zeros.
+template <typename C, typename Place, int kRows, typename SourceRow>
+__device__ __forceinline__ void copy_any_rows(std::uint32_t to, const Source& source, SourceRow source_row) {
+  copy_rows_at<C, Place, kRows>(to, source, [&](int row) -> RowAt {
+    const int from = source_row(row);
+    const bool exists = from >= 0 && from < source.rows;
+    if (!exists || source.pages.pages == nullptr) return {exists, from * source.row_bytes};
+    const int page = source.pages.pages->page_of(source.pages.sequence, from);
+    return {page >= 0, page * source.pages.bytes + source.pages.pages->size.remainder(from) * source.row_bytes};
+  });
+}
+
 // A tile of K or V, part `part` of the span of keys that begins with first_key. key_of(part, row): the tile row's key
 // within the span. Where all of it exists, the keys of a thread's rows are sums of those of the row's bits: a multiply
 // and an addition a row.
 template <typename C, typename Place, typename KeyOf>
 __device__ __forceinline__ void copy_tile(std::uint32_t to, const Source& source, const tile::KeyTiles& tiles,
                                           int first_key, int part, KeyOf key_of) {
-  if (source.vector == 0 || !tiles.is_filled() || first_key + tiles.span > source.rows) {
+  if (source.vector == 0 || source.pages.pages != nullptr || !tiles.is_filled() ||
+      first_key + tiles.span > source.rows) {
     return copy_any_rows<C, Place, C::kTileK>(to, source, [&](int row) {
       const int key = key_of(part, row);
       return key < 0 ? key : first_key + key;
@@ -116,7 +143,9 @@ __device__ __forceinline__ void copy_tile(std::uint32_t to, const Source& source
   const int first = own_thread() >> 3;
   const std::uint8_t* data = source.data + (first_key + key_of(part, first)) * source.row_bytes + 16 * chunk;
   const std::uint32_t target = to + static_cast<std::uint32_t>(Place::offset(first, 0, chunk));
-#pragma unroll
+  constexpr int kPasses = C::kTileK / kRowsOfAPass<C>;
+  constexpr int kAtOnce = kPasses * C::kPanels > 64 ? 1 : kPasses;  // where a thread has many, addresses take registers
+#pragma unroll kAtOnce
   for (int row = 0; row < C::kTileK; row += kRowsOfAPass<C>) {
     const std::uint8_t* from = data + key_of(0, row) * source.row_bytes;
 #pragma unroll
@@ -127,6 +156,38 @@ __device__ __forceinline__ void copy_tile(std::uint32_t to, const Source& source
     }
   }
 }
+
+// Where a thread finds its chunk of the tile that it copies next, where tiles exist wholly, rows are aligned and not
+// far apart: tile after tile, so that a copy costs few instructions.
+struct NextTile {
+  const std::uint8_t* from;  // of the thread's first row
+
+  // key_of(part, row): as in copy_tile().
+  template <typename C, typename KeyOf>
+  __device__ __forceinline__ static NextTile of(const Source& source, const tile::KeyTiles& tiles, int tile,
+                                                KeyOf key_of) {
+    const int key = tiles.first_key(tile) + key_of(tiles.part(tile), own_thread() >> 3);
+    return {source.data + key * source.row_bytes + 16 * (own_thread() & 7)};
+  }
+  __device__ __forceinline__ void advance(const tile::KeyTiles& tiles, int tile, int row_bytes) {
+    from += std::int64_t{tiles.step_from(tile)} * row_bytes;
+  }
+  template <typename C, typename Place, typename KeyOf>
+  __device__ __forceinline__ void copy(std::uint32_t to, int columns, int row_bytes, KeyOf key_of) const {
+    const int chunk = own_thread() & 7;
+    const std::uint32_t target = to + static_cast<std::uint32_t>(Place::offset(own_thread() >> 3, 0, chunk));
+    const int bytes = columns * C::kElementBytes - 16 * chunk;
+#pragma unroll
+    for (int row = 0; row < C::kTileK; row += kRowsOfAPass<C>) {
+      const std::uint8_t* at = from + key_of(0, row) * row_bytes;
+#pragma unroll
+      for (int panel = 0; panel < C::kPanels; ++panel) {
+        ptx::cp_async_16(target + static_cast<std::uint32_t>(Place::offset(row, panel, 0)), at + 128 * panel,
+                         bytes > 128 * panel ? 16 : 0);
+      }
+    }
+  }
+};
 
 // Four values in shared memory, copied by this thread, to the nearest tf32.
 __device__ __forceinline__ void round_chunk(std::uint32_t at) {

@@ -1,8 +1,10 @@
 #include "cuda/general/forward.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 
+#include "core/dropout.h"
 #include "core/geometry.h"
 #include "cuda/blocks/problem_params.h"
 #include "cuda/blocks/schedule.h"
@@ -13,6 +15,51 @@
 
 namespace dspattn::cuda::general {
 namespace {
+
+WorkParams planned_work(const Problem& problem, const ForwardPlan& plan) {
+  WorkParams work = work_of(problem);
+  work.heads = tile::Divisor(work.heads.value / plan.group.heads);
+  return work;
+}
+
+// Log-sum-exps in the workspace, alike for every kernel that writes or reads them.
+TensorView lse_in_workspace(const ForwardArgs& args, const ForwardPlan& plan) {
+  const ConstTensorView& q = args.problem.q;
+  return {static_cast<std::byte*>(args.run.workspace) + plan.lse_begin,
+          DType::f32,
+          {q.extent(0), q.extent(1), q.extent(2)}};
+}
+
+Extras extras_of(const ForwardArgs& args, const ForwardPlan& plan, const ScoreScales& scales) {
+  const Problem& problem = args.problem;
+  const core::Geometry geometry = core::geometry_of(problem);
+  Extras e;
+  if (problem.soft_cap) {
+    // In compared scores. Where that is beyond fp32 no score comes near it.
+    const double cap = std::max(*problem.soft_cap * scales.bias_scale, 0x1p-126);
+    e.cap = cap < 0x1p126 ? static_cast<float>(cap) : 0.0f;
+    e.two_passes = e.cap != 0 && problem.mask.bias.present() ? 1 : 0;
+  }
+  if (plan.rest_mean) {
+    e.means.data = static_cast<const float*>(args.run.workspace);
+    e.means.table = plan.means;
+    e.means.heads_per_mean = tile::Divisor(static_cast<int>(geometry.heads / plan.mean_heads));
+  }
+  if (const Dropout& dropout = problem.dropout; dropout.probability > 0) {
+    e.drop_below = core::dropout_threshold(dropout.probability);
+    e.keep_probability = static_cast<float>(1 - dropout.probability);
+    e.seed = dropout.seed;
+    e.offset = dropout.offset;
+    if (dropout.state.present()) {
+      e.random_state = static_cast<const std::int32_t*>(dropout.state.data);
+      e.random_stride = dropout.state.step(0);
+    }
+  }
+  if (plan.together) e.shared_lse = lse_of(lse_in_workspace(args, plan));
+  e.counts_apart = plan.rest_mean || e.drop_below != 0 ? 1 : 0;
+  e.present = e.cap != 0 || plan.rest_mean || e.drop_below != 0 || plan.together ? 1 : 0;
+  return e;
+}
 
 ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   const Problem& problem = args.problem;
@@ -31,17 +78,32 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
     p.sinks = static_cast<const float*>(problem.sinks.data);
     p.sink_stride = problem.sinks.step(0);
   }
-  p.work = work_of(problem);
+  p.work = planned_work(problem, plan);
+  p.pages = pages_of(problem);
+  p.group = plan.group;
   p.tiles = tile::key_tiles(layout_of(plan.kind), problem.pattern, problem.grouping, plan.shape.tile_k);
   const Scaling scaling = scaling_of(problem);
   p.scales = scaling.scales;
   p.score_scale = scaling.score_scale;
+  p.bare_scores = p.bias.data == nullptr && p.allowed.data == nullptr && p.score_scale == 1 && p.pages.table == nullptr;
+  p.extras = extras_of(args, plan, p.scales);
   p.keep = problem.pattern.is_dense() ? 0 : problem.pattern.keep;
   p.one_of_two = problem.pattern == Pattern{1, 2} ? 1 : 0;
   p.d = static_cast<int>(geometry.d);
   p.d_v = static_cast<int>(geometry.d_v);
   p.row_tiles = plan.row_tiles;
+  p.column_parts = plan.column_parts;
   p.stages = plan.stages;
+  p.tiles_a_stage = plan.tiles_a_stage;
+  const auto bytes_of = [&](const ConstTensorView& rows) {
+    return rows.step(2) * static_cast<std::int64_t>(size_bytes(problem.q.dtype));
+  };
+  constexpr std::int64_t kFar = std::int64_t{1} << 24;  // times 128 keys within 32 bits
+  if (plan.vector_k && plan.vector_v && !problem.block_table.present() && p.tiles.is_filled() &&
+      std::abs(bytes_of(problem.k)) < kFar && std::abs(bytes_of(problem.v)) < kFar) {
+    p.k_row_bytes = static_cast<int>(bytes_of(problem.k));
+    p.v_row_bytes = static_cast<int>(bytes_of(problem.v));
+  }
   p.vector_q = plan.vector_q ? 1 : 0;
   p.vector_k = plan.vector_k ? 1 : 0;
   p.vector_v = plan.vector_v ? 1 : 0;
@@ -50,16 +112,70 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   return p;
 }
 
-Launcher launcher_of(DType type, Kind kind, int dim) {
+template <DType kType, Kind kKind>
+Launcher launcher_in(Scope scope, int dim) {
+  if constexpr (has_all(kKind)) {
+    if (scope == Scope::all) return launcher<kType, kKind, Scope::all>(dim);
+  }
+  return launcher<kType, kKind, Scope::plain>(dim);
+}
+
+Launcher launcher_of(DType type, const ForwardPlan& plan) {
+  const Kind kind = plan.kind;
+  const Scope scope = plan.scope;
+  const int dim = plan.shape.dim;
   if (type == DType::bf16) {
-    return kind == Kind::fours ? launcher<DType::bf16, Kind::fours>(dim) : launcher<DType::bf16, Kind::any>(dim);
+    return kind == Kind::fours ? launcher_in<DType::bf16, Kind::fours>(scope, dim)
+                               : launcher_in<DType::bf16, Kind::any>(scope, dim);
   }
   if (type == DType::f16) {
-    return kind == Kind::fours ? launcher<DType::f16, Kind::fours>(dim) : launcher<DType::f16, Kind::any>(dim);
+    return kind == Kind::fours ? launcher_in<DType::f16, Kind::fours>(scope, dim)
+                               : launcher_in<DType::f16, Kind::any>(scope, dim);
   }
-  return kind == Kind::pairs ? launcher<DType::f32, Kind::pairs>(dim)
-         : kind == Kind::any ? launcher<DType::f32, Kind::any>(dim)
-                             : launcher<DType::f32, Kind::precise>(dim);
+  return kind == Kind::pairs ? launcher_in<DType::f32, Kind::pairs>(scope, dim)
+         : kind == Kind::any ? launcher_in<DType::f32, Kind::any>(scope, dim)
+                             : launcher_in<DType::f32, Kind::precise>(scope, dim);
+}
+
+void launch_kernel(const Problem& problem, const ForwardPlan& plan, const ForwardParams& params, cudaStream_t stream) {
+  const Launcher launch = launcher_of(problem.q.dtype, plan);
+  launch(params, {grid_of(plan.ctas), plan.shape.threads, plan.shared_bytes()}, stream);
+}
+
+// The log-sum-exps of all visible scores, to the workspace.
+void launch_lse(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+  ForwardArgs dense{
+      .problem = dense_problem(args.problem), .out = args.out, .lse = lse_in_workspace(args, plan), .run = {}};
+  const ForwardPlan own = plan_forward(dense.problem, args.out, device_facts(args.problem.device.index), Scope::all);
+  ForwardParams params = params_of(dense, own);
+  params.out.data = nullptr;
+  launch_kernel(dense.problem, own, params, stream);
+}
+
+MeansParams means_of(const ForwardArgs& args, const ForwardPlan& plan, const ForwardParams& params) {
+  const Problem& problem = args.problem;
+  const core::Geometry geometry = core::geometry_of(problem);
+  auto* table = static_cast<std::byte*>(args.run.workspace);
+  const tile::MeansBytes bytes = tile::means_bytes(plan.means, plan.mean_heads, plan.shape.dim);
+  MeansParams m;
+  m.v = params.v;
+  m.pages = params.pages;
+  m.type = problem.v.dtype;
+  m.columns = static_cast<int>(geometry.d_v);
+  m.vector = params.vector_v;
+  m.heads = static_cast<int>(plan.mean_heads);
+  m.heads_per_key_head = tile::Divisor(static_cast<int>(plan.mean_heads / geometry.kv_heads));
+  m.allowed = params.allowed;
+  m.bias = params.bias;
+  m.bias_bytes = problem.mask.bias.present() ? static_cast<int>(size_bytes(problem.mask.bias.dtype)) : 0;
+  m.work = params.work;
+  m.sequences = static_cast<int>(geometry.batch);
+  m.table = plan.means;
+  m.stride = plan.shape.dim;
+  m.means = reinterpret_cast<float*>(table);
+  m.sums = reinterpret_cast<float*>(table + bytes.sums);
+  m.counts = reinterpret_cast<int*>(table + bytes.counts);
+  return m;
 }
 
 // A stand-in for an output that nobody has given yet: contiguous and aligned.
@@ -67,6 +183,10 @@ TensorView contiguous_out(const Problem& problem) {
   auto* stand_in = reinterpret_cast<void*>(std::uintptr_t{1} << 12);  // never read or written
   return {
       stand_in, problem.q.dtype, {problem.q.extent(0), problem.q.extent(1), problem.q.extent(2), problem.v.extent(3)}};
+}
+
+std::int64_t sharing_heads(const Problem& problem) {
+  return problem.k.extent(1) > 0 ? problem.q.extent(1) / problem.k.extent(1) : 1;
 }
 
 }  // namespace
@@ -83,6 +203,19 @@ void why_not(DType type, const Problem& problem, core::Refusals& refusals) {
   }
   if (problem.q.dtype != type) {
     refusals.add([&] { return "q: takes " + std::string(name(type)) + ", got " + std::string(name(problem.q.dtype)); });
+  }
+  if (const std::int64_t sharing = sharing_heads(problem);
+      problem.choice == Choice::shared && !problem.pattern.is_dense() && sharing > kMostSharingHeads) {
+    refusals.add([&] {
+      return "heads / kv_heads: takes up to " + std::to_string(kMostSharingHeads) +
+             " query heads a key head where they choose together, got " + std::to_string(sharing);
+    });
+  }
+  if (problem.block_table.present() && problem.k.extent(0) > tile::kMaxRows) {
+    refusals.add([&] {
+      return "k.shape[0]: takes up to " + std::to_string(tile::kMaxRows) + " pages, got " +
+             std::to_string(problem.k.extent(0));
+    });
   }
   // Positions and sums of them stay within 32 bits.
   const core::Geometry geometry = core::geometry_of(problem);
@@ -127,8 +260,15 @@ void forward_launch(const ForwardArgs& args) {
   if (problem.packed && problem.q.extent(1) > 0 && problem.q.extent(2) > 0) launch_prepare(packed_rows(args), stream);
   if (is_empty(core::geometry_of(problem))) return;
   const ForwardPlan plan = plan_forward(problem, args.out, device_facts(problem.device.index));
-  const Launcher launch = launcher_of(problem.q.dtype, plan.kind, plan.shape.dim);
-  launch(params_of(args, plan), {grid_of(plan.ctas), plan.shape.threads, plan.shared_bytes()}, stream);
+  if (plan.together) launch_lse(args, plan, stream);
+  const ForwardParams params = params_of(args, plan);
+  if (plan.rest_mean) launch_means(means_of(args, plan, params), stream);
+  launch_kernel(problem, plan, params, stream);
+}
+
+std::size_t forward_workspace(const ForwardArgs& args) {
+  if (is_empty(core::geometry_of(args.problem))) return 0;
+  return plan_forward(args.problem, args.out, device_facts(args.problem.device.index)).workspace_bytes;
 }
 
 }  // namespace dspattn::cuda::general

@@ -17,7 +17,7 @@ struct LaunchArgs {
 using Launcher = void (*)(const ForwardParams& params, const LaunchArgs& args, cudaStream_t stream);
 
 // Of a compiled head dim. One definition per translation unit of instances (instance.cu.in).
-template <DType kType, Kind kKind>
+template <DType kType, Kind kKind, Scope kScope>
 Launcher launcher(int dim);
 
 }  // namespace dspattn::cuda::general

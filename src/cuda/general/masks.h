@@ -19,7 +19,16 @@ struct ScorePlace {
   int first_key;  // of the tile's span
   int part;
   int t;  // lane of the quad
+  // The lane's other row: positions below this one. Heads of both, counted from the item's.
+  int below = 8;
+  int head = 0, head_below = 0;
+  float cap = 0;  // of scores before a bias is added; 0: none
 };
+
+// cap * tanh(score / cap); what is masked stays so.
+__device__ __forceinline__ float soft_capped(float score, float cap) {
+  return score == -INFINITY ? score : cap * tanhf(score / cap);
+}
 
 template <typename C>
 __device__ __forceinline__ float load_bias(const std::uint8_t* at, BiasType type) {
@@ -33,22 +42,38 @@ __device__ __forceinline__ float load_bias(const std::uint8_t* at, BiasType type
 
 // -inf masks, and a finite bias does not, however low: 16-bit scores stay above the masked one, fp32 ones finite.
 template <typename C>
-__device__ __forceinline__ float biased(const ScoreScales& scales, float score, float bias) {
+__device__ __forceinline__ float biased(const ScoreScales& scales, float score, float bias, float cap = 0) {
   constexpr float kLowestBiased = -65408.0f;  // kLowestBiasedPair of blocks/scores16.h
   constexpr float kLargest = 3.402823466e38f;
   if (bias == -INFINITY) return -INFINITY;
-  const float sum = fmaf(bias, scales.bias_scale, C::kIsFp32 ? score * scales.score_unit : score);
+  if constexpr (C::kIsFp32) score *= scales.score_unit;
+  if (cap != 0) score = soft_capped(score, cap);
+  const float sum = fmaf(bias, scales.bias_scale, score);
   if constexpr (!C::kIsFp32) return ptx::max_nan(sum, kLowestBiased);
   return std::isinf(sum) ? copysignf(kLargest, sum) : sum;
 }
 
-// Mask tensors, eight columns at a time: unrolled, all loads at once would take the registers. Registers cannot be
-// counted through; so the scores go round.
+// Registers cannot be counted through: in rolled loops they go round, kStep at a time.
+template <int kStep, typename Word, int kCount>
+__device__ __forceinline__ void turn(Word (&words)[kCount]) {
+  Word first[kStep];
+#pragma unroll
+  for (int i = 0; i < kStep; ++i) first[i] = words[i];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) words[i] = i + kStep < kCount ? words[i + kStep] : first[i + kStep - kCount];
+}
+
+// Mask tensors, eight columns at a time: unrolled, all loads at once would take the registers.
 template <typename C, typename Params, typename ItemType>
 __device__ __forceinline__ void mask_by_tensors(const Params& params, const ItemType& item, const ScorePlace& at,
                                                 float (&scores)[C::kTileK / 2]) {
-  const MaskPointers bias(params.bias, params.bias_type == BiasType::f32 ? 4 : 2, item, at.row, 0);
-  const MaskPointers allowed(params.allowed, 1, item, at.row, 0);
+  const int last = item.rows - 1;  // rows past the end read the last row: their results are not stored
+  const auto rows_of = [&](const MaskTensor& mask, int bytes) {
+    return MaskPointers(mask, bytes, item.sequence, item.head + at.head, min(at.row, last), item.head + at.head_below,
+                        min(at.row + at.below, last));
+  };
+  const MaskPointers bias = rows_of(params.bias, params.bias_type == BiasType::f32 ? 4 : 2);
+  const MaskPointers allowed = rows_of(params.allowed, 1);
   const int present = item.band.key_length - at.first_key;
 #pragma unroll 1
   for (int column = 2 * at.t; column < C::kTileK; column += 8) {
@@ -59,7 +84,7 @@ __device__ __forceinline__ void mask_by_tensors(const Params& params, const Item
       const auto from = static_cast<std::int64_t>(at.first_key + (key >= 0 && key < present ? key : 0));
       if (params.bias.data != nullptr) {
         const auto add = [&](const std::uint8_t* row, float& score) {
-          score = biased<C>(params.scales, score, load_bias<C>(row + from * bias.key_bytes, params.bias_type));
+          score = biased<C>(params.scales, score, load_bias<C>(row + from * bias.key_bytes, params.bias_type), at.cap);
         };
         add(bias.row0, scores[i]);
         add(bias.row1, scores[i + 2]);
@@ -69,9 +94,25 @@ __device__ __forceinline__ void mask_by_tensors(const Params& params, const Item
         if (allowed.row1[from * allowed.key_bytes] == 0) scores[i + 2] = -INFINITY;
       }
     }
-    const float first[4] = {scores[0], scores[1], scores[2], scores[3]};
+    turn<4>(scores);
+  }
+}
+
+// Keys in no page.
+template <typename C>
+__device__ __forceinline__ void mask_pages(const ForwardParams& params, int sequence, int key_length,
+                                           const ScorePlace& at, float (&scores)[C::kTileK / 2]) {
+#pragma unroll 1
+  for (int column = 2 * at.t; column < C::kTileK; column += 8) {
 #pragma unroll
-    for (int i = 0; i < C::kTileK / 2; ++i) scores[i] = i + 4 < C::kTileK / 2 ? scores[i + 4] : first[i % 4];
+    for (int i = 0; i < 2; ++i) {
+      const int key = at.first_key + tile::key_of_column<C::kLayout, C::kTileK>(params.tiles, at.part, column + i);
+      // Keys past the length are masked afterwards, and empty places, which stand before a span's first key.
+      if (key >= at.first_key && key < key_length && params.pages.page_of(sequence, key) < 0) {
+        scores[i] = scores[i + 2] = -INFINITY;
+      }
+    }
+    turn<4>(scores);
   }
 }
 
@@ -80,7 +121,7 @@ template <typename C>
 __device__ __forceinline__ void mask_band(const tile::KeyTiles& tiles, const tile::RowBand& band, const ScorePlace& at,
                                           float (&scores)[C::kTileK / 2]) {
   const int begin0 = band.begin(at.row) - at.first_key, end0 = band.end(at.row) - at.first_key;
-  const int begin1 = band.begin(at.row + 8) - at.first_key, end1 = band.end(at.row + 8) - at.first_key;
+  const int begin1 = band.begin(at.row + at.below) - at.first_key, end1 = band.end(at.row + at.below) - at.first_key;
 #pragma unroll
   for (int i = 0; i < C::kTileK / 4; ++i) {
     const int column = 8 * (i >> 1) + 2 * at.t + (i & 1);

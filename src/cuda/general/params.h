@@ -3,9 +3,12 @@
 
 #include <cstdint>
 
+#include "cuda/blocks/means.h"
+#include "cuda/blocks/pages.h"
 #include "cuda/blocks/scales.h"
 #include "cuda/blocks/views.h"
 #include "cuda/blocks/work_params.h"
+#include "cuda/tile/group_rows.h"
 #include "cuda/tile/key_tiles.h"
 
 namespace dspattn::cuda::general {
@@ -14,6 +17,24 @@ using namespace blocks;
 
 // A mask tensor's element.
 enum class BiasType : std::int32_t { f32, as_inputs };
+
+// What few problems ask for. Tiles are then weighed in more steps: selected, capped, dropped.
+struct Extras {
+  int present = 0;       // 1: any of these
+  float cap = 0;         // of compared scores; 0: none
+  int two_passes = 0;    // 1: scores are computed twice, with a bias without the cap to be compared, then with it
+  int counts_apart = 0;  // 1: some weights count that do not meet V
+  MeansView means;       // rest = mean
+
+  std::uint32_t drop_below = 0;  // random bits below this drop a weight; 0: no dropout
+  float keep_probability = 1;
+  std::uint64_t seed = 0, offset = 0;
+  const std::int32_t* random_state = nullptr;  // [4]: in place of the two numbers before
+  std::int64_t random_stride = 0;
+
+  // Heads that choose their keys together: log-sum-exps of all visible scores, [sequences or 1, heads, rows].
+  LseView shared_lse;
+};
 
 struct ForwardParams {
   RowsView q, k, v;    // [batch, heads | kv_heads, rows, d | d_v]
@@ -25,16 +46,24 @@ struct ForwardParams {
   std::int64_t sink_stride = 0;
   BiasType bias_type = BiasType::f32;
   WorkParams work;
+  Pages pages;            // k and v of pages: a batch is a page
+  tile::GroupRows group;  // heads in a tile's rows
+  Extras extras;
   tile::KeyTiles tiles;
   ScoreScales scales;
   float score_scale = 1;  // 2^-e where Q is not multiplied by it: it may not fit fp16
   int keep = 0;           // of a group; 0: all
   int one_of_two = 0;     // `fours`: the pattern is 1:2
   int d = 0, d_v = 0;
-  int row_tiles = 0;                                             // of a head
-  int stages = 1;                                                // of K and V
+  int row_tiles = 0;                                             // of a head, or of heads that choose together
+  int column_parts = 1;                                          // CTAs that share a row tile's columns of the output
+  int stages = 1;                                                // of K and V; 0: both in one place
+  int tiles_a_stage = 1;                                         // 1 or 2
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0;  // rows are 16-byte aligned: copies of 16 bytes
   int fp32_out = 0;
+  int bare_scores = 0;  // 1: scores are compared as the product leaves them, but for the band
+  // Bytes from one row of K and of V to the next where all of a tile's rows can be copied alike; else 0 (copy.h).
+  int k_row_bytes = 0, v_row_bytes = 0;
 };
 
 }  // namespace dspattn::cuda::general

@@ -11,18 +11,35 @@
 namespace dspattn::cuda::general {
 namespace {
 
-template <DType kType, Kind kKind, int kDim>
+template <typename C>
 Shape shape_from() {
-  using C = Config<kType, kKind, kDim>;
-  return {kDim, C::kTileQ, C::kTileK, C::kThreads, {C::shared_bytes(1), C::shared_bytes(2)}};
+  return {.dim = C::kScoreDim,
+          .tile_q = C::kTileQ,
+          .tile_k = C::kTileK,
+          .threads = C::kThreads,
+          .least_stages = C::kLeastStages,
+          .own_bytes = C::kOwnBytes,
+          .q_bytes = C::kQBytes,
+          .shared_bytes = {C::shared_bytes(0), C::shared_bytes(1), C::shared_bytes(2)}};
+}
+
+template <DType kType, Kind kKind, Scope kScope>
+Shape shape_at(int dim) {
+  static_assert(std::size(kDims) == 4);
+  if constexpr (compiled_at(kScope, kDims[3])) {
+    if (dim == kDims[3]) return shape_from<Config<kType, kKind, kDims[3], kScope>>();
+  }
+  return dim == kDims[0]   ? shape_from<Config<kType, kKind, kDims[0], kScope>>()
+         : dim == kDims[1] ? shape_from<Config<kType, kKind, kDims[1], kScope>>()
+                           : shape_from<Config<kType, kKind, kDims[2], kScope>>();
 }
 
 template <DType kType, Kind kKind>
-Shape shape_at(int dim) {
-  static_assert(std::size(kDims) == 3);
-  return dim == kDims[0]   ? shape_from<kType, kKind, kDims[0]>()
-         : dim == kDims[1] ? shape_from<kType, kKind, kDims[1]>()
-                           : shape_from<kType, kKind, kDims[2]>();
+Shape shape_in(Scope scope, int dim) {
+  if constexpr (has_all(kKind)) {
+    if (scope == Scope::all) return shape_at<kType, kKind, Scope::all>(dim);
+  }
+  return shape_at<kType, kKind, Scope::plain>(dim);
 }
 
 const char* name_of(Kind kind) {
@@ -39,24 +56,57 @@ const char* name_of(Kind kind) {
   return "";
 }
 
-}  // namespace
+constexpr std::size_t kWorkspaceAlignment = 256;
 
-Shape shape_of(DType type, Kind kind, int dim) {
-  // Both 16-bit types have the same shapes.
-  if (type != DType::f32) {
-    return kind == Kind::fours ? shape_at<DType::bf16, Kind::fours>(dim) : shape_at<DType::bf16, Kind::any>(dim);
-  }
-  return kind == Kind::pairs ? shape_at<DType::f32, Kind::pairs>(dim)
-         : kind == Kind::any ? shape_at<DType::f32, Kind::any>(dim)
-                             : shape_at<DType::f32, Kind::precise>(dim);
+// What rest = mean needs in the workspace.
+void add_means(const Problem& problem, ForwardPlan& plan) {
+  const core::Geometry geometry = core::geometry_of(problem);
+  const auto by_head = [](const ConstTensorView& mask) {
+    return mask.present() && mask.extent(1) > 1 && mask.step(1) != 0;
+  };
+  const Reach reach = reach_of(problem.mask);
+  plan.rest_mean = true;
+  plan.mean_heads = by_head(problem.mask.allowed) || by_head(problem.mask.bias) ? geometry.heads : geometry.kv_heads;
+  plan.means = tile::mean_table(
+      {.left = reach.left,
+       .right = reach.right,
+       .sequences = static_cast<int>(geometry.batch),
+       .n_q = static_cast<int>(geometry.n_q),
+       .n_k = static_cast<int>(geometry.n_k),
+       .packed = problem.packed.has_value(),
+       .masked = problem.mask.allowed.present() || problem.mask.bias.present() || problem.block_table.present(),
+       .lengths_known = !problem.packed && !problem.mask.key_lengths.present(),
+       .q_rows = static_cast<int>(problem.q.extent(2)),
+       .k_rows = static_cast<int>(problem.k.extent(2))});
+  plan.workspace_bytes = tile::means_bytes(plan.means, plan.mean_heads, plan.shape.dim).total;
 }
 
-Kind kind_of(const Problem& problem) {
-  const Pattern pattern = problem.pattern;
-  const bool one_of_two = pattern == Pattern{1, 2};
-  if (problem.q.dtype != DType::f32) return one_of_two || pattern == Pattern{2, 4} ? Kind::fours : Kind::any;
+}  // namespace
+
+Shape shape_of(DType type, Kind kind, Scope scope, int dim) {
+  // Both 16-bit types have the same shapes.
+  if (type != DType::f32) {
+    return kind == Kind::fours ? shape_in<DType::bf16, Kind::fours>(scope, dim)
+                               : shape_in<DType::bf16, Kind::any>(scope, dim);
+  }
+  return kind == Kind::pairs ? shape_in<DType::f32, Kind::pairs>(scope, dim)
+         : kind == Kind::any ? shape_in<DType::f32, Kind::any>(scope, dim)
+                             : shape_in<DType::f32, Kind::precise>(scope, dim);
+}
+
+Scope scope_of(const Problem& problem) {
+  const bool prunes = !problem.pattern.is_dense();
+  const bool all = problem.soft_cap || problem.dropout.probability > 0 || (prunes && problem.rest == Rest::mean) ||
+                   (prunes && problem.choice == Choice::shared) || dim_of(problem) > 256;
+  return all ? Scope::all : Scope::plain;
+}
+
+Kind kind_of(const Problem& problem, Scope scope) {
+  const bool one_of_two = problem.pattern == Pattern{1, 2};
+  const bool sparse = scope == Scope::plain && (one_of_two || problem.pattern == Pattern{2, 4});
+  if (problem.q.dtype != DType::f32) return sparse ? Kind::fours : Kind::any;
   if (problem.fp32_products == Fp32Products::full) return Kind::precise;
-  return one_of_two ? Kind::pairs : Kind::any;
+  return sparse && one_of_two ? Kind::pairs : Kind::any;
 }
 
 int dim_of(const Problem& problem) {
@@ -67,34 +117,74 @@ int dim_of(const Problem& problem) {
   return kDims[std::size(kDims) - 1];
 }
 
-ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device) {
+ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device, Scope least) {
   const core::Geometry geometry = core::geometry_of(problem);
   ForwardPlan plan;
-  plan.kind = kind_of(problem);
-  plan.shape = shape_of(problem.q.dtype, plan.kind, dim_of(problem));
+  plan.together = problem.choice == Choice::shared && !problem.pattern.is_dense();
+  plan.scope = std::max(scope_of(problem), least);
+  plan.kind = kind_of(problem, plan.scope);
+  plan.shape = shape_of(problem.q.dtype, plan.kind, plan.scope, dim_of(problem));
   // A multiprocessor has 1 KiB more than a CTA may ask for. Two CTAs hide each other's waits, which a second stage does
   // less well: it comes second.
   const auto fits = [&](int stages, int ctas) {
-    return ctas * (plan.shape.shared_bytes[stages - 1] + kReservedBytes) <= device.shared_bytes + 1024;
+    return ctas * (plan.shape.shared_bytes[stages] + plan.shape.own_bytes + kReservedBytes) <=
+           device.shared_bytes + 1024;
   };
-  plan.stages = fits(2, 2) ? 2 : fits(1, 2) ? 1 : fits(2, 1) ? 2 : 1;
+  plan.stages = fits(2, 2) ? 2 : fits(1, 2) ? 1 : fits(2, 1) ? 2 : fits(1, 1) ? 1 : plan.shape.least_stages;
   plan.resident = fits(plan.stages, 2) ? 2 : 1;
-  plan.row_tiles = tile::divide_up(geometry.n_q, plan.shape.tile_q);
-  plan.ctas = geometry.batch * geometry.heads * plan.row_tiles;
+  // Two tiles a stage halve the barriers, where that costs no CTA: at d = 64 everywhere else there is less to gain.
+  const auto fits_twice = [&](int ctas) {
+    const int bytes = 2 * plan.shape.shared_bytes[2] - plan.shape.q_bytes;
+    return ctas * (bytes + plan.shape.own_bytes + kReservedBytes) <= device.shared_bytes + 1024;
+  };
+  plan.tiles_a_stage = plan.stages == 2 && plan.shape.dim == 64 && fits_twice(plan.resident) ? 2 : 1;
+  const std::int64_t sharing = geometry.kv_heads > 0 ? geometry.heads / geometry.kv_heads : 1;
+  if (plan.together)
+    plan.group = tile::group_rows(static_cast<int>(std::min<std::int64_t>(sharing, kMostSharingHeads)));
+  plan.row_tiles = tile::divide_up(geometry.n_q, plan.group.positions(plan.shape.tile_q));
+  plan.column_parts =
+      tile::divide_up(std::max<std::int64_t>(geometry.d_v, 1), out_columns(problem.q.dtype, plan.shape.dim));
+  plan.ctas = geometry.batch * geometry.heads / plan.group.heads * plan.row_tiles * plan.column_parts;
   plan.vector_q = blocks::is_vector(problem.q);
   plan.vector_k = blocks::is_vector(problem.k);
   plan.vector_v = blocks::is_vector(problem.v);
   plan.vector_out = blocks::is_vector(out);
+  if (problem.rest == Rest::mean && !problem.pattern.is_dense()) add_means(problem, plan);
+  if (plan.together) {
+    plan.lse_begin = (plan.workspace_bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+    const std::int64_t rows = problem.q.extent(0) * problem.q.extent(1) * problem.q.extent(2);
+    plan.workspace_bytes = plan.lse_begin + static_cast<std::size_t>(rows) * sizeof(float);
+  }
   return plan;
+}
+
+Problem dense_problem(const Problem& problem) {
+  Problem dense = problem;
+  dense.pattern = Pattern::dense();
+  dense.choice = Choice::each_head;
+  dense.rest = Rest::drop;
+  dense.dropout = {};
+  dense.soft_cap.reset();
+  dense.sinks = {};
+  return dense;
+}
+
+Reach reach_of(const Mask& mask) {
+  const core::Band band = core::band_of(mask);
+  return {-tile::clamped_reach(band.offset - band.left), tile::clamped_reach(band.offset + band.right)};
 }
 
 std::string to_string(const ForwardPlan& plan) {
   const auto yes = [](bool x) { return x ? "yes" : "no"; };
   std::ostringstream text;
-  text << "products    " << name_of(plan.kind) << ", compiled for d = " << plan.shape.dim << "\nCTA         "
-       << plan.shape.tile_q << " query rows by " << plan.shape.threads / 32 << " warps, key tiles of "
-       << plan.shape.tile_k << ", " << plan.stages << (plan.stages == 1 ? " stage, " : " stages, ")
-       << plan.shared_bytes() << " bytes of shared memory, " << plan.resident << " a multiprocessor"
+  text << "products    " << name_of(plan.kind) << ", compiled for d = " << plan.shape.dim
+       << (plan.scope == Scope::all ? ", everything served" : "") << "\nCTA         " << plan.shape.tile_q
+       << " query rows by " << plan.shape.threads / 32 << " warps, key tiles of " << plan.shape.tile_k << ", "
+       << plan.stages << (plan.stages == 1 ? " stage, " : " stages, ") << plan.shared_bytes()
+       << " bytes of shared memory, " << plan.resident << " a multiprocessor"
+       << (plan.together ? "\nbefore      log-sum-exps of all keys, by which heads choose together" : "")
+       << (plan.rest_mean ? "\nbefore      means of V for the weight of pruned keys" : "")
+       << (plan.workspace_bytes > 0 ? "\nworkspace   " + std::to_string(plan.workspace_bytes) + " bytes" : "")
        << "\n16 bytes    q " << yes(plan.vector_q) << ", k " << yes(plan.vector_k) << ", v " << yes(plan.vector_v)
        << ", out " << yes(plan.vector_out) << "\nlaunch      " << plan.ctas << " CTAs of " << plan.shape.threads
        << " threads";

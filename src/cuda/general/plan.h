@@ -7,6 +7,8 @@
 
 #include "cuda/device/facts.h"
 #include "cuda/general/config.h"
+#include "cuda/tile/group_rows.h"
+#include "cuda/tile/means.h"
 #include "dspattn/attention.h"
 
 namespace dspattn::cuda::general {
@@ -16,32 +18,60 @@ struct Shape {
   int dim = 0;  // head dim
   int tile_q = 0, tile_k = 0;
   int threads = 0;
-  int shared_bytes[2] = {};  // dynamic, with one stage of K and V, and with two
+  int least_stages = 1;      // 0: K and V may take turns in one place
+  int own_bytes = 0;         // of shared memory, for the description of a CTA's rows
+  int q_bytes = 0;           // and for Q
+  int shared_bytes[3] = {};  // dynamic, by stages of K and V
 };
 
-Shape shape_of(DType type, Kind kind, int dim);
+Shape shape_of(DType type, Kind kind, Scope scope, int dim);
 
 struct ForwardPlan {
   Kind kind = Kind::any;
+  Scope scope = Scope::plain;
   Shape shape;
-  int stages = 1;     // of K and V
+  int stages = 1;  // of K and V
+  int tiles_a_stage = 1;
   int resident = 1;   // CTAs of a multiprocessor, as far as shared memory goes, at most 2
-  int row_tiles = 0;  // of a head
+  int row_tiles = 0;  // of a head, or of heads that choose together
+  int column_parts = 1;
+  tile::GroupRows group;
   std::int64_t ctas = 0;
   bool vector_q = false, vector_k = false, vector_v = false, vector_out = false;  // rows that are 16-byte aligned
 
-  int shared_bytes() const { return shape.shared_bytes[stages - 1]; }
+  // rest = mean
+  bool rest_mean = false;
+  tile::MeanTable means;
+  std::int64_t mean_heads = 0;
+  // Heads that choose together: a kernel before, for the log-sum-exps of all visible scores.
+  bool together = false;
+  std::size_t lse_begin = 0;  // in the workspace, behind the means
+  std::size_t workspace_bytes = 0;
+
+  int shared_bytes() const { return shape.q_bytes + tiles_a_stage * (shape.shared_bytes[stages] - shape.q_bytes); }
 };
 
-// How weights meet V.
-Kind kind_of(const Problem& problem);
+// What the problem asks of an instance, and how weights meet V there.
+Scope scope_of(const Problem& problem);
+Kind kind_of(const Problem& problem, Scope scope);
 // The smallest compiled head dim that takes d and d_v.
 int dim_of(const Problem& problem);
 
-// Shared memory that the driver and the kernel's own description of its rows take of a multiprocessor's, per CTA.
-inline constexpr int kReservedBytes = 2048;
+// Shared memory that the driver takes of a multiprocessor's, per CTA.
+inline constexpr int kReservedBytes = 1024;
 
-ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device);
+// `least`: by an instance of this scope, though the problem may ask for less.
+ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device,
+                         Scope least = Scope::plain);
+
+// The problem whose log-sum-exps heads that choose together need: theirs, dense, and nothing besides.
+Problem dense_problem(const Problem& problem);
+
+// The band that rows see. The diagonal's offset is a part of its bounds: any offset then fits 32 bits.
+struct Reach {
+  int left = 0, right = 0;
+};
+Reach reach_of(const Mask& mask);
 
 std::string to_string(const ForwardPlan& plan);
 

@@ -48,10 +48,12 @@ struct Products {
   }
 
   // Where a lane reads is computed where it is needed, not kept: registers are short.
-  __device__ __forceinline__ static int lane() { return ptx::opaque(static_cast<int>(threadIdx.x)) & 31; }
-  __device__ __forceinline__ static int warp_row() {
-    return (ptx::opaque(static_cast<int>(threadIdx.x)) >> 5) * 16 * C::kRowBlocks;
+  __device__ __forceinline__ static int thread() {
+    const int index = static_cast<int>(threadIdx.x);
+    return C::kHasRegisters ? index : ptx::opaque(index);
   }
+  __device__ __forceinline__ static int lane() { return thread() & 31; }
+  __device__ __forceinline__ static int warp_row() { return (thread() >> 5) * 16 * C::kRowBlocks; }
   // For ldmatrix at step 0. Q: lane l addresses row l % 16 and of 32 bytes the first or the second half.
   __device__ __forceinline__ std::uint32_t q_row() const {
     return q_tile + static_cast<std::uint32_t>(tile::swizzled_offset(warp_row() + (lane() & 15), lane() >> 4));
@@ -88,24 +90,13 @@ struct Products {
     if (first) take_q();
     const std::uint32_t own_q = C::kQInRegisters ? 0 : q_row();
     const std::uint32_t own_k = k + k_row();
+    // fp32 at d = 512 panel by panel: unrolled, too many loads would be asked for at once.
+    constexpr int kSteps = C::kScoreSteps > 32 ? 4 : C::kScoreSteps;
+    if constexpr (kSteps < C::kScoreSteps) clear_scores();
+#pragma unroll 1
+    for (int first_step = 0; first_step < C::kScoreSteps; first_step += kSteps) {
 #pragma unroll
-    for (int step = 0; step < C::kScoreSteps; ++step) {
-      const int q_step = C::kQInRegisters ? step : 0;
-      if constexpr (!C::kQInRegisters) {
-#pragma unroll
-        for (int block = 0; block < C::kRowBlocks; ++block) load_q_step(own_q, block, step, q[block][0]);
-      }
-#pragma unroll
-      for (int pair = 0; pair < C::kTileK / 16; ++pair) {
-        std::uint32_t b[4];
-        ptx::ldmatrix_x4(b, (own_k ^ static_cast<std::uint32_t>(step % 4 * 32)) +
-                                static_cast<std::uint32_t>(step / 4 * C::kPanelKBytes + pair * 16 * 128));
-#pragma unroll
-        for (int block = 0; block < C::kRowBlocks; ++block) {
-          add_scores(block, 2 * pair, step, q[block][q_step], b[0], b[1]);
-          add_scores(block, 2 * pair + 1, step, q[block][q_step], b[2], b[3]);
-        }
-      }
+      for (int i = 0; i < kSteps; ++i) add_score_step(own_q, own_k, first_step + i);
     }
   }
 
@@ -126,6 +117,34 @@ struct Products {
   }
 
  private:
+  __device__ __forceinline__ void clear_scores() {
+#pragma unroll
+    for (RowBlock<C>& block : rows) {
+#pragma unroll
+      for (float& score : block.scores) score = 0;
+    }
+  }
+
+  // 32 bytes of columns.
+  __device__ __forceinline__ void add_score_step(std::uint32_t own_q, std::uint32_t own_k, int step) {
+    const int q_step = C::kQInRegisters ? step : 0;
+    if constexpr (!C::kQInRegisters) {
+#pragma unroll
+      for (int block = 0; block < C::kRowBlocks; ++block) load_q_step(own_q, block, step, q[block][0]);
+    }
+#pragma unroll
+    for (int pair = 0; pair < C::kTileK / 16; ++pair) {
+      std::uint32_t b[4];
+      ptx::ldmatrix_x4(b, (own_k ^ static_cast<std::uint32_t>(step % 4 * 32)) +
+                              static_cast<std::uint32_t>(step / 4 * C::kPanelKBytes + pair * 16 * 128));
+#pragma unroll
+      for (int block = 0; block < C::kRowBlocks; ++block) {
+        add_scores(block, 2 * pair, step, q[block][q_step], b[0], b[1]);
+        add_scores(block, 2 * pair + 1, step, q[block][q_step], b[2], b[3]);
+      }
+    }
+  }
+
   __device__ __forceinline__ static float (&four(float* registers))[4] {
     return *reinterpret_cast<float(*)[4]>(registers);
   }
@@ -135,7 +154,7 @@ struct Products {
   __device__ __forceinline__ void add_scores(int block, int columns, int step, const std::uint32_t (&a)[4],
                                              std::uint32_t b0, std::uint32_t b1) {
     float(&to)[4] = four(rows[block].scores + 4 * columns);
-    if (step == 0) {
+    if (step == 0 && C::kScoreSteps <= 32) {
       ptx::mma_32_bytes_from_zero<Element>(to, a, b0, b1);
     } else {
       ptx::mma_32_bytes<Element>(to, a, b0, b1);
@@ -218,11 +237,7 @@ struct Products {
   }
   // In full fp32: a lane computes what an mma would leave with it.
   __device__ __forceinline__ void compute_precise(std::uint32_t k) {
-#pragma unroll
-    for (RowBlock<C>& block : rows) {
-#pragma unroll
-      for (float& score : block.scores) score = 0;
-    }
+    clear_scores();
     const auto g = static_cast<std::uint32_t>(lane()) >> 2;
     const auto t = static_cast<std::uint32_t>(lane()) & 3;
     const std::uint32_t own_q = q_tile + (static_cast<std::uint32_t>(warp_row()) + g) * 128;

@@ -19,9 +19,11 @@ core::KernelRow forward_row() {
   row.takes.dtype = kType;
   row.why_not = [](const Problem& problem, core::Refusals& refusals) { why_not(kType, problem, refusals); };
   row.plan = &describe_plan;
-  row.forward_workspace = [](const ForwardArgs&) { return std::size_t{0}; };
+  row.forward_workspace = &forward_workspace;
   row.forward = &forward_launch;
-  row.features = {core::Feature::fp32_results, core::Feature::sinks};
+  row.features = {core::Feature::fp32_results, core::Feature::rest_mean, core::Feature::shared_choice,
+                  core::Feature::dropout,      core::Feature::soft_cap,  core::Feature::sinks,
+                  core::Feature::paged};
   return row;
 }
 
@@ -47,9 +49,9 @@ core::KernelRow backward_row() {
 }  // namespace
 
 std::span<const core::KernelRow> general_rows() {
-  static const std::vector<core::KernelRow> table{forward_row<DType::bf16>(),  forward_row<DType::f16>(),
-                                                  forward_row<DType::f32>(),   backward_row<DType::bf16>(),
-                                                  backward_row<DType::f16>(),  backward_row<DType::f32>()};
+  static const std::vector<core::KernelRow> table{forward_row<DType::bf16>(), forward_row<DType::f16>(),
+                                                  forward_row<DType::f32>(),  backward_row<DType::bf16>(),
+                                                  backward_row<DType::f16>(), backward_row<DType::f32>()};
   return table;
 }
 

@@ -10,20 +10,25 @@
 
 #include "cuda/blocks/scores16.h"
 #include "cuda/blocks/scores32.h"
+#include "cuda/blocks/sink.h"
 #include "cuda/blocks/weigh16.h"
+#include "cuda/general/extras.h"
+#include "cuda/general/item.h"
 #include "cuda/general/params.h"
 #include "cuda/general/products.h"
+#include "cuda/general/shared_choice.h"
 #include "cuda/ptx/packed_half.h"
 #include "cuda/tile/select_any.h"
 
 namespace dspattn::cuda::general {
 
-// A word of another lane of the quad.
-struct Exchange {
-  template <typename Word>
-  __device__ __forceinline__ Word operator()(Word word, int x) const {
-    return __shfl_xor_sync(~0u, word, x);
-  }
+// A tile of which rows. `pass`: of two passes over a tile's scores 1 where this one chooses what is kept, else 0.
+template <typename C>
+struct TilePlace {
+  const ForwardParams& params;
+  ItemOf<C>& item;
+  int tile;
+  int pass = 0;
 };
 
 // The scores of 16 rows x kTileK keys, rounded and packed, two rows a word: element e of group block m of `fours`, or
@@ -105,42 +110,199 @@ __device__ __forceinline__ TileSums weigh_all(const PackedTile<C>& packed, RowBl
   return sums;
 }
 
-// 16 rows of 16-bit inputs. `first`: their first tile.
-template <typename C>
-__device__ __forceinline__ void weigh_rows(const ForwardParams& params, PackedTile<C>& packed, RowBlock<C>& block,
-                                           int lane, bool first) {
-  if constexpr (C::kKind == Kind::any) {
-    if (params.keep != 0) prune<C>(packed, params.keep, params.tiles.places_log2, lane & 3);
+// Which places are kept of a tile whose scores are as they are compared.
+template <typename C, typename Scores>
+__device__ __forceinline__ std::uint32_t choose_places(const TilePlace<C>& at, const OwnRows& own, const Scores& scores,
+                                                       int lane) {
+  const ForwardParams& params = at.params;
+  if (params.keep == 0) return kAllPlaces;
+  const bool together = params.extras.shared_lse.data != nullptr;
+  if constexpr (C::kIsFp32) {
+    const Shares<C, Scores> shares(params, at.item, own, scores);
+    const std::uint32_t kept = kept_by_rows<C>(params, lane & 3, [&](int row, float(&left)[C::kTileK / 4]) {
+      if (together) return shares(row, left);
+#pragma unroll
+      for (int i = 0; i < C::kTileK / 4; ++i) left[i] = score_at<C>(scores, i, row);
+    });
+    return together ? kept | shares.shown() : kept;
+  } else {
+    if (!together) return kept_places<C>(params, scores, lane & 3);
+    const Shares<C, Scores> shares(params, at.item, own, scores);
+    return kept_by_rows<C>(params, lane & 3, shares) | shares.shown();
   }
-  bool raises = first;
-  TileSums sums;
-#pragma unroll 1
-  for (;;) {
-    blocks::Raised raised{1, 1, false, false};
-    if (raises) {
-      raised = blocks::raise_reference<C>(packed, params.scales, block.state);
-      blocks::shrink(raised, block.state, block.out);
-    }
-    if constexpr (C::kKind == Kind::any) {
-      sums = weigh_all<C>(packed, block, params.scales);
-    } else if (params.one_of_two != 0) {
-      sums = weigh_fours<Selecting<C, Selection::one_of_two>>(packed, block, params.scales, lane);
-    } else {
-      sums = weigh_fours<Selecting<C, Selection::two_of_four>>(packed, block, params.scales, lane);
-    }
-    if (raises) blocks::forget_unset(raised, block.state);
-    // False also for NaN: a row without a reference.
-    if (raises || __all_sync(~0u, sums.row0 < C::kWeightLimit && sums.row1 < C::kWeightLimit) != 0) break;
-    raises = true;
-  }
-  block.state.sum0 += sums.row0;
-  block.state.sum1 += sums.row1;
 }
 
-// fp32: weights of all scores in the order of a dense A operand, and their sums, unrounded, added to the state's. kFar:
+// Before a tile is weighed: masks what is not kept, where its weights do not count, and caps scores. Returns what is
+// kept. In two passes the first one chooses, and scores of the second are capped.
+template <typename C, typename Scores>
+__device__ __forceinline__ std::uint32_t prepare(const TilePlace<C>& at, Scores& scores, int lane) {
+  const Extras& extras = at.params.extras;
+  std::uint32_t kept;
+  if (extras.two_passes == 0 || at.pass == 1) {
+    kept = choose_places<C>(at, own_rows(at.params, at.item, own_row<C>()), scores, lane);
+    if (at.pass == 1) {
+      at.item.kept[own_thread()] = kept;
+      return kept;
+    }
+    if (extras.cap != 0) cap_scores<C>(extras.cap, scores);
+  } else {
+    kept = at.item.kept[own_thread()];
+  }
+  if (extras.means.data == nullptr) take_places<C>(scores, kept);
+  return kept;
+}
+
+// Weights that count without meeting V, taken once the reference stands: those of pruned keys (rest = mean), which also
+// wait in shared memory for the mean of V, or with dropout those of all kept keys. Masks what then does not meet V.
+template <typename C, typename Scores>
+__device__ __forceinline__ void count_apart(const TilePlace<C>& at, std::uint32_t kept, Scores& scores,
+                                            const blocks::Raised& raised, RowBlock<C>& block) {
+  const ForwardParams& params = at.params;
+  const bool drops = params.extras.drop_below != 0;
+  const PlaceSums counted = sum_places<C>(params.scales, block.state, scores, drops ? kept : ~kept);
+  block.state.sum0 += counted.row0;
+  block.state.sum1 += counted.row1;
+  if (drops) {
+    const OwnRows own = own_rows(params, at.item, own_row<C>());
+    kept &= undropped_places<C>(params, at.item.sequence, own, params.tiles.first_key(at.tile),
+                                params.tiles.part(at.tile), own_thread() & 3);
+  } else {
+    blocks::RowState of_quad = block.state;
+    of_quad.sum0 = counted.row0;
+    of_quad.sum1 = counted.row1;
+    const blocks::RowSums sums = blocks::sum_up(of_quad);
+    if ((own_thread() & 3) == 0) {
+      float* to = at.item.rest + own_row<C>();
+      to[0] = to[0] * raised.shrink0 + sums.sum0;
+      to[8] = to[8] * raised.shrink1 + sums.sum1;
+    }
+  }
+  take_places<C>(scores, kept);
+}
+
+// Weights of a warp's rows relative to their references. S: the configuration with a selection, where the products have
+// one.
+template <typename S, typename C>
+__device__ __forceinline__ void weigh_blocks(const ScoreScales& scales, const PackedTile<C> (&packed)[C::kRowBlocks],
+                                             RowBlock<C> (&rows)[C::kRowBlocks], TileSums (&sums)[C::kRowBlocks],
+                                             int lane) {
+#pragma unroll
+  for (int i = 0; i < C::kRowBlocks; ++i) {
+    if constexpr (C::kKind == Kind::any) {
+      sums[i] = weigh_all<C>(packed[i], rows[i], scales);
+    } else {
+      sums[i] = weigh_fours<S>(packed[i], rows[i], scales, lane);
+    }
+  }
+}
+
+// Weights of scores that nothing is selected of, from fp32 scores: in the order of a dense A operand.
+template <typename C>
+__device__ __forceinline__ TileSums weigh_unselected(RowBlock<C>& block, float scale) {
+  TileSums sums;
+#pragma unroll
+  for (int i = 0; i < C::kTileK / 8; ++i) {
+    float weight[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      weight[j] = ptx::exp2_fast(fmaf(block.scores[4 * i + j], scale, j < 2 ? block.state.minus0 : block.state.minus1));
+    }
+    sums.row0 += weight[0] + weight[1];
+    sums.row1 += weight[2] + weight[3];
+    const auto pack = [](float a, float b) {
+      return C::kType == DType::bf16 ? ptx::pack_bf16x2(a, b) : ptx::pack_f16x2(a, b);
+    };
+    block.weights[2 * i] = pack(weight[0], weight[1]);
+    block.weights[2 * i + 1] = pack(weight[2], weight[3]);
+  }
+  return sums;
+}
+
+// All rows of a warp where nothing is selected, relative to the references there are. False: these are too small, or so
+// large that their rounding would show; then weigh_rows() does it.
+template <typename C>
+__device__ __forceinline__ bool weigh_unselected(const TilePlace<C>& at, RowBlock<C> (&rows)[C::kRowBlocks]) {
+  constexpr float kLargestReference = 0x1p14f;  // in logarithms of base 2: rounded by 2^-10
+  if (at.tile == at.item.tiles.begin) return false;
+  TileSums sums[C::kRowBlocks];
+  bool fits = true;
+#pragma unroll
+  for (int i = 0; i < C::kRowBlocks; ++i) {
+    sums[i] = weigh_unselected<C>(rows[i], at.params.scales.exp2_scale);
+    const blocks::RowState& state = rows[i].state;
+    fits = fits && sums[i].row0 < C::kWeightLimit && sums[i].row1 < C::kWeightLimit &&
+           fmaxf(fabsf(state.minus0), fabsf(state.minus1)) < kLargestReference;
+  }
+  if (__all_sync(~0u, fits) == 0) return false;  // also for NaN: a row without a reference
+#pragma unroll
+  for (int i = 0; i < C::kRowBlocks; ++i) {
+    rows[i].state.sum0 += sums[i].row0;
+    rows[i].state.sum1 += sums[i].row1;
+  }
+  return true;
+}
+
+// All rows of a warp of 16-bit inputs: blocks of 16 side by side, that the latencies of one hide behind the other.
+template <typename C>
+__device__ __forceinline__ void weigh_rows(const TilePlace<C>& at, PackedTile<C> (&packed)[C::kRowBlocks],
+                                           RowBlock<C> (&rows)[C::kRowBlocks]) {
+  const ForwardParams& params = at.params;
+  const int lane = Products<C>::lane();
+  std::uint32_t kept = kAllPlaces;
+  if constexpr (C::kAll) {
+    kept = prepare<C>(at, packed[0].words, lane);
+    if (at.pass != 0) return;
+  } else if constexpr (C::kKind == Kind::any) {
+    if (params.keep != 0) {
+#pragma unroll
+      for (PackedTile<C>& tile : packed) prune<C>(tile, params.keep, params.tiles.places_log2, lane & 3);
+    }
+  }
+  const bool apart = C::kAll && params.extras.counts_apart != 0;
+  bool raises = at.tile == at.item.tiles.begin || apart;
+  TileSums sums[C::kRowBlocks];
+#pragma unroll 1
+  for (;;) {
+    blocks::Raised raised[C::kRowBlocks];
+    if (raises) {
+#pragma unroll
+      for (int i = 0; i < C::kRowBlocks; ++i) {
+        raised[i] = blocks::raise_reference<C>(packed[i], params.scales, rows[i].state);
+        blocks::shrink(raised[i], rows[i].state, rows[i].out);
+      }
+      if constexpr (C::kAll) {
+        if (apart) count_apart<C>(at, kept, packed[0].words, raised[0], rows[0]);
+      }
+    }
+    if (C::kKind == Kind::fours && params.one_of_two != 0) {
+      weigh_blocks<Selecting<C, Selection::one_of_two>>(params.scales, packed, rows, sums, lane);
+    } else {
+      weigh_blocks<Selecting<C, Selection::two_of_four>>(params.scales, packed, rows, sums, lane);
+    }
+    bool fits = true;
+#pragma unroll
+    for (const TileSums& sum : sums) fits = fits && sum.row0 < C::kWeightLimit && sum.row1 < C::kWeightLimit;
+    if (raises) {
+#pragma unroll
+      for (int i = 0; i < C::kRowBlocks; ++i) blocks::forget_unset(raised[i], rows[i].state);
+    }
+    // False also for NaN: a row without a reference.
+    if (raises || __all_sync(~0u, fits) != 0) break;
+    raises = true;
+  }
+  if (C::kAll && params.extras.drop_below != 0) return;  // they are counted
+#pragma unroll
+  for (int i = 0; i < C::kRowBlocks; ++i) {
+    rows[i].state.sum0 += sums[i].row0;
+    rows[i].state.sum1 += sums[i].row1;
+  }
+}
+
+// fp32: weights of all scores in the order of a dense A operand, and their sums, unrounded. kFar:
 // see blocks/scores32.h. tf32: half a unit is added because the tensor core drops the bits below.
 template <typename C, bool kFar>
-__device__ __forceinline__ void weigh_all(RowBlock<C>& block, float scale) {
+__device__ __forceinline__ TileSums weigh_all(RowBlock<C>& block, float scale) {
+  TileSums sums;
   const float minus0 = block.state.minus0 * scale;
   const float minus1 = block.state.minus1 * scale;
   constexpr std::uint32_t kHalfUnit = C::kIsTf32 ? 0x1000 : 0;
@@ -155,19 +317,26 @@ __device__ __forceinline__ void weigh_all(RowBlock<C>& block, float scale) {
       const float reference = j < 2 ? block.state.minus0 : block.state.minus1;
       weight[j] = ptx::exp2_fast(kFar ? (score + reference) * scale : fmaf(score, scale, j < 2 ? minus0 : minus1));
     }
-    block.state.sum0 += weight[0] + weight[1];
-    block.state.sum1 += weight[2] + weight[3];
+    sums.row0 += weight[0] + weight[1];
+    sums.row1 += weight[2] + weight[3];
     block.weights[4 * i] = __float_as_uint(weight[0]) + kHalfUnit;
     block.weights[4 * i + kSecond] = __float_as_uint(weight[1]) + kHalfUnit;
     block.weights[4 * i + 3 - kSecond] = __float_as_uint(weight[2]) + kHalfUnit;
     block.weights[4 * i + 3] = __float_as_uint(weight[3]) + kHalfUnit;
   }
+  return sums;
 }
 
 // 16 rows of fp32 inputs.
 template <typename C>
-__device__ __forceinline__ void weigh_rows(const ForwardParams& params, RowBlock<C>& block, int lane) {
-  if constexpr (C::kKind != Kind::pairs) {
+__device__ __forceinline__ void weigh_rows(const TilePlace<C>& at, RowBlock<C>& block) {
+  const ForwardParams& params = at.params;
+  const int lane = own_thread() & 31;
+  std::uint32_t kept = kAllPlaces;
+  if constexpr (C::kAll) {
+    kept = prepare<C>(at, block.scores, lane);
+    if (at.pass != 0) return;
+  } else if constexpr (C::kKind != Kind::pairs) {
     if (params.keep != 0) prune<C>(block.scores, params.keep, params.tiles.places_log2, lane & 3);
   }
   const float scale = params.scales.exp2_scale;
@@ -182,22 +351,26 @@ __device__ __forceinline__ void weigh_rows(const ForwardParams& params, RowBlock
     raised = blocks::raise_references(tops.row0, tops.row1, block.state, scale);
     blocks::shrink(raised, block.state, block.out);
   }
+  if constexpr (C::kAll) {
+    if (params.extras.counts_apart != 0) count_apart<C>(at, kept, block.scores, raised, block);
+  }
   const float largest = fmaxf(fabsf(block.state.minus0), fabsf(block.state.minus1)) * scale;
   const bool near = __all_sync(~0u, !(largest > blocks::tf32::kLargestNearReference)) != 0;
   const auto weigh = [&]<bool kFar>() {
     if constexpr (C::kKind == Kind::pairs) {
+      TileSums sums;
       blocks::tf32::weigh_tile<C, kFar>(block.scores, tile::QuadTranspose::of_lane(lane & 3), scale, block.state,
-                                        block.weights, block.metadata, block.state.sum0, block.state.sum1);
+                                        block.weights, block.metadata, sums.row0, sums.row1);
+      return sums;
     } else {
-      weigh_all<C, kFar>(block, scale);
+      return weigh_all<C, kFar>(block, scale);
     }
   };
-  if (near) {
-    weigh.template operator()<false>();
-  } else {
-    weigh.template operator()<true>();
-  }
+  const TileSums sums = near ? weigh.template operator()<false>() : weigh.template operator()<true>();
   if (raises) blocks::forget_unset(raised, block.state);
+  if (C::kAll && params.extras.drop_below != 0) return;  // they are counted
+  block.state.sum0 += sums.row0;
+  block.state.sum1 += sums.row1;
 }
 
 }  // namespace dspattn::cuda::general

@@ -176,6 +176,10 @@ void why_not(const Problem& problem, core::Refusals& refusals) {
     refusals.add([&] { return "device: " + device.absence; });
     return;
   }
+  constexpr std::int64_t kMaxDim = 256;
+  if (const std::int64_t dim = std::max(problem.q.extent(3), problem.v.extent(3)); dim > kMaxDim) {
+    refusals.add([&] { return "d, d_v: takes up to " + std::to_string(kMaxDim) + ", got " + std::to_string(dim); });
+  }
   // Compiled for 8.0, 8.9 and 9.0; code for 8.0 also runs on 8.6 and 8.7.
   if (device.major < 8 || device.major > 9) {
     refusals.add([&] {

@@ -31,6 +31,11 @@ struct KeyTiles {
   // Of a tile, counted from the row's first: its part of the span, and the span's first key.
   DSPATTN_HOST_DEVICE constexpr int part(int tile) const { return tile & ((1 << parts_log2) - 1); }
   DSPATTN_HOST_DEVICE constexpr int first_key(int tile) const { return (tile >> parts_log2) * span; }
+  // Keys from a tile's first part of a group to the next tile's.
+  DSPATTN_HOST_DEVICE constexpr int step_from(int tile) const {
+    const int parts = 1 << parts_log2;
+    return part(tile) == parts - 1 ? span - (parts - 1) * keys.part_step : keys.part_step;
+  }
   // No place is empty: rows of a tile lie where the sums of their bits' keys say.
   DSPATTN_HOST_DEVICE constexpr bool is_filled() const { return group == 1 << places_log2; }
 };

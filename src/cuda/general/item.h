@@ -1,0 +1,122 @@
+// What a CTA of the general forward works on: a tile of query rows, and the keys they see.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/blocks/item.h"
+#include "cuda/blocks/work.h"
+#include "cuda/general/copy.h"
+#include "cuda/general/extras.h"
+#include "cuda/general/params.h"
+#include "cuda/tile/key_tiles.h"
+
+namespace dspattn::cuda::general {
+
+// It waits in shared memory until it is needed: registers are short.
+struct RowsItem : Item<1> {
+  tile::RowBand band;
+  tile::TileRange tiles, interior;  // that any row sees; that all rows see all keys of
+  const std::uint8_t* q;            // of the tile's first row
+  const std::uint8_t* k;            // of the sequence's key 0, or of page 0
+  const std::uint8_t* v;            // the same, at the first column that the CTA computes
+  int column;                       // that one
+  int lacks_pages;                  // 1: keys that the tile may see are in no page
+  int cheap_end;                    // tiles before this one are copied cheaply (copy.h, NextTile)
+};
+
+// The same with what waits there where everything is served (Scope::all).
+struct FullItem : RowsItem {
+  float rest[kMostTileRows];              // rest = mean: weights of the rows' pruned keys so far
+  std::uint32_t kept[kMostTileRows * 2];  // two passes: places that a thread keeps
+};
+// The same with where each thread finds its chunk of the next tiles of K and V (copy.h), where registers are too short
+// for that.
+struct RememberingItem : RowsItem {
+  NextTile next_k[kCopyingThreads], next_v[kCopyingThreads];
+};
+template <typename C>
+using ItemOf = std::conditional_t<C::kAll, FullItem,
+                                  std::conditional_t<C::kCheapCopies && !C::kHasRegisters, RememberingItem, RowsItem>>;
+
+// For one thread. valid: 0 where there are no rows.
+template <typename C>
+__device__ __forceinline__ void describe_rows(const ForwardParams& params, RowsItem& item) {
+  const int index = static_cast<int>(blockIdx.x) / params.column_parts;
+  const int sequence_head = index / params.row_tiles;
+  Work work;
+  const int n_k = describe_sequence(params.work, params.work.heads.quotient(sequence_head), work);
+  work.head = params.work.heads.remainder(sequence_head) * params.group.heads;
+  // Last rows first: under a causal mask they see the most keys.
+  const int positions = params.group.positions(C::kTileQ);
+  work.row_begin = (params.row_tiles - 1 - (index - sequence_head * params.row_tiles)) * positions;
+  item.valid = work.row_begin < work.rows ? 1 : 0;
+  if (item.valid == 0) return;
+  describe_keys<C>(params.work, n_k, work);
+  const std::int64_t row = work.q_row + work.row_begin;
+  item.row_begin = work.row_begin;
+  item.rows = work.rows;
+  item.batch = work.batch;
+  item.out_row = static_cast<int>(row);
+  item.sequence = work.sequence;
+  item.head = work.head;
+  item.k_row = work.k_row;
+  item.column = (static_cast<int>(blockIdx.x) - index * params.column_parts) * C::kHeadDim;
+  item.lacks_pages = 0;
+  item.cheap_end = params.k_row_bytes != 0 ? work.band.key_length / params.tiles.span << params.tiles.parts_log2 : 0;
+  item.out_offset = params.out.offset(work.batch, work.head, row) + item.column;
+  item.lse_offset = params.lse.offset(work.batch, work.head, row);
+  item.band = work.band;
+  const int last = min(work.row_begin + positions, work.rows) - 1;
+  item.tiles = tile::visible_tiles(params.tiles, work.band, work.row_begin, last);
+  item.interior = tile::interior_tiles(params.tiles, work.band, work.row_begin, last);
+  const int kv_head = params.work.heads_per_kv_head.quotient(work.head);
+  const auto row_of = [&](const RowsView& view, int batch, int head, std::int64_t at, int column) {
+    return static_cast<const std::uint8_t*>(view.data) + (view.offset(batch, head, at) + column) * C::kElementBytes;
+  };
+  const int batch = params.pages.table != nullptr ? 0 : work.batch;
+  item.q = row_of(params.q, work.batch, work.head, row, 0);
+  item.k = row_of(params.k, batch, kv_head, work.k_row, 0);
+  item.v = row_of(params.v, batch, kv_head, work.k_row, item.column);
+}
+
+// Tells all threads whether all pages of the tile's keys are there: then no key need be looked up to be masked.
+template <typename C>
+__device__ __forceinline__ void look_for_pages(const ForwardParams& params, RowsItem& item) {
+  const int size = params.pages.size.value;
+  const int end = min(params.tiles.first_key(item.tiles.end - 1) + params.tiles.span, item.band.key_length);
+  for (int key = (params.tiles.first_key(item.tiles.begin) / size + own_thread()) * size; key < end;
+       key += C::kThreads * size) {
+    if (params.pages.page_of(item.sequence, key) < 0) item.lacks_pages = 1;
+  }
+  __syncthreads();
+}
+
+// Row g of a lane's first 16 rows, within the CTA's.
+template <typename C>
+__device__ __forceinline__ int own_row() {
+  const int thread = own_thread();
+  return (thread >> 5) * 16 * C::kRowBlocks + ((thread & 31) >> 2);
+}
+
+// rest = mean: before the first tile. A row's sum is one lane's, of the four that have the row.
+template <typename C>
+__device__ __forceinline__ void clear_rest(FullItem& item) {
+  if ((own_thread() & 3) == 0) item.rest[own_row<C>()] = item.rest[own_row<C>() + 8] = 0;
+}
+
+// A lane's two rows of 16, of which `row` is the first.
+__device__ __forceinline__ OwnRows own_rows(const ForwardParams& params, const RowsItem& item, int row) {
+  const tile::GroupRows& group = params.group;
+  const auto position = [&](int r) { return item.row_begin + group.position(r); };
+  const auto head = [&](int r) { return item.head + min(group.head(r), group.heads - 1); };
+  const auto exists = [&](int r) { return position(r) < item.rows && group.exists(r); };
+  return {min(position(row), item.rows - 1),
+          min(position(row + 8), item.rows - 1),
+          head(row),
+          head(row + 8),
+          exists(row),
+          exists(row + 8)};
+}
+
+}  // namespace dspattn::cuda::general

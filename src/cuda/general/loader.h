@@ -1,0 +1,199 @@
+// What a CTA of the general forward copies to shared memory, and where it lies there.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/general/copy.h"
+#include "cuda/general/item.h"
+#include "cuda/general/params.h"
+
+namespace dspattn::cuda::general {
+
+// Q's tile, and the stages of K's and V's.
+template <typename C>
+struct Loader {
+  using PlaceQ = Swizzled<C::kTileQ>;
+  using PlaceK = Swizzled<C::kTileK>;
+  using PlaceV = std::conditional_t<C::kIsFp32, PlainRows<C::kVRowBytes>, Swizzled<C::kTileK>>;
+
+  const ForwardParams& params;
+  ItemOf<C>& item;
+  std::uint32_t shared;     // Q, then K and V of one stage after the other
+  NextTile next_k, next_v;  // of this thread, where registers are not short: tiles are asked for in order
+
+  __device__ __forceinline__ Loader(const ForwardParams& p, ItemOf<C>& i, std::uint32_t address)
+      : params(p), item(i), shared(address), next_k{nullptr}, next_v{nullptr} {
+    if constexpr (C::kCheapCopies) {
+      own_next_k() = NextTile::of<C>(k_source(), params.tiles, item.tiles.begin, key_of_k());
+      own_next_v() = NextTile::of<OfV<C>>(v_source(), params.tiles, item.tiles.begin, key_of_v());
+    }
+  }
+
+  __device__ __forceinline__ std::uint32_t k_tile(int stage) const {
+    return shared + static_cast<std::uint32_t>(C::kQBytes + stage * (C::kKBytes + C::kVBytes));
+  }
+  __device__ __forceinline__ std::uint32_t v_tile(int stage) const {
+    return k_tile(stage) + (takes_turns() ? 0 : C::kKBytes);
+  }
+  // K and V in one place.
+  __device__ __forceinline__ bool takes_turns() const { return C::kLeastStages == 0 && params.stages == 0; }
+
+  __device__ __forceinline__ void load_q() const {
+    const Source source{item.q, params.q.row_stride * C::kElementBytes, item.rows - item.row_begin, params.d,
+                        params.vector_q};
+    if constexpr (!C::kAll) return copy_any_rows<C, PlaceQ, C::kTileQ>(shared, source, [](int row) { return row; });
+    const std::int64_t head_bytes = params.q.head_stride * C::kElementBytes;
+    copy_rows_at<C, PlaceQ, C::kTileQ>(shared, source, [&](int row) -> RowAt {
+      const int position = params.group.position(row);
+      return {position < source.rows && params.group.exists(row),
+              position * source.row_bytes + params.group.head(row) * head_bytes};
+    });
+  }
+  // One tile after the other.
+  __device__ __forceinline__ void load_k(int tile, int stage) {
+    const tile::KeyTiles& tiles = params.tiles;
+    if constexpr (C::kCheapCopies) {
+      if (tile < item.cheap_end) {
+        NextTile next = own_next_k();
+        next.template copy<C, PlaceK>(k_tile(stage), params.d, params.k_row_bytes, key_of_k());
+        next.advance(tiles, tile, params.k_row_bytes);
+        own_next_k() = next;
+        return;
+      }
+    }
+    copy_tile<C, PlaceK>(k_tile(stage), k_source(), tiles, tiles.first_key(tile), tiles.part(tile), key_of_k());
+  }
+  __device__ __forceinline__ void load_v(int tile, int stage) {
+    const tile::KeyTiles& tiles = params.tiles;
+    if constexpr (C::kCheapCopies) {
+      if (tile < item.cheap_end) {
+        NextTile next = own_next_v();
+        next.template copy<OfV<C>, PlaceV>(v_tile(stage), params.d_v, params.v_row_bytes, key_of_v());
+        next.advance(tiles, tile, params.v_row_bytes);
+        own_next_v() = next;
+        return;
+      }
+    }
+    copy_tile<OfV<C>, PlaceV>(v_tile(stage), v_source(), tiles, tiles.first_key(tile), tiles.part(tile), key_of_v());
+  }
+
+  // What this thread has copied has arrived: Q times 2^-e, or everything rounded to tf32. The barrier that follows
+  // shows it to the others.
+  __device__ __forceinline__ void finish_q() const {
+    each_own_chunk<C, PlaceQ, C::kTileQ>([&](std::uint32_t at) {
+      if constexpr (C::kIsTf32) {
+        round_chunk(shared + at);
+      } else if constexpr (!C::kIsFp32) {
+        scale_chunk<C>(shared + at, params.scales.q_scale);
+      }
+    });
+  }
+  __device__ __forceinline__ void finish_k(int stage) const {
+    if constexpr (C::kIsTf32) {
+      each_own_chunk<C, PlaceK, C::kTileK>([&](std::uint32_t at) { round_chunk(k_tile(stage) + at); });
+    }
+  }
+  __device__ __forceinline__ void finish_v(int stage) const {
+    if constexpr (C::kIsTf32) {
+      each_own_chunk<OfV<C>, PlaceV, C::kTileK>([&](std::uint32_t at) { round_chunk(v_tile(stage) + at); });
+    }
+  }
+
+  // What is asked for before the first tile.
+  __device__ __forceinline__ void begin(int ahead) {
+    const int first = item.tiles.begin;
+    if (first >= item.tiles.end) return;
+    load_k(first, 0);
+    if (ahead == 0) return;
+    load_v(first, 0);
+    if (ahead == 2 && first + 1 < item.tiles.end) {
+      load_k(first + 1, 1);
+      load_v(first + 1, 1);
+    }
+  }
+  // Before tile `tile`, which begins a stage: K (and V) of the stage is there for all, and all have left the stage
+  // before, into which the next one comes.
+  __device__ __forceinline__ void next_stage(int tile, int ahead) {
+    const int end = item.tiles.end;
+    const int number = tile - item.tiles.begin;
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    if (number == 0) finish_q();
+    if (ahead == 0) {
+      finish_k(0);
+      __syncthreads();
+      if (!takes_turns()) load_v(tile, 0);
+      return;
+    }
+    const int stage = number & (2 * ahead - 1);
+    const int other = stage ^ ahead;
+    for (int i = 0; i < ahead; ++i) {
+      finish_k(stage + i);
+      finish_v(stage + i);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = 0; i < ahead; ++i) {
+      if (tile + ahead + i >= end) return;
+      load_k(tile + ahead + i, other + i);
+      load_v(tile + ahead + i, other + i);
+    }
+  }
+
+  // One stage: V is there for all, and all have left K.
+  __device__ __forceinline__ void wait_for_v(int tile) {
+    if (takes_turns()) {
+      __syncthreads();  // all have left K
+      load_v(tile, 0);
+    }
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    finish_v(0);
+    __syncthreads();  // V is there for all, and all have left K
+  }
+
+ private:
+  __device__ __forceinline__ NextTile& own_next_k() {
+    if constexpr (C::kHasRegisters) {
+      return next_k;
+    } else {
+      return item.next_k[own_thread()];
+    }
+  }
+  __device__ __forceinline__ NextTile& own_next_v() {
+    if constexpr (C::kHasRegisters) {
+      return next_v;
+    } else {
+      return item.next_v[own_thread()];
+    }
+  }
+  __device__ __forceinline__ auto key_of_k() const {
+    return [&tiles = params.tiles](int part, int row) {
+      return tile::key_of_column<C::kLayout, C::kTileK>(tiles, part, row);
+    };
+  }
+  __device__ __forceinline__ auto key_of_v() const {
+    return [&tiles = params.tiles](int part, int row) {
+      return tile::key_of_v_row<C::kLayout, C::kTileK, C::kSplitsColumns>(tiles, part, row);
+    };
+  }
+  __device__ __forceinline__ Source k_source() const {
+    return {item.k,         params.k.row_stride * C::kElementBytes, item.band.key_length, params.d, params.vector_k,
+            pages(params.k)};
+  }
+  __device__ __forceinline__ Source v_source() const {
+    return {item.v,
+            params.v.row_stride * C::kElementBytes,
+            item.band.key_length,
+            params.d_v - item.column,
+            params.vector_v,
+            pages(params.v)};
+  }
+  __device__ __forceinline__ SourcePages pages(const RowsView& view) const {
+    return {params.pages.table != nullptr ? &params.pages : nullptr, item.sequence,
+            view.batch_stride * C::kElementBytes};
+  }
+};
+
+}  // namespace dspattn::cuda::general

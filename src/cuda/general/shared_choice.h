@@ -1,0 +1,84 @@
+// Heads that share a key head and choose their keys together: those of the largest sums of their weights before
+// pruning, softmax over all visible keys. A kernel before has left every row's log-sum-exp.
+//
+// A CTA has all these heads of its positions, in neighbouring rows (tile/group_rows.h): sums go over the lanes of a
+// column, and over both rows of a lane.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/general/extras.h"
+#include "cuda/general/item.h"
+#include "cuda/general/params.h"
+#include "cuda/ptx/packed_half.h"
+
+namespace dspattn::cuda::general {
+
+// One row's share of a key, given its compared score and log-sum-exp in base 2: more than 0 where the head sees the
+// key. A head without a log-sum-exp, which is NaN, does not count.
+__device__ __forceinline__ float share_of(float score, float lowest, float scale, float lse) {
+  constexpr float kLeast = 0x1p-120f;
+  if (!(score > lowest) || std::isnan(lse)) return 0;
+  return fmaxf(ptx::exp2_fast(fmaf(score, scale, -lse)), kLeast);
+}
+
+template <typename C>
+__device__ __forceinline__ float score_at(const std::uint32_t (&words)[C::kTileK / 4], int i, int row) {
+  float row0, row1;
+  ptx::unpack_f16x2(words[i], row0, row1);
+  return row == 0 ? row0 : row1;
+}
+template <typename C>
+__device__ __forceinline__ float score_at(const float (&scores)[C::kTileK / 2], int i, int row) {
+  const int at = place_register(i);
+  return row == 0 ? scores[at] : scores[at + 2];
+}
+
+// Sums of shares over the heads of a position, for each of a lane's rows.
+template <typename C, typename Scores>
+struct Shares {
+  const ForwardParams& params;
+  const Scores& scores;
+  float lse0, lse1;  // of the lane's rows, base 2
+
+  __device__ __forceinline__ Shares(const ForwardParams& p, const RowsItem& item, const OwnRows& own, const Scores& s)
+      : params(p), scores(s) {
+    constexpr float kLog2E = 1.442695040888963f;
+    const LseView& view = params.extras.shared_lse;
+    const int first_row = item.out_row - item.row_begin;
+    const auto lse_of = [&](bool exists, int head, int position) {
+      return exists && view.data != nullptr ? view.data[view.offset(item.batch, head, first_row + position)] * kLog2E
+                                            : NAN;
+    };
+    lse0 = lse_of(own.exists0, own.head0, own.position0);
+    lse1 = lse_of(own.exists1, own.head1, own.position1);
+  }
+
+  __device__ __forceinline__ void operator()(int row, float (&sums)[C::kTileK / 4]) const {
+    constexpr float kLowest = C::kIsFp32 ? -INFINITY : blocks::kLowestScore;
+    const float scale = params.scales.exp2_scale;
+    const int rows = 1 << params.group.rows_log2;
+#pragma unroll
+    for (int i = 0; i < C::kTileK / 4; ++i) {
+      sums[i] = share_of(score_at<C>(scores, i, row), kLowest, scale, row == 0 ? lse0 : lse1);
+      if (rows == kMostSharingHeads) {  // the lane's other row is at the same position
+        sums[i] += share_of(score_at<C>(scores, i, row ^ 1), kLowest, scale, row == 0 ? lse1 : lse0);
+      }
+    }
+#pragma unroll 1
+    for (int x = 1; x < rows && x < 8; x *= 2) {
+#pragma unroll
+      for (float& sum : sums) sum += __shfl_xor_sync(~0u, sum, 4 * x);
+    }
+#pragma unroll
+    for (float& sum : sums) sum = sum == 0 ? -INFINITY : sum;  // no head sees the key
+  }
+
+  // A row with a NaN keeps everything, and shows it.
+  __device__ __forceinline__ std::uint32_t shown() const {
+    return (std::isnan(lse0) ? 0xFFFFu : 0u) | (std::isnan(lse1) ? ~0xFFFFu : 0u);
+  }
+};
+
+}  // namespace dspattn::cuda::general
