@@ -26,8 +26,8 @@ demo: package  ## two real models with dense, 2:4 and 1:2 attention: a table and
 test: setup  ## build everything, run the C++, command-line and Python tests; STEPS="build unit" runs some steps
 	@tools/test.sh $(or $(STEPS),test)
 
-check: setup  ## for contributors: format, lint, clang-tidy, sanitizers, fuzzers, the emulated GPU, long tests; STEPS too
-	@tools/test.sh $(or $(STEPS),check)
+check: setup  ## for contributors: format, lint, clang-tidy, sanitizers, fuzzers, the emulated GPU, long tests, every family of transformers; STEPS too
+	@tools/test.sh $(or $(STEPS),check families)
 
 format: setup  ## rewrite the C++ and CUDA sources in the project's format
 	@tools/format.sh --fix

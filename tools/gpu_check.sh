@@ -104,7 +104,7 @@ fi
 
 if wanted sanitizers; then
   # Reduced sets: random problems of two rows of the fused kernel, a graph, whole blocks by three warpgroups and by
-  # pairs of CTAs, mask tensors, many packed sequences, pairs for unequal lengths, lengths of any content
+  # pairs of CTAs, mask tensors, many packed sequences, pairs for unequal lengths, means of V, lengths of any content
   # (34 problems for each of six rows), few queries, the tf32 rows, the backward, the pipeline.
   declare -A reduced=(
     [random]='cuda_fused_gpu_tests *RandomProblems/*2_4_bf16_d64:*FromAGraph*'
@@ -115,6 +115,7 @@ if wanted sanitizers; then
     [lengths_in_pairs]='cuda_fused_gpu_tests *InPairs/*1_2_bf16_d128'
     [lengths]='cuda_fused_gpu_tests *DeviceLengthsOf*'
     [few_queries]='cuda_decode_gpu_tests *Random*/*bf16_d128:*Random*/*fp32_d64:*Graph*/*bf16_d64:*EveryNumber*/*fp16_d64'
+    [means]='cuda_fused_gpu_tests *RandomMeans/*2_4_bf16_d64:*RandomMeans/*1_2_bf16_d128:*RandomMeans/*1_2_fp16_d64:*RestRow.MoreItems*2_4_bf16_d128'
     [tf32]='cuda_fused_tf32_gpu_tests *RandomProblems/*'
     [general]='cuda_general_gpu_tests *General.*Random*/bf16_2_4:*General.*Random*/fp16_other:*General.*Random*/fp32_1_2'
     [general_backward]='cuda_general_gpu_tests *Backward*Random*/bf16_2_4:*Backward*Random*/fp16_other:*Backward*Random*/fp32_1_2'

@@ -2,7 +2,7 @@
 # Checks and tests, step by step, with a summary at the end. `make test` and `make check` call it after the set-up.
 #
 #   tools/test.sh                 what `make test` runs
-#   tools/test.sh check           what `make check` runs
+#   tools/test.sh check families  what `make check` runs
 #   tools/test.sh test check      both, as continuous integration
 #   tools/test.sh format build    only these steps
 set -uo pipefail
@@ -45,6 +45,12 @@ step_long() {
   { wanted python || tools/install_package.sh; } && $python -m pytest -q tests/python -m long
 }
 
+# Every family that transformers has, four minutes on one core: `make check` runs it, continuous integration does not.
+step_families() {
+  { wanted python || wanted long || tools/install_package.sh; } &&
+    $python -m pytest -q -rs tests/python/test_every_family.py -m rare
+}
+
 step_tidy() { tools/tidy.sh; }
 
 # Address, leak and undefined-behaviour checks over the C++ tests and the program, then data races over the C++ tests.
@@ -77,7 +83,7 @@ for word in "${@:-test}"; do
   esac
   for step in "${group[@]}"; do
     declare -F "step_$step" >/dev/null || {
-      echo "test: expected test, check or steps among ${test_steps[*]} ${check_steps[*]:1}, got \"$step\"" >&2
+      echo "test: expected test, check or steps among ${test_steps[*]} ${check_steps[*]:1} families, got \"$step\"" >&2
       exit 2
     }
     wanted "$step" || steps+=("$step")
@@ -88,7 +94,7 @@ done
 # those. With one or two steps there is nothing to run beside.
 beside=()
 if [ ${#steps[@]} -gt 2 ]; then
-  for step in lint python long fuzz; do
+  for step in lint python long families fuzz; do
     if wanted $step; then beside+=($step); fi
   done
 fi

@@ -104,15 +104,16 @@ struct Tally {
   }
 };
 
-TEST_P(FusedRow, AgreesWithTheOracleAndTheCpuOnRandomProblems) {
-  const Row row(GetParam());
+// As many problems as DSPATTN_FUSED_CASES says, drawn with `limited` options.
+template <typename Limited>
+void expect_agreement(const Row& row, Limited limited) {
   const std::int64_t wanted = from_environment("DSPATTN_FUSED_CASES", 40);
   const auto seed = static_cast<std::uint64_t>(from_environment("DSPATTN_FUSED_SEED", 7));
   std::atomic<std::int64_t> next{0}, taken{0};
   Tally tally;
   const auto work = [&] {
     for (std::int64_t index = next++; taken < wanted && index < 100 * wanted; index = next++) {
-      const check::CheckOptions options = options_of(row, index, wanted < 20);
+      const check::CheckOptions options = limited(index, wanted < 20);
       if (!takes(row, check::draw_case(seed, index, options.limits))) continue;
       if (taken++ >= wanted) break;
       const check::CaseReport report = check::check_case(seed, index, row.name, options);
@@ -135,20 +136,36 @@ TEST_P(FusedRow, AgreesWithTheOracleAndTheCpuOnRandomProblems) {
   EXPECT_GT(tally.rows_beside_cpu, 0);
 }
 
-// Several problems, long enough for many tiles and items on every multiprocessor, run 100 times more.
-TEST_P(FusedRow, GivesTheSameBitsOverAHundredReruns) {
+TEST_P(FusedRow, AgreesWithTheOracleAndTheCpuOnRandomProblems) {
   const Row row(GetParam());
+  expect_agreement(row, [&](std::int64_t index, bool short_only) { return options_of(row, index, short_only); });
+}
+
+// All of them with rest = mean; none takes the oracle seconds.
+TEST_P(FusedRow, AgreesOnRandomMeans) {
+  const Row row(GetParam());
+  expect_agreement(row, [&](std::int64_t index, bool short_only) {
+    check::CheckOptions options = options_of(row, index, short_only);
+    options.limits.rest = Rest::mean;
+    options.limits.max_work = std::min<std::int64_t>(options.limits.max_work, 20'000'000);
+    return options;
+  });
+}
+
+// `wanted` problems of a rest, long enough for many tiles and items on every multiprocessor, run 100 times more.
+void expect_same_bits(const Row& row, Rest rest, int wanted, std::int64_t max_work) {
   int checked = 0;
-  for (std::int64_t index = 0; checked < 4 && index < 1000; ++index) {
+  for (std::int64_t index = 0; checked < wanted && index < 1000; ++index) {
     check::CheckOptions options;
     options.device = {DeviceType::cuda, 0};
     options.limits.pass = Pass::forward;
     options.limits.dtype = row.dtype;
     options.limits.pattern = row.pattern;
     options.limits.choice = Choice::each_head;
+    options.limits.rest = rest;
     options.limits.head_dim = row.dim;
     options.limits.max_n = 1025;
-    options.limits.max_work = 300'000'000;
+    options.limits.max_work = max_work;
     options.reruns = 100;
     const check::Case drawn = check::draw_case(11, index, options.limits);
     if (drawn.batch * drawn.heads * drawn.n_q < 500 || drawn.n_k < 300 || !takes(row, drawn)) continue;
@@ -159,8 +176,11 @@ TEST_P(FusedRow, GivesTheSameBitsOverAHundredReruns) {
       ADD_FAILURE() << report.description << "\n" << failure << "\n" << report.command;
     }
   }
-  EXPECT_EQ(checked, 4);
+  EXPECT_EQ(checked, wanted);
 }
+
+TEST_P(FusedRow, GivesTheSameBitsOverAHundredReruns) { expect_same_bits(Row(GetParam()), Rest::drop, 4, 300'000'000); }
+TEST_P(FusedRow, GivesTheSameMeansOverAHundredReruns) { expect_same_bits(Row(GetParam()), Rest::mean, 3, 150'000'000); }
 
 std::vector<std::string> row_names() {
   std::vector<std::string> names;

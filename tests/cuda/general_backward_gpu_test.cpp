@@ -117,8 +117,8 @@ TEST_P(GeneralBackward, GivesTheSameBitsOverReruns) {
 INSTANTIATE_TEST_SUITE_P(Classes, GeneralBackward, ::testing::ValuesIn(classes()),
                          [](const ::testing::TestParamInfo<Class>& of) { return of.param.name; });
 
-// Random problems as if on the GPU: a kernel is chosen by shapes, types and addresses alone. No row of the table but the
-// general ones serves all features, so that each of them must be served by one row together.
+// Random problems as if on the GPU: a kernel is chosen by shapes, types and addresses alone. No row of the table but
+// the general ones serves all features, so that each of them must be served by one row together.
 TEST(GeneralBackwardTable, EveryValidGradientIsServed) {
   if (!has_gpu()) GTEST_SKIP() << "needs a GPU of compute capability 8.0";
   std::set<std::string> chosen;

@@ -1,5 +1,5 @@
-// The general backward where there is no GPU: plans, the workspace, which rows a key tile's CTA walks, and which CTA adds
-// up what of a bias's gradient.
+// The general backward where there is no GPU: plans, the workspace, which rows a key tile's CTA walks, and which CTA
+// adds up what of a bias's gradient.
 #include <gtest/gtest.h>
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Every number that the paper's text states, to the digits it prints. Differences are explained in docs/theory_equations.md.
+// Every number that the paper's text states, to the digits it prints. Differences are explained in
+// docs/theory_equations.md.
 #include <gtest/gtest.h>
 
 #include <cmath>

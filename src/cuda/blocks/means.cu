@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "cuda/blocks/means.h"
+#include "cuda/blocks/means_sequence.h"
 #include "cuda/device/device.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/packed_half.h"
@@ -13,26 +13,6 @@ constexpr int kWidth = 8;         // columns of V that a thread loads at once: 1
 constexpr int kAtOnce = 4;        // keys whose V a thread loads together: the fewest that it has of a block
 constexpr int kRowsOfChunk = 64;  // query rows whose means a CTA of row_means() computes
 constexpr int kMostColumns = 512;
-
-// Where a sequence lies and which keys it has.
-struct Sequence {
-  tile::MeanTable::Sequence place;
-  int batch = 0;  // of V
-  int rows = 0, keys = 0;
-  int key_length = 0;  // of which so many are seen
-};
-
-__device__ __forceinline__ Sequence sequence_of(const MeansParams& params, int index) {
-  const WorkParams& work = params.work;
-  Sequence sequence{{index, 0, 0}, index, work.n_q, work.n_k, 0};
-  if (work.cumulative_q.present()) {
-    const tile::RowSpan queries = tile::packed_span(work.cumulative_q, index, work.q_rows, work.n_q);
-    const tile::RowSpan keys = tile::packed_span(work.cumulative_k, index, work.k_rows, work.n_k);
-    sequence = {{index, keys.begin, queries.begin}, 0, queries.count, keys.count, 0};
-  }
-  sequence.key_length = tile::visible_keys(work.key_lengths, index, sequence.keys);
-  return sequence;
-}
 
 // V of one head of a sequence, and which of its keys no mask hides.
 struct Values {
@@ -126,11 +106,6 @@ struct Values {
     }
   }
 };
-
-// An entry's number; of no key 0. A division would be a call, around which registers are spilled.
-__device__ __forceinline__ float mean_of(float sum, int count) {
-  return count > 0 ? sum * ptx::reciprocal_fast(static_cast<float>(count)) : 0.0f;
-}
 
 // How the threads of sum_blocks() share a block of 128 keys: each has kWidth columns of some neighbouring keys, its
 // run.
@@ -449,6 +424,9 @@ __global__ void __launch_bounds__(kMostColumns, 2) row_means(const MeansParams p
 
 void launch_means(const MeansParams& params, cudaStream_t stream) {
   const tile::MeanTable& table = params.table;
+  if (table.per_block == 1 && table.all_rows == 0 && has_plain_rows(params)) {
+    return launch_plain_prefix_means(params, stream);
+  }
   const std::int64_t tasks = table.all_blocks + (table.first_keys > 0 ? params.sequences : 0);
   if (tasks > 0) {
     launch("the sums of V", &sum_blocks, {.ctas = grid_of(tasks * params.heads), .threads = kThreads}, stream, params);

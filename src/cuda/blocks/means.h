@@ -44,6 +44,11 @@ struct MeansParams {
   int* counts = nullptr;   // [heads][table.all_blocks]: and of how many keys
 };
 
+// Rows of V that prefix_means.cu reads: of 16-bit elements, 16-byte aligned, in one piece.
+bool has_plain_rows(const MeansParams& params);
+// Of such rows, where query rows see all keys before their last and no mask tensor hides any: one kernel.
+void launch_plain_prefix_means(const MeansParams& params, cudaStream_t stream);
+
 // The kernel that follows may start before these have ended: it must wait for them before it reads the table.
 void launch_means(const MeansParams& params, cudaStream_t stream);
 

@@ -144,7 +144,8 @@ __device__ __forceinline__ void copy_tile(std::uint32_t to, const Source& source
   const std::uint8_t* data = source.data + (first_key + key_of(part, first)) * source.row_bytes + 16 * chunk;
   const std::uint32_t target = to + static_cast<std::uint32_t>(Place::offset(first, 0, chunk));
   constexpr int kPasses = C::kTileK / kRowsOfAPass<C>;
-  constexpr int kAtOnce = kPasses * C::kPanels > 64 ? 1 : kPasses;  // where a thread has many, addresses take registers
+  // Where a thread has many, addresses take registers.
+  [[maybe_unused]] constexpr int kAtOnce = kPasses * C::kPanels > 64 ? 1 : kPasses;
 #pragma unroll kAtOnce
   for (int row = 0; row < C::kTileK; row += kRowsOfAPass<C>) {
     const std::uint8_t* from = data + key_of(0, row) * source.row_bytes;

@@ -149,9 +149,8 @@ void clear(const TensorView& tensor, cudaStream_t stream) {
 void size_why_not(const Problem& problem, core::Refusals& refusals) {
   const core::Geometry geometry = core::geometry_of(problem);
   if (const std::int64_t larger = std::max(geometry.d, geometry.d_v); larger > kBackwardDims[2]) {
-    refusals.add([&] {
-      return "d, d_v: takes up to " + std::to_string(kBackwardDims[2]) + ", got " + std::to_string(larger);
-    });
+    refusals.add(
+        [&] { return "d, d_v: takes up to " + std::to_string(kBackwardDims[2]) + ", got " + std::to_string(larger); });
   }
   constexpr std::int64_t kMaxTiles = (std::int64_t{1} << 31) - 1;  // CTAs of a grid
   if (const std::int64_t tiles = geometry.batch * geometry.kv_heads * ((geometry.n_k + 7) / 8); tiles > kMaxTiles) {

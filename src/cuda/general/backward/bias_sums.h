@@ -1,4 +1,5 @@
-// The gradient of a bias: dS summed over the dimensions that the bias is broadcast over, in a fixed order (bias_walk.h).
+// The gradient of a bias: dS summed over the dimensions that the bias is broadcast over, in a fixed order
+// (bias_walk.h).
 #pragma once
 
 #include <cstdint>
@@ -41,8 +42,8 @@ __device__ __forceinline__ void store_bias(const BackwardParams& params, const B
   const int warp = own_thread() >> 5;
   const auto key_of = [&](int place) {
     const int column = 8 * (place >> 1) + 2 * (lane & 3) + (place & 1);
-    const int key = tile::key_of_column<C::kLayout, C::kTileK>(params.tiles, params.tiles.part(part.key_tiles.begin),
-                                                               column);
+    const int key =
+        tile::key_of_column<C::kLayout, C::kTileK>(params.tiles, params.tiles.part(part.key_tiles.begin), column);
     return key < 0 ? g.extent[3] : params.tiles.first_key(part.key_tiles.begin) + key;
   };
   if (g.sums_keys != 0) {  // a lane's keys, then its quad's

@@ -36,8 +36,7 @@ __device__ __forceinline__ void describe_keys(const BackwardParams& params, KeyI
   item.score = {item.sequence.rows, sequence, item.first_head, item.sequence.band};
   const int begin = params.tiles.first_key(item.first_tile);
   const int end = params.tiles.first_key(item.first_tile + C::Keys::kTiles - 1) + params.tiles.span;
-  item.rows =
-      tile::row_tiles_that_see(item.sequence.band, item.sequence.rows, begin, end, C::Keys::kTileQ);
+  item.rows = tile::row_tiles_that_see(item.sequence.band, item.sequence.rows, begin, end, C::Keys::kTileQ);
 }
 
 // Shared memory: K and V of every key tile; weights and dS of every key tile; stages of Q, dO and numbers.
@@ -84,8 +83,8 @@ __device__ __forceinline__ const std::uint8_t* prepared_keys(const BackwardParam
 }
 
 template <typename C>
-__device__ __forceinline__ void load_rows(const BackwardParams& params, const KeyItem& item,
-                                          const KeyMemory<C>& memory, int step, int stage) {
+__device__ __forceinline__ void load_rows(const BackwardParams& params, const KeyItem& item, const KeyMemory<C>& memory,
+                                          int step, int stage) {
   using K = typename C::Keys;
   const Step of = step_of(item, step);
   const std::int64_t row =
@@ -119,18 +118,20 @@ __device__ __forceinline__ void weigh_rows(const BackwardParams& params, const K
   const int first = of.tile * K::kTileQ;
   const int first_key = params.tiles.first_key(item.first_tile + tile);
   const auto rows = [own](int bytes) { return static_cast<std::uint32_t>(own * bytes); };
-  const TilePlace place{memory.q(stage) + rows(C::kStride),
-                        memory.d_out(stage) + rows(C::kStride),
-                        memory.numbers(stage) + rows(C::kNumberBytes),
-                        memory.keys(tile),
-                        memory.values(tile),
-                        first + own,
-                        first_key,
-                        params.tiles.part(item.first_tile + tile),
-                        tile::sees_span(params.tiles, item.score.band, first_key, first,
-                                        min(first + K::kTileQ, item.score.rows) - 1)};
+  const TilePlace place{
+      memory.q(stage) + rows(C::kStride),
+      memory.d_out(stage) + rows(C::kStride),
+      memory.numbers(stage) + rows(C::kNumberBytes),
+      memory.keys(tile),
+      memory.values(tile),
+      first + own,
+      first_key,
+      params.tiles.part(item.first_tile + tile),
+      tile::sees_span(params.tiles, item.score.band, first_key, first, min(first + K::kTileQ, item.score.rows) - 1)};
   const ScoreItem whose{item.score.rows, item.score.sequence, of.head, item.score.band};
-  const auto at = [&](int block) { return rows(K::kWeightStride) + static_cast<std::uint32_t>(16 * block * K::kWeightStride); };
+  const auto at = [&](int block) {
+    return rows(K::kWeightStride) + static_cast<std::uint32_t>(16 * block * K::kWeightStride);
+  };
   Block<C> weights[K::kRowBlocks], d_scores[K::kRowBlocks];
   make_weights<C>(params, whose, place, weights, d_scores, [&](int block, const Block<C>& left) {
     if constexpr (K::kWeightsOverKeys) __syncwarp();  // all lanes have read K, whose place is written now
@@ -151,8 +152,8 @@ __device__ __forceinline__ void store_keys(const BackwardParams& params, const K
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int column = 8 * i + (lane >> 2);  // of the tile: a key
-    const int key = tile::key_of_column<C::kLayout, C::kTileK>(params.tiles,
-                                                               params.tiles.part(item.first_tile + tile), column);
+    const int key =
+        tile::key_of_column<C::kLayout, C::kTileK>(params.tiles, params.tiles.part(item.first_tile + tile), column);
     const int place = params.tiles.first_key(item.first_tile + tile) + key;
     if (key < 0 || place >= item.sequence.keys) continue;
     const std::int64_t row = view.offset(item.sequence.batch, item.kv_head, item.sequence.k_row + place);

@@ -31,12 +31,12 @@ enum class Target : std::int32_t {
 // Copies of the inputs in the workspace as shared memory will have them (config.h), by head; what does not exist is
 // zeros, and so are NaN of K and V and rows that are undefined: in products they would meet weights of 0.
 struct Prepared {
-  std::uint8_t* q = nullptr;        // [heads][rows][stride], times 2^-e (16-bit) or rounded to tf32
-  std::uint8_t* d_out = nullptr;    // the same of dO
-  RowNumbers* numbers = nullptr;    // [heads][rows]
-  std::uint8_t* keys = nullptr;     // [kv_heads][tiles]: 32 rows of K, 32 rows of V, in the order of the scores' columns
-  float* bias_parts = nullptr;      // [batch][heads][n_q|1][n_k|1], where rows or keys are summed
-  std::int64_t head_rows = 0;       // of a head, of all sequences
+  std::uint8_t* q = nullptr;      // [heads][rows][stride], times 2^-e (16-bit) or rounded to tf32
+  std::uint8_t* d_out = nullptr;  // the same of dO
+  RowNumbers* numbers = nullptr;  // [heads][rows]
+  std::uint8_t* keys = nullptr;   // [kv_heads][tiles]: 32 rows of K, 32 rows of V, in the order of the scores' columns
+  float* bias_parts = nullptr;    // [batch][heads][n_q|1][n_k|1], where rows or keys are summed
+  std::int64_t head_rows = 0;     // of a head, of all sequences
   std::int64_t head_tiles = 0;
 };
 
@@ -77,11 +77,11 @@ struct BackwardParams {
   std::int64_t d_sink_stride = 0;
 
   Target target = Target::queries;
-  float score_scale = 1;          // as in the forward
-  float cap = 0;                  // of compared scores before a bias is added; 0: none
-  float d_q_scale = 1;            // from accumulators to dQ
-  float d_k_scale = 1;            // from accumulators, whose Q may be scaled, to dK
-  int keep = 0;                   // of a group; 0: all
+  float score_scale = 1;  // as in the forward
+  float cap = 0;          // of compared scores before a bias is added; 0: none
+  float d_q_scale = 1;    // from accumulators to dQ
+  float d_k_scale = 1;    // from accumulators, whose Q may be scaled, to dK
+  int keep = 0;           // of a group; 0: all
   int sequences = 0, kv_heads = 0;
   int d = 0, value_d = 0;
   int stride = 0;      // bytes of a prepared row

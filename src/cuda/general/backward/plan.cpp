@@ -73,7 +73,9 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
   BackwardPlan plan;
   plan.kind = fp32 && problem.fp32_products == Fp32Products::full ? Kind::precise : Kind::any;
   const std::int64_t larger = std::max(geometry.d, geometry.d_v);
-  plan.dim = larger <= kBackwardDims[0] ? kBackwardDims[0] : larger <= kBackwardDims[1] ? kBackwardDims[1] : kBackwardDims[2];
+  plan.dim = larger <= kBackwardDims[0]   ? kBackwardDims[0]
+             : larger <= kBackwardDims[1] ? kBackwardDims[1]
+                                          : kBackwardDims[2];
   fp32 ? take_config_at<DType::f32>(plan, device) : take_config_at<DType::bf16>(plan, device);
 
   const tile::KeyTiles tiles = tile::key_tiles(tile::TileLayout::places, problem.pattern, problem.grouping, 32);
@@ -82,8 +84,10 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
   plan.row_units = tile::divide_up(geometry.n_q, kRowUnit);
   plan.tile_units = tile::divide_up(geometry.n_k, unit_keys);
   plan.key_groups = plan.tile_units * (kTileUnit * 32 / plan.keys.keys);
-  plan.head_rows = kRowUnit * (problem.packed ? problem.q.extent(2) / kRowUnit + geometry.batch : geometry.batch * plan.row_units);
-  plan.head_tiles = kTileUnit * (problem.packed ? problem.k.extent(2) / unit_keys + geometry.batch : geometry.batch * plan.tile_units);
+  plan.head_rows =
+      kRowUnit * (problem.packed ? problem.q.extent(2) / kRowUnit + geometry.batch : geometry.batch * plan.row_units);
+  plan.head_tiles = kTileUnit * (problem.packed ? problem.k.extent(2) / unit_keys + geometry.batch
+                                                : geometry.batch * plan.tile_units);
   plan.queries.ctas = geometry.batch * geometry.heads * plan.row_tiles;
   plan.keys.ctas = geometry.batch * geometry.kv_heads * plan.key_groups;
   plan.finds_references = fp32 && problem.mask.bias.present();

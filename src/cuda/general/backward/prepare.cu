@@ -1,9 +1,8 @@
-#include "cuda/general/backward/prepare.h"
-
 #include <cmath>
 
 #include "core/dropout.h"
 #include "cuda/device/device.h"
+#include "cuda/general/backward/prepare.h"
 #include "cuda/general/backward/walk.h"
 #include "cuda/ptx/packed_half.h"
 #include "cuda/ptx/single.h"
@@ -105,13 +104,13 @@ struct RowLanes {
   }
 };
 
-// Weights of a row without a key are 0. One whose LSE or D is NaN, or whose Q is infinite, gives NaN to all keys that it
-// sees. used: Q and dO of the row count. Where there is a bias an infinite LSE of fp32 may be that of a row with keys
-// (references.h).
+// Weights of a row without a key are 0. One whose LSE or D is NaN, or whose Q is infinite, gives NaN to all keys that
+// it sees. used: Q and dO of the row count. Where there is a bias an infinite LSE of fp32 may be that of a row with
+// keys (references.h).
 template <DType kType>
 __device__ __forceinline__ RowNumbers numbers_of(const BackwardParams& params, float lse, float d, bool& used) {
-  used = std::isfinite(d) && (std::isfinite(lse) ||
-                              (kType == DType::f32 && params.bias.data != nullptr && std::isinf(lse)));
+  used = std::isfinite(d) &&
+         (std::isfinite(lse) || (kType == DType::f32 && params.bias.data != nullptr && std::isinf(lse)));
   if (std::isinf(lse)) return {INFINITY, used ? d : 0.0f, 0, 0};
   return {used ? lse * kLog2E : NAN, used ? d : 0.0f, 0, 0};
 }

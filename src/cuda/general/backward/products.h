@@ -1,5 +1,5 @@
-// A warp's products on mma.sync, or in full fp32 without tensor cores. Tiles lie in shared memory, rows C::kStride bytes
-// apart.
+// A warp's products on mma.sync, or in full fp32 without tensor cores. Tiles lie in shared memory, rows C::kStride
+// bytes apart.
 #pragma once
 
 #include <cstdint>
@@ -146,7 +146,8 @@ __device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::kHeadDim /
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[block][i] = pack<C>(values[block][8 * step + 2 * i], values[block][8 * step + 2 * i + 1]);
+        for (int i = 0; i < 4; ++i)
+          a[block][i] = pack<C>(values[block][8 * step + 2 * i], values[block][8 * step + 2 * i + 1]);
       }
 #pragma unroll
       for (int columns = 0; columns < C::kHeadDim / 8; columns += 2) {
@@ -166,8 +167,8 @@ __device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::kHeadDim /
 template <typename C>
 using KeySums = float[2][C::Keys::kColumns / 2];
 
-// sums += weights^T * rows: kTileQ rows of 32 weights at `weights`, as many rows of Q or dO, of which the warp's columns
-// begin at `rows`.
+// sums += weights^T * rows: kTileQ rows of 32 weights at `weights`, as many rows of Q or dO, of which the warp's
+// columns begin at `rows`.
 template <typename C>
 __device__ __forceinline__ void add_keys(KeySums<C>& sums, std::uint32_t weights, std::uint32_t rows) {
   using Element = ElementOf<C::kType>;

@@ -80,9 +80,8 @@ __device__ __forceinline__ void select_packed(const BackwardParams& params, cons
 #pragma unroll
     for (int i = 0; i < C::kTileK / 4; i += 4) {
       const std::uint32_t* p = words + i;
-      const tile::KeptElements elements =
-          tile::kept_elements(groups == 2 ? tile::keep_two_of_four(p[0], p[1], p[2], p[3])
-                                          : tile::keep_one_of_two(p[0], p[1], p[2], p[3]));
+      const tile::KeptElements elements = tile::kept_elements(
+          groups == 2 ? tile::keep_two_of_four(p[0], p[1], p[2], p[3]) : tile::keep_one_of_two(p[0], p[1], p[2], p[3]));
 #pragma unroll
       for (int e = 0; e < 4; ++e) kept[i + e] = elements.mask[e];
     }
@@ -111,8 +110,8 @@ __device__ __forceinline__ std::uint32_t select_single(const BackwardParams& par
     float left[C::kTileK / 4];
 #pragma unroll
     for (int i = 0; i < C::kTileK / 4; ++i) left[i] = scores[element_of(i, row)];
-    tile::keep_largest<tile::SingleKeys>(left, params.keep, params.tiles.places_log2,
-                                         static_cast<int>(own_lane() & 3), QuadExchange{});
+    tile::keep_largest<tile::SingleKeys>(left, params.keep, params.tiles.places_log2, static_cast<int>(own_lane() & 3),
+                                         QuadExchange{});
 #pragma unroll
     for (int i = 0; i < C::kTileK / 4; ++i) {
       if (tile::is_kept<tile::SingleKeys>(left[i]) != 0) kept |= 1u << element_of(i, row);
@@ -313,8 +312,8 @@ __device__ __forceinline__ void finish_d_scores(const BackwardParams& params, co
   for (int i = 0; i < C::kTileK / 2; ++i) d_scores[i] = weights[i] * (d_scores[i] - numbers.row[row_of(i)].d);
 }
 
-// Weights and dS of a warp's rows and a tile of keys; take_weights(block, weights) is given the weights as dropout leaves
-// them. Scores in place of weights, and nothing else, where references are looked for.
+// Weights and dS of a warp's rows and a tile of keys; take_weights(block, weights) is given the weights as dropout
+// leaves them. Scores in place of weights, and nothing else, where references are looked for.
 template <typename C, int kBlocks, typename TakeWeights>
 __device__ __forceinline__ void make_weights(const BackwardParams& params, const ScoreItem& item,
                                              const TilePlace& place, Block<C> (&weights)[kBlocks],

@@ -10,9 +10,9 @@
 namespace dspattn::cuda::general::backward {
 
 struct SequenceRows {
-  int batch;        // of the tensors
-  int q_row, rows;  // first query row in the tensors, and how many
-  int k_row, keys;  // the same of keys
+  int batch;                   // of the tensors
+  int q_row, rows;             // first query row in the tensors, and how many
+  int k_row, keys;             // the same of keys
   std::int64_t prepared_row;   // of a head's prepared rows, the sequence's first
   std::int64_t prepared_tile;  // of a key head's prepared tiles
   tile::RowBand band;

@@ -1,0 +1,195 @@
+// The table of means where rows see all keys before their last: those of a sequence's blocks from its first on, and of
+// its first keys (tile/means.h), of plain rows of V. A CTA has 32 columns of a head of a sequence and goes through its
+// keys once.
+#include "cuda/blocks/means_sequence.h"
+#include "cuda/device/device.h"
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/packed_half.h"
+
+namespace dspattn::cuda::blocks {
+namespace {
+
+constexpr int kWidth = 8;     // columns that a thread loads at once: 16 bytes
+constexpr int kColumns = 32;  // 64 bytes of a row of V: what memory delivers at once
+constexpr int kAcross = kColumns / kWidth;
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kRunners = kThreads / kAcross;             // threads that share a column
+constexpr int kLoads = tile::kBlockKeys / kRunners;      // keys of a block that a thread adds up
+constexpr int kBatch = 8;                                // blocks whose V is loaded together
+constexpr int kSegmentKeys = tile::kBlockKeys / kWarps;  // first keys: those that a warp adds up one by one
+static_assert(kBatch * kColumns == kThreads, "a thread for every entry's column of a batch");
+
+struct Shared {
+  float sums[2][kBatch][kWarps][kColumns];  // of two batches: a warp's share of the sum of all keys so far
+  uint4 first[tile::kBlockKeys][kAcross];   // V of the first block
+  float segments[kWarps][kColumns];
+};
+
+template <DType kType>
+struct PrefixCta {
+  const MeansParams& params;
+  const Sequence& sequence;
+  const std::uint16_t* rows;  // of V
+  Shared& shared;
+  int first_column;
+  std::int64_t head_entries;  // of the table, before those of this head
+
+  __device__ __forceinline__ int thread() const { return static_cast<int>(threadIdx.x); }
+  __device__ __forceinline__ int lane() const { return thread() % 32; }
+  __device__ __forceinline__ int warp() const { return thread() / 32; }
+  __device__ __forceinline__ int column() const { return first_column + thread() % kAcross * kWidth; }
+  __device__ __forceinline__ int runner() const { return thread() / kAcross; }
+  __device__ __forceinline__ float& mean(std::int64_t entry, int own_column) const {
+    return params.means[(head_entries + entry) * params.stride + first_column + own_column];
+  }
+
+  // V of the thread's columns, from its first key on; columns past the last are 0.
+  __device__ __forceinline__ const std::uint16_t* own_rows() const {
+    return rows + runner() * params.v.row_stride + column();
+  }
+  __device__ __forceinline__ uint4 load(const std::uint16_t* from) const {
+    return column() < params.columns ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+  }
+  __device__ __forceinline__ static float number(std::uint32_t low_half) {
+    if constexpr (kType == DType::bf16) return __uint_as_float(low_half << 16);
+    float low, high;
+    ptx::unpack_f16x2(low_half & 0xFFFFu, low, high);
+    return low;
+  }
+  __device__ __forceinline__ static void add(const uint4& x, float (&sums)[kWidth]) {
+    const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sums[2 * i] += number(words[i]);
+      sums[2 * i + 1] += number(words[i] >> 16);
+    }
+  }
+
+  // Sums of eight columns over the eight lanes that have them: of one column each in the end, column lane_column().
+  __device__ __forceinline__ float over_lanes(const float (&sums)[kWidth]) const {
+    const auto exchange = [](float keep, float give, int with) { return keep + __shfl_xor_sync(~0u, give, with); };
+    const bool upper = (lane() & 16) != 0;
+    const bool middle = (lane() & 8) != 0;
+    const bool lower = (lane() & 4) != 0;
+    float fours[4], twos[2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      fours[i] = exchange(upper ? sums[4 + i] : sums[i], upper ? sums[i] : sums[4 + i], 16);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      twos[i] = exchange(middle ? fours[2 + i] : fours[i], middle ? fours[i] : fours[2 + i], 8);
+    }
+    return exchange(lower ? twos[1] : twos[0], lower ? twos[0] : twos[1], 4);
+  }
+  __device__ __forceinline__ int lane_column() const {
+    return lane() % kAcross * kWidth + (lane() >> 4 & 1) * 4 + (lane() >> 3 & 1) * 2 + (lane() >> 2 & 1);
+  }
+
+  // A sequence without a whole block.
+  __device__ __forceinline__ void average_short() const {
+    for (int key = runner(); key < sequence.key_length; key += kRunners) {
+      shared.first[key][thread() % kAcross] = load(own_rows() + (key - runner()) * params.v.row_stride);
+    }
+    average_first_keys();
+  }
+
+  // Means of blocks [0, 1), [0, 2) … of a sequence; where all rows see all keys, of the last of these alone.
+  __device__ __forceinline__ void average_blocks() const {
+    const int blocks = sequence.key_length / tile::kBlockKeys;
+    const bool only_last = params.work.right >= tile::kMaxRows;
+    const std::int64_t first = params.table.entry_of_blocks(sequence.place, {0, 1});
+    const std::int64_t step = kRunners * params.v.row_stride;
+    const std::uint16_t* from = own_rows();
+    float sums[kWidth] = {};
+#pragma unroll 1
+    for (int begin = 0; begin < blocks; begin += kBatch) {
+      uint4 x[kBatch * kLoads];
+#pragma unroll
+      for (int i = 0; i < kBatch * kLoads; ++i) {
+        x[i] = begin + i / kLoads < blocks ? load(from) : make_uint4(0, 0, 0, 0);
+        from += step;
+      }
+      if (begin == 0 && params.table.first_keys > 0) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) shared.first[i * kRunners + runner()][thread() % kAcross] = x[i];
+        average_first_keys();
+      }
+      auto& parts = shared.sums[begin / kBatch & 1];
+      const bool writes = !only_last || begin + kBatch >= blocks;
+#pragma unroll
+      for (int block = 0; block < kBatch; ++block) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) add(x[block * kLoads + i], sums);
+        if (writes && (!only_last || begin + block + 1 == blocks))
+          parts[block][warp()][lane_column()] = over_lanes(sums);
+      }
+      if (!writes) continue;
+      __syncthreads();  // all warps' parts are known; those of the batch before are read
+      const int block = begin + warp();
+      if (block >= blocks || (only_last && block + 1 < blocks)) continue;
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < kWarps; ++i) sum += parts[warp()][i][lane()];
+      mean(first + block, lane()) = mean_of(sum, (block + 1) * tile::kBlockKeys);
+    }
+  }
+
+  // Means of a sequence's first keys, up to 127 of them, whose V is in shared memory.
+  __device__ __forceinline__ void average_first_keys() const {
+    const int length = min(sequence.key_length, params.table.first_keys);
+    __syncthreads();  // it is there
+    const auto* numbers = reinterpret_cast<const std::uint16_t*>(shared.first);
+    const int begin = warp() * kSegmentKeys;
+    const int end = min(length, begin + kSegmentKeys);
+    float sum = 0;
+    for (int key = begin; key < end; ++key) sum += number(numbers[key * kColumns + lane()]);
+    shared.segments[warp()][lane()] = sum;
+    __syncthreads();  // all segments' sums are known
+    sum = 0;
+    for (int i = 0; i < warp(); ++i) sum += shared.segments[i][lane()];
+    for (int key = begin; key < end; ++key) {
+      sum += number(numbers[key * kColumns + lane()]);
+      mean(params.table.edge_of(sequence.place) + key, lane()) = mean_of(sum, key + 1);
+    }
+  }
+};
+
+template <DType kType>
+__global__ void __launch_bounds__(kThreads, 2) plain_prefix_means(const MeansParams params) {
+  __shared__ Shared shared;
+  ptx::wait_for_kernels_before();
+  ptx::start_next_kernel();
+  // From the last sequence to the first, whose V the kernel that follows then finds in the L2 cache.
+  const auto task = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  const int panels = params.stride / kColumns;
+  const int sequence_head = task / panels;
+  const int index = sequence_head / params.heads;
+  const int head = sequence_head - index * params.heads;
+  const Sequence sequence = sequence_of(params, index);
+  const auto* rows = static_cast<const std::uint16_t*>(params.v.data) +
+                     params.v.offset(sequence.batch, params.heads_per_key_head.quotient(head), sequence.place.k_row);
+  const PrefixCta<kType> cta{
+      params, sequence, rows, shared, (task - sequence_head * panels) * kColumns, head * params.table.entries};
+  if (sequence.key_length >= tile::kBlockKeys) {
+    cta.average_blocks();
+  } else if (params.table.first_keys > 0) {
+    cta.average_short();
+  }
+}
+
+}  // namespace
+
+bool has_plain_rows(const MeansParams& params) {
+  return params.type != DType::f32 && params.vector != 0 && params.pages.table == nullptr &&
+         params.stride % kColumns == 0;
+}
+
+void launch_plain_prefix_means(const MeansParams& params, cudaStream_t stream) {
+  const std::int64_t ctas = std::int64_t{params.heads} * params.sequences * (params.stride / kColumns);
+  const auto kernel = params.type == DType::bf16 ? &plain_prefix_means<DType::bf16> : &plain_prefix_means<DType::f16>;
+  launch("the means of V", kernel, {.ctas = grid_of(ctas), .threads = kThreads, .may_overlap = true}, stream, params);
+}
+
+}  // namespace dspattn::cuda::blocks
