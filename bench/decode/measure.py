@@ -108,7 +108,8 @@ def main():
     parser.add_argument("--check", action="store_true", help="exit with 1 when a floor does not hold")
     arguments = parser.parse_args()
     only = {key: values.split(",") for key, values in (entry.split("=", 1) for entry in arguments.only)}
-    patterns = [p for p in PATTERNS if p in only.pop("pattern", list(PATTERNS))]
+    wanted = only.pop("pattern", list(PATTERNS))
+    patterns = [p for p in PATTERNS if p in wanted]
     chosen = [c for c in cells() if not arguments.parts or c.part in arguments.parts]
     for key, values in only.items():
         if chosen and key not in chosen[0].facts():
