@@ -30,7 +30,7 @@ enum class Scope : std::uint8_t { plain, all };
 
 // The head dims it is compiled for; others are filled up with zeros to the next.
 inline constexpr int kDims[] = {64, 128, 256, 512};
-constexpr bool compiled_at(Scope scope, int dim) { return dim <= 256 || scope == Scope::all; }
+constexpr bool compiled_at(Scope scope, int dim) { return scope == Scope::all ? dim >= 128 : dim <= 256; }
 constexpr bool has_all(Kind kind) { return kind == Kind::any || kind == Kind::precise; }
 // Columns of the output that a CTA computes: those of 16 rows take half as many registers a lane. Wider outputs are
 // shared out over CTAs, each of which computes the scores. fp32 at d = 512 has no registers for more than 128.

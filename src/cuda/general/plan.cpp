@@ -26,10 +26,9 @@ Shape shape_from() {
 template <DType kType, Kind kKind, Scope kScope>
 Shape shape_at(int dim) {
   static_assert(std::size(kDims) == 4);
-  if constexpr (compiled_at(kScope, kDims[3])) {
-    if (dim == kDims[3]) return shape_from<Config<kType, kKind, kDims[3], kScope>>();
-  }
-  return dim == kDims[0]   ? shape_from<Config<kType, kKind, kDims[0], kScope>>()
+  constexpr int kOther = kScope == Scope::all ? kDims[3] : kDims[0];
+  static_assert(compiled_at(kScope, kOther));
+  return dim == kOther     ? shape_from<Config<kType, kKind, kOther, kScope>>()
          : dim == kDims[1] ? shape_from<Config<kType, kKind, kDims[1], kScope>>()
                            : shape_from<Config<kType, kKind, kDims[2], kScope>>();
 }
@@ -109,6 +108,11 @@ Kind kind_of(const Problem& problem, Scope scope) {
   return sparse && one_of_two ? Kind::pairs : Kind::any;
 }
 
+int compiled_dim(Scope scope, int dim) {
+  while (!compiled_at(scope, dim)) dim *= 2;
+  return dim;
+}
+
 int dim_of(const Problem& problem) {
   const std::int64_t larger = std::max(problem.q.extent(3), problem.v.extent(3));
   for (const int dim : kDims) {
@@ -123,7 +127,7 @@ ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const De
   plan.together = problem.choice == Choice::shared && !problem.pattern.is_dense();
   plan.scope = std::max(scope_of(problem), least);
   plan.kind = kind_of(problem, plan.scope);
-  plan.shape = shape_of(problem.q.dtype, plan.kind, plan.scope, dim_of(problem));
+  plan.shape = shape_of(problem.q.dtype, plan.kind, plan.scope, compiled_dim(plan.scope, dim_of(problem)));
   // A multiprocessor has 1 KiB more than a CTA may ask for. Two CTAs hide each other's waits, which a second stage does
   // less well: it comes second.
   const auto fits = [&](int stages, int ctas) {

@@ -56,6 +56,8 @@ Scope scope_of(const Problem& problem);
 Kind kind_of(const Problem& problem, Scope scope);
 // The smallest compiled head dim that takes d and d_v.
 int dim_of(const Problem& problem);
+// The one that an instance of a scope has for it.
+int compiled_dim(Scope scope, int dim);
 
 // Shared memory that the driver takes of a multiprocessor's, per CTA.
 inline constexpr int kReservedBytes = 1024;

@@ -13,7 +13,8 @@ template <DType kType>
 core::KernelRow forward_row() {
   static const std::string name = "general_" + std::string(dspattn::name(kType));
   static const std::string summary =
-      "any card since Ampere, " + std::string(dspattn::name(kType)) + ", every pattern, every mask, packed batches";
+      "any card since Ampere (timed on an H200), " + std::string(dspattn::name(kType)) +
+      ", every pattern and mask, d up to 512, packed batches, pages, soft caps, dropout, means, shared choices";
   core::KernelRow row;
   row.info = {name, Pass::forward, DeviceType::cuda, summary};
   row.takes.dtype = kType;
@@ -32,7 +33,9 @@ template <DType kType>
 core::KernelRow backward_row() {
   core::KernelRow row;
   const core::KernelRow forward = forward_row<kType>();
-  row.info = {forward.info.name, Pass::backward, DeviceType::cuda, forward.info.summary};
+  static const std::string summary = "any card since Ampere, " + std::string(dspattn::name(kType)) +
+                                     ", every pattern, every mask, packed batches, d up to 256";
+  row.info = {forward.info.name, Pass::backward, DeviceType::cuda, summary};
   row.takes.dtype = kType;
   row.why_not = [](const Problem& problem, core::Refusals& refusals) {
     why_not(kType, problem, refusals);

@@ -12,14 +12,6 @@ __device__ __forceinline__ void add_global_16(float* to, float a, float b, float
                : "memory");
 }
 
-// What it stands at. Nothing else is promised to be visible: additions that wait for the answer come behind those that
-// were counted, because all of them are done in the L2 cache.
-__device__ __forceinline__ std::int32_t count_now(const std::int32_t* counter) {
-  std::int32_t count;
-  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
-  return count;
-}
-
 // Until the counter has reached `least`: what its last adder had seen or done before is then visible.
 __device__ __forceinline__ void await_count(const std::int32_t* counter, std::int32_t least) {
   std::int32_t count;

@@ -19,7 +19,7 @@ Scratch scratch_of(const ScratchOffsets& at, void* workspace) {
   auto* base = static_cast<std::uint8_t*>(workspace);
   return {base + at.q,
           base + at.d_out,
-          base + at.numbers,
+          reinterpret_cast<RowNumbers*>(base + at.rows),
           reinterpret_cast<float*>(base + at.sums),
           reinterpret_cast<std::int32_t*>(base + at.counts),
           reinterpret_cast<std::int32_t*>(base + at.taken)};
@@ -59,7 +59,6 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.vector_v = flag(problem.v);
   p.vector_out = flag(args.out);
   p.vector_d_out = flag(args.d_out);
-  p.vector_d_q = flag(args.d_q);
   p.vector_d_k = flag(args.d_k);
   p.vector_d_v = flag(args.d_v);
   p.sequences = static_cast<int>(geometry.batch);

@@ -17,8 +17,6 @@ inline void add_global_16(float* to, float a, float b, float c, float d) {
   to[3] += d;
 }
 
-inline std::int32_t count_now(const std::int32_t* counter) { return *counter; }
-
 inline void await_count(const std::int32_t* counter, std::int32_t least) {
   if (*counter < least) emulator::Machine::fail("waits for a CTA that has not begun");
 }
