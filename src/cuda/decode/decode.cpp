@@ -87,6 +87,8 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.vector_v = is_vector(problem.v) ? 1 : 0;
   p.k_row_bytes = plain_row_bytes(problem.k);
   p.v_row_bytes = plain_row_bytes(problem.v);
+  const int keys_of_run = tile_keys(problem.q.dtype, plan.dim) / 4 * p.keys.group_step;
+  p.runs = p.pages.table == nullptr || p.pages.size.value % keys_of_run == 0 ? 1 : 0;
   return p;
 }
 

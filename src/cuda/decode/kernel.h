@@ -39,6 +39,7 @@ __device__ __forceinline__ void walk_whole(Team<C>& team) {
   int place = 0;  // of K(i), load 2 i of the team: 2 i modulo 3
   for (int index = team.first_tile(); index < team.part.tiles.end; index += team.step()) {
     const std::uint32_t k = team.place(place), v = team.place(place == 2 ? 0 : place + 1);
+    team.weigher.look_up(block_of<C>(index));
     ptx::cp_async_wait<2>();  // V(i) and K(i + 1) may still be on their way
     team.sync();
     team.score(k);
@@ -70,6 +71,7 @@ __device__ __forceinline__ void walk_gathered(Team<C>& team) {
   int number = 0;
   for (; index < team.part.tiles.end; ++number, index += team.step()) {
     const int buffer = number & 1;
+    team.weigher.look_up(block_of<C>(index));
     if (number == 0) {
       ptx::cp_async_wait<1>();  // K(1) may still be on its way
     } else {

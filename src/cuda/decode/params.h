@@ -79,6 +79,8 @@ struct Params {
   int vector_q = 0, vector_k = 0, vector_v = 0;  // rows are 16-byte aligned
   // Bytes from one row to the next (of a page), where rows are aligned and not too far apart; else 0.
   std::uint32_t k_row_bytes = 0, v_row_bytes = 0;
+  // 1: keys of a tile that are the same element of their groups lie evenly spaced: in one page, or there are none.
+  int runs = 1;
 
   DSPATTN_HOST_DEVICE tile::PackedRow packed_row(int row) const {
     return {queries.quotient(row), queries.remainder(row)};

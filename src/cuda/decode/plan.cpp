@@ -19,6 +19,7 @@ constexpr std::int64_t kClusterCycles = 1800;   // joining a cluster's results, 
 constexpr std::int64_t kClusterCtaCycles = 400;
 constexpr std::int64_t kMergeCycles = 4500;  // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
+constexpr std::int64_t kChoiceCycles = 8000;  // a kernel for scores before the one that chooses
 constexpr int kReserved = 1024;  // of a multiprocessor's shared memory, by every CTA
 
 // Tiles that some row of a sequence may see: of windows, wherever they stand.
@@ -166,8 +167,12 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   teams.chosen = problem.choice == Choice::shared ? 1 : 0;
   teams.gather = plan.rows == 1 || (teams.chosen != 0 && geometry.n_q == 1) ? 1 : 0;
   const Dealer dealer(type, dim, teams, plan.units, plan.tiles, device);
-  Deal deal = dealer.best(teams.chosen != 0);
-  if (deal.cost == std::numeric_limits<std::int64_t>::max()) deal = dealer.best(false);
+  Deal deal = dealer.best(false);
+  if (teams.chosen != 0) {
+    // In one kernel, whose clusters may leave multiprocessors idle, or in two.
+    const Deal stays = dealer.best(true);
+    if (stays.cost < deal.cost + kChoiceCycles) deal = stays;
+  }
   plan.teams = deal.teams;
   plan.splits = deal.splits;
   plan.cluster = deal.cluster;

@@ -125,11 +125,16 @@ struct Team {
   }
   // Asks for the kept rows of V; `kept`: codes of the team's first row. A team is one warp.
   __device__ __forceinline__ void gather_v(int index, std::uint32_t to, const std::uint8_t* kept) const {
-    if (p.v_row_bytes != 0 && p.pages.table == nullptr) {
-      PlainCopies<C>(p.v_row_bytes, p.results.out.columns, lane)
-          .copy_kept(to, first_chunk(v, p.v, index, 0), p.keys.group_step, elements_of(p.keys), kept, lane);
-    } else {
+    if (p.v_row_bytes == 0 || p.runs == 0) {
       copy_other_tile<C>(p, 1, part.batch, part.kv_head, part.begin, part.end, index, to, kept, thread, threads);
+      return;
+    }
+    const PlainCopies<C> copies(p.v_row_bytes, p.results.out.columns, lane);
+    if (p.pages.table == nullptr) {
+      copies.copy_kept(to, run_of(v, p.v, index, 0) + 16 * (lane & 7), p.keys.group_step, elements_of(p.keys), kept,
+                       lane);
+    } else {
+      copies.copy_kept_of_runs(to, run_of(v, p.v, index, lane & 3), p.keys.group_step, kept, lane);
     }
   }
 
@@ -137,19 +142,26 @@ struct Team {
   __device__ __forceinline__ void load_tile(std::uint32_t to, const Bits<C>* base, const blocks::RowsView& view,
                                             std::uint32_t row_bytes, int columns, int of_v, int index) const {
     const int block = block_of<C>(index);
-    if (row_bytes != 0 && p.pages.table == nullptr && block >= part.begin && block + tile::kBlockKeys <= part.end) {
-      PlainCopies<C>(row_bytes, columns, thread)
-          .copy_tile(to, first_chunk(base, view, index, thread >> 3 & 3), p.keys.group_step, thread, p.teams.warps);
+    if (row_bytes != 0 && p.runs != 0 && block >= part.begin && block + tile::kBlockKeys <= part.end) {
+      const std::uint8_t* run = run_of(base, view, index, thread >> 3 & 3);
+      PlainCopies<C>(row_bytes, run == nullptr ? 0 : columns, thread)
+          .copy_tile(to, run + 16 * (thread & 7), p.keys.group_step, thread, p.teams.warps);
     } else {
       copy_other_tile<C>(p, of_v, part.batch, part.kv_head, part.begin, part.end, index, to, nullptr, thread, threads);
     }
   }
 
-  // This thread's chunk of an element of a tile's group 0.
-  __device__ __forceinline__ const std::uint8_t* first_chunk(const Bits<C>* base, const blocks::RowsView& view,
-                                                             int index, int element) const {
+  // Where an element of a tile's group 0 lies: the run of that element of all groups begins there. Null: in no page.
+  __device__ __forceinline__ const std::uint8_t* run_of(const Bits<C>* base, const blocks::RowsView& view, int index,
+                                                        int element) const {
     const int key = block_of<C>(index) + p.keys.key(part_of<C>(index), 0, element);
-    return reinterpret_cast<const std::uint8_t*>(base + key * view.row_stride) + 16 * (thread & 7);
+    std::int64_t row = key * view.row_stride;
+    if (p.pages.table != nullptr) {
+      const int page = key < p.n_k ? p.pages.page_of(part.batch, key) : -1;
+      if (page < 0) return nullptr;
+      row = page * view.batch_stride + p.pages.size.remainder(key) * view.row_stride;
+    }
+    return reinterpret_cast<const std::uint8_t*>(base + row);
   }
 
   // Scores of a K tile; then it may be overwritten.

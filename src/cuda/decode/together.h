@@ -26,6 +26,7 @@ __device__ __forceinline__ void write_scores(Team<C>& team, Place place) {
   Weigher<C>& weigher = team.weigher;
   int index = team.first_tile();
   for (int number = 0; index < team.part.tiles.end; ++number, index += team.step()) {
+    weigher.look_up(block_of<C>(index));
     ptx::cp_async_wait<1>();  // K(i + 1) may still be on its way
     team.sync();
     team.score(team.place(number & 1));
@@ -107,70 +108,95 @@ struct Chooser {
     return score == -INFINITY ? 0.0f : ptx::exp2_fast(power);
   }
 
-  // Chooses the keys of a tile: a lane has a group, and of the heads every so many. All rows of a query get the codes.
-  __device__ __forceinline__ void choose(const uint2* scores, const WarpTiles& tiles) const {
-    constexpr int kLanes = 32 / C::kGroups;  // of a group
-    const int group = team.lane % C::kGroups, first_head = team.lane / C::kGroups;
-    const int heads = team.p.heads_per_kv_head, n_q = team.p.n_q;
-#pragma unroll 1
-    for (int query = 0; query < n_q; ++query) {
-      float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 2
-      for (int head = first_head; head < heads; head += kLanes) {
-        const int row = head * n_q + query;
-        const float4 x = unpacked(scores[row * C::kGroups + group]);
-        const float shift = whole[row].reference;
-        sum = make_float4(sum.x + share(x.x, shift), sum.y + share(x.y, shift), sum.z + share(x.z, shift),
-                          sum.w + share(x.w, shift));
-      }
+  // Sums shares over the heads, of this lane's query and group: the same bits in all of them.
+  __device__ __forceinline__ void sum_over_heads(float4 (&shares)[kChoiceTiles]) const {
+    const Weigher<C>& weigher = team.weigher;
+    const auto add = [&](int tile, const float4& x) {
+      float4& sum = shares[tile];
+      sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+    };
+    if (team.p.n_q == 1) {
+      for (int offset = weigher.lanes; offset < 32; offset *= 2) {
 #pragma unroll
-      for (int offset = C::kGroups; offset < 32; offset *= 2) {
-        sum.x += __shfl_xor_sync(~0u, sum.x, offset);
-        sum.y += __shfl_xor_sync(~0u, sum.y, offset);
-        sum.z += __shfl_xor_sync(~0u, sum.z, offset);
-        sum.w += __shfl_xor_sync(~0u, sum.w, offset);
+        for (int i = 0; i < kChoiceTiles; ++i) add(i, shuffled(shares[i], team.lane ^ offset));
       }
-      const tile::KeptOfFour kept = team.weigher.select(sum);
-      const auto code = static_cast<std::uint8_t>(tile::kept_code(kept, team.weigher.element(sum, kept.first) == 0,
-                                                                  team.weigher.element(sum, kept.second) == 0));
-      for (int head = first_head; head < heads; head += kLanes) {
-        tiles.codes[(head * n_q + query) * C::kGroups + group] = code;
-      }
+      return;
     }
-    __syncwarp();  // codes are written
+    const float4 own[kChoiceTiles] = {shares[0], shares[1]};
+    for (float4& sum : shares) sum = make_float4(0, 0, 0, 0);
+    const int query = team.p.packed_row(weigher.row).query;
+#pragma unroll 1
+    for (int head = 0; head < team.p.heads_per_kv_head; ++head) {
+      const int from = (head * team.p.n_q + query) * weigher.lanes + weigher.first_group;
+#pragma unroll
+      for (int i = 0; i < kChoiceTiles; ++i) add(i, shuffled(own[i], from));
+    }
+  }
+  __device__ __forceinline__ static float4 shuffled(const float4& x, int lane) {
+    return make_float4(__shfl_sync(~0u, x.x, lane), __shfl_sync(~0u, x.y, lane), __shfl_sync(~0u, x.z, lane),
+                       __shfl_sync(~0u, x.w, lane));
   }
 
-  // Calls visit(group, first, second) with the kept scores of this lane's groups.
-  template <typename Visit>
-  __device__ __forceinline__ void each_kept(int number, int i, Visit visit) const {
+  // Chooses the keys of this lane's group number `round` of both tiles of a step; leaves codes, and kept scores where
+  // weights go. Returns the largest of these. Of lanes without a group, or tiles that there are not, scores are -inf.
+  __device__ __forceinline__ float choose(int number, int tiles, int round) const {
     const Weigher<C>& weigher = team.weigher;
-    const uint2* scores = scores_of(number, i) + weigher.row * C::kGroups;
-    const std::uint8_t* codes = tiles_of(number, i).codes + weigher.row * C::kGroups;
-    weigher.each_group([&](int group) {
-      const float4 x = unpacked(scores[group]);
-      const std::uint32_t code = codes[group];
-      visit(group, weigher.element(x, tile::kept_element(code, 0)), weigher.element(x, tile::kept_element(code, 1)));
-    });
+    const int group = weigher.first_group + round * weigher.lanes;
+    const bool has_group = weigher.has_row && group < C::kGroups;
+    const float shift = has_group ? whole[weigher.row].reference : 0.0f;
+    float4 scores[kChoiceTiles], sums[kChoiceTiles];
+#pragma unroll
+    for (int i = 0; i < kChoiceTiles; ++i) {
+      scores[i] = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+      if (has_group && i < tiles) scores[i] = unpacked(scores_of(number, i)[weigher.row * C::kGroups + group]);
+      const float4& x = scores[i];
+      sums[i] = make_float4(share(x.x, shift), share(x.y, shift), share(x.z, shift), share(x.w, shift));
+    }
+    sum_over_heads(sums);
+    float largest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kChoiceTiles; ++i) {
+      const tile::KeptOfFour kept = weigher.select(sums[i]);
+      const float first = weigher.element(scores[i], kept.first), second = weigher.element(scores[i], kept.second);
+      largest = fmaxf(largest, fmaxf(first, second));
+      if (!has_group) continue;
+      tiles_of(number, i).codes[weigher.row * C::kGroups + group] = static_cast<std::uint8_t>(tile::kept_code(
+          kept, weigher.element(sums[i], kept.first) == 0, weigher.element(sums[i], kept.second) == 0));
+      weights_of(number, i)[group] = ptx::pack_f16x2(first, second);
+    }
+    return largest;
+  }
+
+  // Of this lane's row.
+  __device__ __forceinline__ std::uint32_t* weights_of(int number, int i) const {
+    return reinterpret_cast<std::uint32_t*>(tiles_of(number, i).weights +
+                                            team.weigher.row * team.layout.weights_stride);
   }
 
   // Weights and codes of a step. Returns by how much the row's results so far shrink.
   __device__ __forceinline__ float weigh(int number, int tiles) const {
     Weigher<C>& weigher = team.weigher;
     float largest = -INFINITY;
-    for (int i = 0; i < tiles; ++i) choose(scores_of(number, i), tiles_of(number, i));
-    for (int i = 0; i < tiles; ++i) {
-      each_kept(number, i, [&](int, float first, float second) { largest = fmaxf(largest, fmaxf(first, second)); });
-    }
+    const int rounds = max(C::kGroups >> team.p.lane_shift, 1);
+#pragma unroll 1
+    for (int round = 0; round < rounds; ++round) largest = fmaxf(largest, choose(number, tiles, round));
     const float shrunk = weigher.raise(largest);
-    for (int i = 0; i < tiles; ++i) {
-      weigher.write_to(tiles_of(number, i), team.layout);
-      each_kept(number, i, [&](int group, float first, float second) { weigher.store_weights(group, first, second); });
-    }
+    weigher.template each_group<1>([&](int group) {
+#pragma unroll
+      for (int i = 0; i < kChoiceTiles; ++i) {
+        std::uint32_t& kept = weights_of(number, i)[group];
+        float first, second;
+        ptx::unpack_f16x2(kept, first, second);
+        kept = weigher.weighed(first, second);
+      }
+    });
     return shrunk;
   }
 
   __device__ __forceinline__ void load_v(int number, int tiles, int index) const {
-    for (int i = 0; i < tiles; ++i) {
+#pragma unroll
+    for (int i = 0; i < kChoiceTiles; ++i) {
+      if (i >= tiles) break;
       if (team.p.teams.gather != 0) {
         team.gather_v(index + i * team.step(), v_tile(number, i), tiles_of(number, i).codes);
       } else {
@@ -182,7 +208,9 @@ struct Chooser {
 
   __device__ __forceinline__ void accumulate(int number, int tiles) const {
     team.sync();
-    for (int i = 0; i < tiles; ++i) {
+#pragma unroll
+    for (int i = 0; i < kChoiceTiles; ++i) {
+      if (i >= tiles) break;
       if (team.p.teams.gather != 0) {
         team.accumulate_gathered(tiles_of(number, i), v_tile(number, i));
       } else {

@@ -113,6 +113,7 @@ struct Weigher {
   bool plain;                   // no mask tensors
   float reference = -INFINITY;  // the largest score so far
   float sum = 0;                // of this lane's weights, relative to it
+  int page = 0;                 // look_up()'s
 
   // `first_row` is the warp's first of the key head's rows.
   __device__ __forceinline__ Weigher(const Params& params, const SharedLayout& layout, const WarpTiles& tiles,
@@ -143,6 +144,14 @@ struct Weigher {
     codes = tiles.codes + row * C::kGroups;
   }
 
+  // Before a tile of that block is masked, and ahead of it: whether its keys are in some page. Of 16 keys, a lane each,
+  // since pages are multiples of 16.
+  __device__ __forceinline__ void look_up(int block) {
+    if (p.pages.table == nullptr) return;
+    const int key = block + 16 * static_cast<int>(threadIdx.x & 7);
+    page = key < p.n_k ? p.pages.page_of(batch, key) : -1;
+  }
+
   // Weighs a tile whose block of 128 keys begins at key `block`. Returns by how much the row's results so far shrink.
   __device__ __forceinline__ float weigh(int block, int part) {
     const float shrink = raise(mask(block, part));
@@ -166,7 +175,7 @@ struct Weigher {
       largest = fmaxf(largest, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
     };
     const bool interior = plain && begin <= block && block + tile::kBlockKeys <= end;
-    if (p.pages.table == nullptr ? interior : pages_are_there(block) && interior) {
+    if (__all_sync(~0u, page >= 0) != 0 && interior) {
       const float unit = p.scales.unit;
       each_group([&](int group) {
         const float4 x = scores[group];
@@ -207,14 +216,20 @@ struct Weigher {
 
   // Of a group's two kept scores.
   __device__ __forceinline__ void store_weights(int group, float first, float second) {
-    const float weight0 = weight(first), weight1 = weight(second);
-    sum += weight0 + weight1;
     if constexpr (C::kType == DType::f32) {
+      const float weight0 = weight(first), weight1 = weight(second);
+      sum += weight0 + weight1;
       weights[2 * group] = __float_as_uint(weight0);
       weights[2 * group + 1] = __float_as_uint(weight1);
     } else {
-      weights[group] = C::kType == DType::bf16 ? ptx::pack_bf16x2(weight0, weight1) : ptx::pack_f16x2(weight0, weight1);
+      weights[group] = weighed(first, second);
     }
+  }
+  // The same in 16 bits, which the caller stores.
+  __device__ __forceinline__ std::uint32_t weighed(float first, float second) {
+    const float weight0 = weight(first), weight1 = weight(second);
+    sum += weight0 + weight1;
+    return C::kType == DType::bf16 ? ptx::pack_bf16x2(weight0, weight1) : ptx::pack_f16x2(weight0, weight1);
   }
 
   // The row's sum over its lanes.
@@ -225,12 +240,6 @@ struct Weigher {
   }
 
  private:
-  // All keys of a block are in some page. By the whole warp.
-  __device__ __forceinline__ bool pages_are_there(int block) const {
-    const int key = block + 16 * static_cast<int>(threadIdx.x & 7);  // pages are multiples of 16 keys
-    return __all_sync(~0u, key < p.n_k && p.pages.page_of(batch, key) >= 0) != 0;
-  }
-
   __device__ __forceinline__ Weigher(const Params& params, const SharedLayout& layout, const WarpTiles& tiles,
                                      const tile::RowBand& band, int sequence, int kv_head, int lane, int row_of_warp,
                                      tile::PackedRow which)
