@@ -339,11 +339,14 @@ TEST_P(DecodeRow, NonFiniteValuesOfPrunedKeysReachNoRow) {
 
 // Pages in any order give the bits that one piece gives; what is no page is as past the length.
 TEST_P(DecodeRow, PagesInAnyOrder) {
-  for (const std::int64_t heads : {2, 4}) {  // kept rows alone, and all
+  // Kept rows alone, and all; a tile's keys of a kind in one page, and in several.
+  for (const auto& [heads, grouping] : {std::pair{2, Grouping::interleaved}, std::pair{4, Grouping::interleaved},
+                                        std::pair{2, Grouping::consecutive}, std::pair{4, Grouping::consecutive}}) {
     constexpr std::int64_t kPage = 48, kBlocks = 9;
     Inputs in(row(), 2, heads, 2, 1, kPage * kBlocks);
     const core::DeviceBuffer lengths = on_device({430, 217});
     ForwardArgs args = in.args(GetParam());
+    args.problem.grouping = grouping;
     args.problem.mask.key_lengths = {lengths.data(), DType::i32, {2}};
     const std::vector<float> wanted = run(args, in);
 
@@ -378,6 +381,7 @@ TEST_P(DecodeRow, PagesInAnyOrder) {
     const std::vector<float> found = run(args, in);
     const core::DeviceBuffer shorter = on_device({384, 217});
     ForwardArgs plain = in.args(GetParam());
+    plain.problem.grouping = grouping;
     plain.problem.mask.key_lengths = {shorter.data(), DType::i32, {2}};
     const std::vector<float> cut_short = run(plain, in);
     const std::size_t half = static_cast<std::size_t>(heads * row().dim);  // of the first sequence
@@ -390,10 +394,15 @@ TEST_P(DecodeRow, PagesInAnyOrder) {
 // heads' softmax stay.
 TEST_P(DecodeRow, HeadsChooseTogether) {
   if (row().dtype == DType::f32 || row().dim > 128) GTEST_SKIP() << "not compiled";
-  for (const std::int64_t n_q : {1, 3}) {
+  struct Shape {
+    std::int64_t heads, n_q, n_k;
+  };
+  // Scores that stay in shared memory, of one query and of several; so many that a few multiprocessors have no room.
+  for (const auto& [heads, n_q, n_k] : {Shape{4, 1, 500}, Shape{4, 3, 500}, Shape{3, 2, 300}, Shape{16, 1, 22000}}) {
+    if (n_k > 500 && row().dim > 64) continue;
     for (const Pattern pattern : {Pattern{2, 4}, Pattern{1, 2}}) {
-      constexpr std::int64_t kHeads = 4, kKeys = 500;
-      const Inputs in(row(), 1, kHeads, 1, n_q, kKeys);
+      if (n_k > 500 && pattern.group == 2) continue;
+      const Inputs in(row(), 1, heads, 1, n_q, n_k);
       ForwardArgs args = in.args(GetParam());
       args.problem.pattern = pattern;
       args.problem.choice = Choice::shared;
@@ -411,10 +420,10 @@ TEST_P(DecodeRow, HeadsChooseTogether) {
       }
       const auto dim = static_cast<std::size_t>(row().dim);
       for (std::int64_t i = 0; i < n_q; ++i) {
-        const auto keys = static_cast<std::size_t>(kKeys - n_q + i + 1);  // that the query sees
-        std::vector<std::vector<double>> scores(kHeads, std::vector<double>(keys));
+        const auto keys = static_cast<std::size_t>(n_k - n_q + i + 1);  // that the query sees
+        std::vector<std::vector<double>> scores(static_cast<std::size_t>(heads), std::vector<double>(keys));
         std::vector<double> shares(keys, 0.0);
-        for (std::size_t h = 0; h < kHeads; ++h) {
+        for (std::size_t h = 0; h < static_cast<std::size_t>(heads); ++h) {
           double sum = 0;
           for (std::size_t j = 0; j < keys; ++j) {
             const double* q =
@@ -435,7 +444,7 @@ TEST_P(DecodeRow, HeadsChooseTogether) {
           }
           kept[j] = better < pattern.keep;
         }
-        for (std::size_t h = 0; h < kHeads; ++h) {
+        for (std::size_t h = 0; h < static_cast<std::size_t>(heads); ++h) {
           double sum = 0, first = 0;
           for (std::size_t j = 0; j < keys; ++j) {
             if (!kept[j]) continue;
@@ -443,7 +452,7 @@ TEST_P(DecodeRow, HeadsChooseTogether) {
             first += std::exp(scores[h][j]) * tensors[2][j * dim];
           }
           const std::size_t at = h * static_cast<std::size_t>(n_q) + static_cast<std::size_t>(i);
-          EXPECT_NEAR(found[kHeads * static_cast<std::size_t>(n_q) * dim + at], std::log(sum), 2e-3);
+          EXPECT_NEAR(found[static_cast<std::size_t>(heads * n_q) * dim + at], std::log(sum), 2e-3);
           EXPECT_NEAR(found[at * dim], first / sum, 5e-3) << "head " << h;
         }
       }

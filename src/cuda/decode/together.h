@@ -160,8 +160,8 @@ struct Chooser {
       const float first = weigher.element(scores[i], kept.first), second = weigher.element(scores[i], kept.second);
       largest = fmaxf(largest, fmaxf(first, second));
       if (!has_group) continue;
-      tiles_of(number, i).codes[weigher.row * C::kGroups + group] = static_cast<std::uint8_t>(tile::kept_code(
-          kept, weigher.element(sums[i], kept.first) == 0, weigher.element(sums[i], kept.second) == 0));
+      tiles_of(number, i).codes[weigher.row * C::kGroups + group] = static_cast<std::uint8_t>(
+          tile::kept_code(kept, weigher.element(sums[i], kept.first) == 0, weigher.element(sums[i], kept.second) == 0));
       weights_of(number, i)[group] = ptx::pack_f16x2(first, second);
     }
     return largest;
