@@ -1,0 +1,30 @@
+"""Times ours alone, with plans forced by DSPATTN_DEAL (packed,splits,cluster,stay,teams)."""
+import os, sys
+import torch
+from bench.common import timing
+from bench.decode.cells import Cell
+from bench.decode import measure as m
+timing.warm_up(2.0)
+def run(cell, pattern, deals):
+    sets = m.inputs_of(cell)
+    out = []
+    for deal in deals:
+        if deal: os.environ["DSPATTN_DEAL"] = deal
+        else: os.environ.pop("DSPATTN_DEAL", None)
+        try:
+            g = timing.Graphed(m.ours_of(cell, sets, pattern, None))
+            t = timing.summary(timing.burst_times(g, 0.02) )["median_us"]
+            out.append(f"{deal or 'auto'}: {t:.1f}")
+        except RuntimeError as e:
+            out.append(f"{deal}: {str(e).splitlines()[0][:60]}")
+    os.environ.pop("DSPATTN_DEAL", None)
+    print(cell.part, f"d {cell.d} {cell.batch}x{cell.heads}/{cell.kv_heads} n_q {cell.n_q} n_k {cell.n_k} {pattern} |", "  ".join(out), flush=True)
+    del sets; torch.cuda.empty_cache()
+for d in (128, 64):
+    for n in (2048, 8192, 32768, 131072):
+        stay = {2048: ["1,8,8,1", "1,4,4,1"], 8192: ["1,8,8,1", "1,16,16,1"], 32768: ["1,8,8,1", "1,16,16,1"], 131072: []}[n]
+        run(Cell("shared", 1, 32, 8, 1, n, d, choice="shared"), "2:4", [None, "1,16,1,0", "1,15,1,0", "2,32,1,0", "1,8,1,0"] + stay)
+    run(Cell("shared", 16, 32, 8, 1, 8192, d, choice="shared"), "2:4", [None, "1,1,1,0", "2,2,1,0", "2,2,2,1", "1,2,2,1"])
+    for n in (2048, 8192, 32768, 131072):
+        run(Cell("one", 1, 32, 8, 1, n, d), "2:4", [None, "1,16,1,0", "1,15,1,0", "2,32,1,0", "1,8,8,0", "1,4,4,0", "1,8,1,0"])
+        run(Cell("one", 1, 32, 32, 1, n, d), "2:4", [None, "1,4,1,0", "2,8,1,0", "2,4,4,0", "1,2,2,0", "1,4,4,0", "2,4,1,0"])
