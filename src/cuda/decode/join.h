@@ -138,21 +138,17 @@ struct CtaResults {
   }
 };
 
-// Leaves the rows' stats of this warp where the CTA joins them.
+// Where the stats of a warp's rows are left for the CTA to join.
 template <typename C>
-__device__ __forceinline__ void deposit_stats(const Team<C>& team, std::uint8_t* shared, float sum) {
-  if (team.weigher.first_group != 0) return;
-  auto* stats = reinterpret_cast<RowStats*>(shared + team.layout.stats) + team.warp * kWarpRows;
-  stats[team.weigher.row] = {team.weigher.reference, sum};
+__device__ __forceinline__ RowStats* stats_of_warp(const Team<C>& team, std::uint8_t* shared) {
+  return reinterpret_cast<RowStats*>(shared + team.layout.stats) + team.warp * kWarpRows;
 }
 
-// Joins the teams' results and writes them.
+// Joins the teams' results and writes them, after the stats of every warp's rows.
 template <typename C>
 __device__ __forceinline__ void finish(Team<C>& team, std::uint8_t* shared) {
-  const float sum = team.weigher.total();
   __syncthreads();  // everything has been read: results go over it
   team.products.deposit(reinterpret_cast<float*>(shared + team.warp * team.layout.out_bytes), team.lane);
-  deposit_stats(team, shared, sum);
   __syncthreads();  // results and stats are there
   const CtaResults<C> results{team.p, team.part, team.layout, shared};
   results.join_teams();

@@ -22,6 +22,7 @@
 
 #include "cuda/decode/join.h"
 #include "cuda/decode/team.h"
+#include "cuda/decode/weigh16.h"
 
 namespace dspattn::cuda::decode {
 
@@ -33,26 +34,56 @@ __device__ __forceinline__ void begin_whole(const Team<C>& team) {
   team.load_k(team.first_tile() + team.step(), team.place(2));
 }
 
-// All of a team's tiles, after begin_whole().
-template <typename C>
-__device__ __forceinline__ void walk_whole(Team<C>& team) {
+// All of a team's tiles, after begin_whole(): weighed = weigh(index, k) when K is there, which asks
+// for the V of the tile after as soon as K is read, then accumulate(weighed, v).
+template <typename C, typename Weigh, typename Accumulate>
+__device__ __forceinline__ void walk_whole(Team<C>& team, Weigh weigh, Accumulate accumulate) {
   int place = 0;  // of K(i), load 2 i of the team: 2 i modulo 3
   for (int index = team.first_tile(); index < team.part.tiles.end; index += team.step()) {
     const std::uint32_t k = team.place(place), v = team.place(place == 2 ? 0 : place + 1);
     team.weigher.look_up(block_of<C>(index));
     ptx::cp_async_wait<2>();  // V(i) and K(i + 1) may still be on their way
     team.sync();
-    team.score(k);
-    team.load_v(index + team.step(), k);
-    const float shrunk = team.weigher.weigh(block_of<C>(index), part_of<C>(index));
-    team.products.shrink(shrunk, team.weigher.lanes, team.p.teams.rows, team.lane);
+    const auto weighed = weigh(index, k);
     ptx::cp_async_wait<2>();  // K(i + 1) and V(i + 1) may still be on their way
     team.sync();              // and weights and codes are written
-    team.accumulate_whole(team.tiles, v);
+    accumulate(weighed, v);
     team.sync();  // V(i) is read, by all warps, and weights are
     team.load_k(index + 2 * team.step(), v);
     place = place == 0 ? 2 : place - 1;
   }
+}
+
+// With weights in shared memory.
+template <typename C>
+__device__ __forceinline__ void walk_stored(Team<C>& team) {
+  walk_whole(
+      team,
+      [&](int index, std::uint32_t k) {
+        team.score(k);
+        team.load_v(index + team.step(), k);
+        const float shrunk = team.weigher.weigh(block_of<C>(index), part_of<C>(index));
+        team.products.shrink(shrunk, team.weigher.lanes, team.p.teams.rows, team.lane);
+        return 0;
+      },
+      [&](int, std::uint32_t v) { team.accumulate_whole(team.tiles, v); });
+}
+
+// With weights in registers.
+template <typename C>
+__device__ __forceinline__ void walk_registers(Team<C>& team, RegisterRows<C>& rows) {
+  using Operands = typename RegisterRows<C>::Operands;
+  walk_whole(
+      team,
+      [&](int index, std::uint32_t k) {
+        float scores[C::kTileK / 8][4];
+        rows.score(k, scores);
+        team.load_v(index + team.step(), k);
+        const Operands operands = rows.weigh(scores, index, team.weigher.pages_are_there());
+        rows.shrink(operands.shrink);
+        return operands;
+      },
+      [&](const Operands& operands, std::uint32_t v) { rows.accumulate(operands, v); });
 }
 
 // The first two K tiles: two groups of copies.
@@ -113,12 +144,22 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode_kernel(const __grid_
     ptx::cp_async_wait<2>();  // K may still be on its way
     __syncthreads();          // Q is there, and weights are cleared
     walk_gathered(team);
+    team.weigher.deposit_stats(stats_of_warp(team, shared));
   } else {
     begin_whole(team);
-    team.clear_weights();
-    ptx::cp_async_wait<3>();  // K and V may still be on their way
-    __syncthreads();          // Q is there, and weights are cleared
-    walk_whole(team);
+    if constexpr (C::kType == DType::f32) {
+      team.clear_weights();
+      ptx::cp_async_wait<3>();  // K and V may still be on their way
+      __syncthreads();          // Q is there, and weights are cleared
+      walk_stored(team);
+      team.weigher.deposit_stats(stats_of_warp(team, shared));
+    } else {
+      RegisterRows<C> rows(team);
+      ptx::cp_async_wait<3>();  // K and V may still be on their way
+      __syncthreads();          // Q is there
+      walk_registers(team, rows);
+      rows.deposit_stats(stats_of_warp(team, shared));
+    }
   }
   finish(team, shared);
 }

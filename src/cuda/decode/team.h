@@ -88,11 +88,12 @@ struct Team {
     }
   }
 
-  // The key head's rows, for all teams, by all of the CTA's threads. What is in the others' places reaches no row.
+  // The key head's rows, for all teams, by all of the CTA's threads, and zeros in the others' places.
   __device__ __forceinline__ void load_q() const {
     const auto* data = static_cast<const Bits<C>*>(p.q.data);
-    copy_rows<C>(q, p.teams.warps * kWarpRows, p.rows, p.d, p.vector_q, static_cast<int>(threadIdx.x),
+    copy_rows<C>(q, p.teams.warps * kWarpRows, p.teams.warps * kWarpRows, p.d, p.vector_q, static_cast<int>(threadIdx.x),
                  32 * p.teams.cta_warps(), data, [&](int row) -> const Bits<C>* {
+                   if (row >= p.rows) return nullptr;
                    const tile::PackedRow which = p.packed_row(row);
                    return data + p.q.offset(part.batch, part.kv_head * p.heads_per_kv_head + which.head, which.query);
                  });

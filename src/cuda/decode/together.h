@@ -226,6 +226,7 @@ struct Chooser {
     // A NaN among a row's scores shows in its results, whatever is chosen.
     if (team.weigher.has_row && std::isnan(whole[team.weigher.row].sum)) team.weigher.sum = NAN;
     load_scores(team.first_tile(), 0);
+    ptx::cp_async_commit();  // of nothing, in the place of a V before the first
     for (int index = team.first_tile(); index < team.part.tiles.end; ++number) {
       const int tiles = count(index), next = index + kChoiceTiles * team.step();
       ptx::cp_async_wait<1>();  // the V of the step before may still be on its way
@@ -251,8 +252,7 @@ struct Chooser {
 // Stats of a CTA's rows over its teams, after their last scores: join_cluster_stats() finds them.
 template <typename C>
 __device__ __forceinline__ CtaResults<C> join_scores(Team<C>& team, std::uint8_t* shared) {
-  const float sum = team.weigher.total();
-  deposit_stats(team, shared, sum);
+  team.weigher.deposit_stats(stats_of_warp(team, shared));
   __syncthreads();  // stats are there
   const CtaResults<C> results{team.p, team.part, team.layout, shared};
   float factors[kMaxWarps];
@@ -291,6 +291,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __gri
   __syncthreads();  // every row's reference and sum are there
   team.weigher.forget();
   Chooser<C>(team, whole).walk();
+  team.weigher.deposit_stats(stats_of_warp(team, shared));
   finish(team, shared);
 }
 
@@ -331,6 +332,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) choice_kernel(const __grid_
   }
   __syncthreads();  // every row's reference and sum are there
   Chooser<C>(team, whole).walk();
+  team.weigher.deposit_stats(stats_of_warp(team, shared));
   finish(team, shared);
 }
 

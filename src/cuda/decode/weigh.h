@@ -151,6 +151,7 @@ struct Weigher {
     const int key = block + 16 * static_cast<int>(threadIdx.x & 7);
     page = key < p.n_k ? p.pages.page_of(batch, key) : -1;
   }
+  __device__ __forceinline__ bool pages_are_there() const { return __all_sync(~0u, page >= 0) != 0; }
 
   // Weighs a tile whose block of 128 keys begins at key `block`. Returns by how much the row's results so far shrink.
   __device__ __forceinline__ float weigh(int block, int part) {
@@ -175,7 +176,7 @@ struct Weigher {
       largest = fmaxf(largest, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
     };
     const bool interior = plain && begin <= block && block + tile::kBlockKeys <= end;
-    if (__all_sync(~0u, page >= 0) != 0 && interior) {
+    if (pages_are_there() && interior) {
       const float unit = p.scales.unit;
       each_group([&](int group) {
         const float4 x = scores[group];
@@ -232,11 +233,11 @@ struct Weigher {
     return C::kType == DType::bf16 ? ptx::pack_bf16x2(weight0, weight1) : ptx::pack_f16x2(weight0, weight1);
   }
 
-  // The row's sum over its lanes.
-  __device__ __forceinline__ float total() const {
-    float x = sum;
-    for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-    return x;
+  // Leaves the rows' stats where the CTA joins them: those of the warp.
+  __device__ __forceinline__ void deposit_stats(RowStats* stats) const {
+    float total = sum;
+    for (int offset = lanes / 2; offset > 0; offset /= 2) total += __shfl_xor_sync(~0u, total, offset);
+    if (first_group == 0) stats[row] = {reference, total};
   }
 
  private:
