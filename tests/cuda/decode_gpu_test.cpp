@@ -113,12 +113,17 @@ TEST_P(DecodeRow, AgreesWithTheOracleOnRandomProblems) {
 
 // As many rows of a key head as a warp, two and four have, and one more.
 TEST_P(DecodeRow, EveryNumberOfRows) {
-  for (const std::int64_t n_q : {1, 2, 3, 5, 8, 11, 16, 21}) {
+  for (const std::int64_t n_q : {1, 2, 3, 5, 8, 11, 16, 21, 40}) {
     check::Case drawn = problem(3, 1, n_q, 333);
     drawn.causal = true;
     drawn.window_left = n_q % 2 == 0 ? std::optional<std::int64_t>(200) : std::nullopt;
     expect_right(drawn);
   }
+  // Tiles of a head's rows, which see other keys.
+  check::Case tiles = problem(2, 2, 150, 333);
+  tiles.causal = true;
+  tiles.window_left = 100;
+  expect_right(tiles);
 }
 
 TEST_P(DecodeRow, EveryLengthOfKeys) {

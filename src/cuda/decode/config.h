@@ -12,8 +12,9 @@
 
 namespace dspattn::cuda::decode {
 
-inline constexpr int kWarpRows = 16;  // rows of a tensor-core product
-inline constexpr int kMaxRows = 4 * kWarpRows;
+inline constexpr int kWarpRows = 16;             // rows of a tensor-core product
+inline constexpr int kMaxRows = 4 * kWarpRows;   // of a CTA
+inline constexpr int kMostRows = 16 * kMaxRows;  // of a key head: beyond, a kernel for many queries has enough CTAs
 inline constexpr int kMaxWarps = 8;              // of a CTA, and teams: a thread has up to 255 registers
 inline constexpr int kMaxCluster = 16;           // CTAs
 inline constexpr int kPortableCluster = 8;       // CTAs; for more a kernel must say that it may

@@ -70,7 +70,7 @@ struct CtaResults {
   template <typename Visit>
   __device__ __forceinline__ void each_column(int worker, int workers, Visit visit) const {
     const int chunks = (p.results.out.columns + 31) / 32;
-    for (int item = worker; item < p.rows * chunks; item += workers) {
+    for (int item = worker; item < part.rows * chunks; item += workers) {
       const int row = item / chunks;
       visit(row, 32 * (item - row * chunks) + lane);
     }
@@ -78,7 +78,7 @@ struct CtaResults {
 
   // A joined value, final or not.
   __device__ __forceinline__ void store(int row, int column, float value, const RowStats& row_stats) const {
-    const tile::PackedRow which = p.packed_row(row);
+    const tile::PackedRow which = part.packed_row(p, row);
     const int head = part.kv_head * p.heads_per_kv_head + which.head;
     const int columns = p.results.out.columns;
     if (p.partials.out != nullptr) {

@@ -63,8 +63,10 @@ struct Params {
   tile::LengthsView key_lengths;
   int left = 0, right = 0, diagonal = 0;  // tile::RowBand
   int n_q = 0, n_k = 0, d = 0;
-  int rows = 0;           // of a key head: n_q * heads_per_kv_head
-  tile::Divisor queries;  // n_q
+  int all_rows = 0;         // of a key head: n_q * heads_per_kv_head
+  int rows = 0;             // of those, of a unit at most
+  tile::Divisor row_tiles;  // units of a key head
+  tile::Divisor queries;    // n_q
   int heads_per_kv_head = 1;
   tile::Divisor kv_heads;
   tile::Divisor splits;

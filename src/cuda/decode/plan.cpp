@@ -164,8 +164,9 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   const DType type = problem.q.dtype;
   Plan plan;
   plan.dim = dim;
-  plan.rows = static_cast<int>(rows_of_key_head(geometry));
-  plan.units = geometry.batch * geometry.kv_heads;
+  plan.rows = static_cast<int>(std::min<std::int64_t>(rows_of_key_head(geometry), kMaxRows));
+  plan.row_tiles = tile::divide_up(rows_of_key_head(geometry), kMaxRows);
+  plan.units = geometry.batch * geometry.kv_heads * plan.row_tiles;
   plan.tiles = most_tiles(problem, geometry, tile_keys(type, dim));
   Teams teams;
   teams.warps = rounded_up(tile::divide_up(plan.rows, kWarpRows));
@@ -207,9 +208,10 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
 
 std::string to_string(const Plan& plan) {
   std::ostringstream text;
-  text << "rows        " << plan.rows << " of a key head, by " << plan.teams.warps
-       << (plan.teams.warps == 1 ? " warp of " : " warps of ") << plan.teams.rows << ", compiled for d = " << plan.dim
-       << "\nV           " << (plan.teams.gather != 0 ? "kept rows alone" : "all rows")
+  text << "rows        " << plan.rows << (plan.row_tiles > 1 ? " of a tile, by " : " of a key head, by ")
+       << plan.teams.warps << (plan.teams.warps == 1 ? " warp of " : " warps of ") << plan.teams.rows
+       << ", compiled for d = " << plan.dim << "\nV           "
+       << (plan.teams.gather != 0 ? "kept rows alone" : "all rows")
        << (plan.teams.chosen == 0 ? ""
            : plan.teams.stay != 0 ? ", chosen by all heads together, scores stay in shared memory"
                                   : ", chosen by all heads together, after all scores")
@@ -224,11 +226,16 @@ std::string to_string(const Plan& plan) {
   return text.str();
 }
 
+// Rows of a CTA of the kernels for many queries.
+constexpr std::int64_t kPrefillRows = 128;
+
 bool yields(const Problem& problem, const DeviceFacts& device) {
   const core::Geometry geometry = core::geometry_of(problem);
-  if (device.major != 9) return false;
-  if (geometry.batch * geometry.heads < device.multiprocessors && geometry.n_k >= 2 * tile::kBlockKeys) return false;
-  return geometry.n_k < kLeastKeys || rows_of_key_head(geometry) > kFewRows;
+  const std::int64_t rows = rows_of_key_head(geometry);
+  if (device.major != 9) return rows > kMaxRows;
+  const std::int64_t prefill_ctas = geometry.batch * geometry.heads * tile::divide_up(geometry.n_q, kPrefillRows);
+  if (prefill_ctas < device.multiprocessors && geometry.n_k >= 2 * tile::kBlockKeys) return false;
+  return geometry.n_k < kLeastKeys || rows > kFewRows;
 }
 
 }  // namespace dspattn::cuda::decode

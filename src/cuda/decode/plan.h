@@ -14,10 +14,11 @@
 namespace dspattn::cuda::decode {
 
 struct Plan {
-  int dim = 0;   // head dim the kernel is compiled for
-  int rows = 0;  // of a key head
+  int dim = 0;        // head dim the kernel is compiled for
+  int rows = 0;       // of a unit
+  int row_tiles = 1;  // units of a key head
   Teams teams;
-  std::int64_t units = 0;  // (sequence, key head)
+  std::int64_t units = 0;  // (sequence, key head, tile of rows)
   int tiles = 0;           // of keys that a unit has at most
   int splits = 1;          // CTAs of a unit
   int cluster = 1;         // of those, CTAs that join their results in shared memory

@@ -14,31 +14,6 @@ namespace dspattn::cuda::decode {
 template <typename C>
 using Products = std::conditional_t<C::kType == DType::f32, Products32<C>, Products16<C>>;
 
-// What a CTA works on: a part of the keys of a unit, which is a (sequence, key head).
-struct Part {
-  int unit, split;
-  int batch, kv_head;
-  tile::RowBand band;
-  tile::TileRange tiles;
-  int begin, end;  // keys that some row sees lie in here
-
-  template <typename C>
-  __device__ __forceinline__ static Part of_cta(const Params& p) {
-    Part part;
-    part.unit = p.splits.quotient(static_cast<int>(blockIdx.x));
-    part.split = static_cast<int>(blockIdx.x) - part.unit * p.splits.value;
-    part.batch = p.kv_heads.quotient(part.unit);
-    part.kv_head = part.unit - part.batch * p.kv_heads.value;
-    part.band = {p.left, p.right, p.diagonal, tile::visible_keys(p.key_lengths, part.batch, p.n_k)};
-    part.begin = part.band.begin(0);
-    part.end = part.band.end(p.n_q - 1);
-    const tile::KeyBlockRange blocks = tile::visible_key_blocks(part.band, 0, p.n_q - 1);
-    part.tiles =
-        tile::part_of_range({blocks.begin * C::kTilesPerBlock, blocks.end * C::kTilesPerBlock}, part.split, p.splits);
-    return part;
-  }
-};
-
 template <typename C>
 struct Team {
   const Params& p;
@@ -66,7 +41,7 @@ struct Team {
         thread(static_cast<int>(threadIdx.x) - team * params.teams.warps * 32),
         threads(params.teams.warps * 32),
         first_row((warp - team * params.teams.warps) * kWarpRows),
-        rows(min(params.teams.rows, params.rows - first_row)),
+        rows(min(params.teams.rows, of.rows - first_row)),
         tiles(layout, shared, warp),
         q(ptx::shared_address(shared)),
         ring(q + static_cast<std::uint32_t>(layout.ring + team * layout.ring_bytes)),
@@ -74,7 +49,7 @@ struct Team {
           params.k.offset(params.pages.table != nullptr ? 0 : of.batch, of.kv_head, 0)),
         v(static_cast<const Bits<C>*>(params.v.data) +
           params.v.offset(params.pages.table != nullptr ? 0 : of.batch, of.kv_head, 0)),
-        weigher(params, layout, tiles, of.band, first_row, of.batch, of.kv_head, lane) {}
+        weigher(params, layout, tiles, of, first_row, lane) {}
 
   // With another buffer of weights and codes.
   __device__ __forceinline__ WarpTiles tiles_of(int buffer) const { return {layout, shared, warp, buffer}; }
@@ -88,13 +63,13 @@ struct Team {
     }
   }
 
-  // The key head's rows, for all teams, by all of the CTA's threads, and zeros in the others' places.
+  // The part's rows, for all teams, by all of the CTA's threads, and zeros in the others' places.
   __device__ __forceinline__ void load_q() const {
     const auto* data = static_cast<const Bits<C>*>(p.q.data);
-    copy_rows<C>(q, p.teams.warps * kWarpRows, p.teams.warps * kWarpRows, p.d, p.vector_q, static_cast<int>(threadIdx.x),
-                 32 * p.teams.cta_warps(), data, [&](int row) -> const Bits<C>* {
-                   if (row >= p.rows) return nullptr;
-                   const tile::PackedRow which = p.packed_row(row);
+    copy_rows<C>(q, p.teams.warps * kWarpRows, p.teams.warps * kWarpRows, p.d, p.vector_q,
+                 static_cast<int>(threadIdx.x), 32 * p.teams.cta_warps(), data, [&](int row) -> const Bits<C>* {
+                   if (row >= part.rows) return nullptr;
+                   const tile::PackedRow which = part.packed_row(p, row);
                    return data + p.q.offset(part.batch, part.kv_head * p.heads_per_kv_head + which.head, which.query);
                  });
     ptx::cp_async_commit();
@@ -102,7 +77,7 @@ struct Team {
 
   // What products read of rows that there are not: no weight, and codes that are valid.
   __device__ __forceinline__ void clear_weights() const {
-    if (p.rows == p.teams.rows * p.teams.warps) return;
+    if (part.rows == p.teams.rows * p.teams.warps) return;
     constexpr std::uint32_t kFirstTwo = 0x04040404u;  // elements 0 and 1 of four groups
     const int warps = p.teams.cta_warps();
     const int end = layout.codes + warps * layout.buffers * layout.codes_bytes;

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "cuda/decode/params.h"
+#include "cuda/decode/part.h"
 #include "cuda/ptx/packed_half.h"
 #include "cuda/ptx/single.h"
 
@@ -115,12 +115,12 @@ struct Weigher {
   float sum = 0;                // of this lane's weights, relative to it
   int page = 0;                 // look_up()'s
 
-  // `first_row` is the warp's first of the key head's rows.
+  // `first_row` is the warp's first of the part's rows.
   __device__ __forceinline__ Weigher(const Params& params, const SharedLayout& layout, const WarpTiles& tiles,
-                                     const tile::RowBand& band, int first_row, int batch, int kv_head, int lane)
-      : Weigher(params, layout, tiles, band, batch, kv_head, lane, lane >> params.lane_shift,
-                params.packed_row(min(first_row + (lane >> params.lane_shift), params.rows - 1))) {
-    has_row = first_row + row < p.rows;
+                                     const Part& part, int first_row, int lane)
+      : Weigher(params, layout, tiles, part.band, part.batch, part.kv_head, lane, lane >> params.lane_shift,
+                part.packed_row(params, first_row + (lane >> params.lane_shift))) {
+    has_row = first_row + row < part.rows;
   }
 
   // Calls visit(group) for every group of the row that is this lane's. Two at a time: one alone would wait for every

@@ -1,8 +1,8 @@
 // From a tile's scores to the sparse product's operands in registers, for a warp's 16 rows of which each keeps keys of
 // its own (16-bit inputs): scale, mask, round, select, exponentiate (g = lane / 4, t = lane % 4).
 //
-// A lane has rows g and g + 8, side by side in words of two fp16 numbers (tile/select.h), and group t of every four. Two
-// accumulators of the score product have those four groups' 16 keys: which of them the columns of either are is a
+// A lane has rows g and g + 8, side by side in words of two fp16 numbers (tile/select.h), and group t of every four.
+// Two accumulators of the score product have those four groups' 16 keys: which of them the columns of either are is a
 // matter of the rows that ldmatrix is given (row_of_column), here such that eight rows lie in different banks.
 #pragma once
 
@@ -14,8 +14,8 @@
 
 namespace dspattn::cuda::decode {
 
-// Row of a K tile's 16 that column `column` of accumulator `which` (0 or 1) is of: elements 0 and 1 of its group in one,
-// 2 and 3 in the other, in another order for the last two groups.
+// Row of a K tile's 16 that column `column` of accumulator `which` (0 or 1) is of: elements 0 and 1 of its group in
+// one, 2 and 3 in the other, in another order for the last two groups.
 DSPATTN_HOST_DEVICE constexpr int row_of_column(int which, int column) {
   const int group = column >> 1;
   return 4 * group + 2 * (which ^ (group >> 1)) + (column & 1);
@@ -44,8 +44,8 @@ struct RegisterRows {
       : team(of),
         g(of.lane >> 2),
         t(of.lane & 3),
-        begin(of.part.band.begin(of.p.n_q - 1)),
-        end(of.part.band.end(0)) {}
+        begin(of.part.band.begin(of.part.last_query)),
+        end(of.part.band.end(of.part.first_query)) {}
 
   // Products of all keys of a tile; then it may be overwritten.
   __device__ __forceinline__ void score(std::uint32_t k, float (&scores)[2 * kQuads][4]) const {
@@ -55,7 +55,7 @@ struct RegisterRows {
     for (auto& of_columns : scores) {
       for (float& x : of_columns) x = 0;
     }
-#pragma unroll Products16<C>::kSteps
+#pragma unroll Products16 < C> ::kSteps
     for (int step = 0; step < C::kHeadDim / 16; ++step) {
       std::uint32_t a[4];
       ptx::ldmatrix_x4(a, Products16<C>::at(team.q, team.p.teams.warps * kWarpRows,
@@ -92,10 +92,10 @@ struct RegisterRows {
       const bool plain = t < 2;  // see row_of_column()
       const float4 raw = make_float4(plain ? low[2 * i] : high[2 * i], plain ? low[2 * i + 1] : high[2 * i + 1],
                                      plain ? high[2 * i] : low[2 * i], plain ? high[2 * i + 1] : low[2 * i + 1]);
-      const tile::PackedRow row = p.packed_row(min(team.first_row + g + 8 * i, p.rows - 1));
+      const tile::PackedRow row = team.part.packed_row(p, team.first_row + g + 8 * i);
       const int batch = team.part.batch, head = team.part.kv_head * p.heads_per_kv_head + row.head;
-      seen[i] = mask_group<C>(p, raw, first, team.part.band.begin(row.query),
-                              team.part.band.end(row.query), batch, MaskRow(p.allowed, 1, batch, head, row.query),
+      seen[i] = mask_group<C>(p, raw, first, team.part.band.begin(row.query), team.part.band.end(row.query), batch,
+                              MaskRow(p.allowed, 1, batch, head, row.query),
                               MaskRow(p.bias, p.bias_bytes, batch, head, row.query));
     }
     words[0] = ptx::pack_f16x2(seen[0].x, seen[1].x);
@@ -167,8 +167,8 @@ struct RegisterRows {
     return result;
   }
 
-  // Of a slice's groups: lane 0 of a quad of lanes wants those of 0 ... 3, lane 1 of the others, a nibble each, row g + 8
-  // in the high half. This lane has groups t and t + 4.
+  // Of a slice's groups: lane 0 of a quad of lanes wants those of 0 ... 3, lane 1 of the others, a nibble each, row g +
+  // 8 in the high half. This lane has groups t and t + 4.
   __device__ __forceinline__ void write_metadata(const tile::Kept (&kept)[kQuads], Operands& result) const {
     const tile::KeptPair even = tile::pair_kept<0>(kept[0], kept[1]);
     tile::KeptPair odd{};
