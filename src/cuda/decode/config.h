@@ -106,11 +106,14 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
     s.ring_bytes = teams.gather != 0 ? 2 * (s.tile_bytes + s.v_bytes) : 3 * s.tile_bytes;
     s.buffers = teams.gather != 0 ? 2 : 1;
   }
-  // Rows that keep different keys: scores and weights are in registers alone (weigh16.h).
-  const int stored_rows = type != DType::f32 && teams.gather == 0 && teams.chosen == 0 ? 0 : teams.rows;
+  // 16-bit rows that keep different keys: scores and weights are in registers alone (weigh16.h); scores of heads that
+  // choose together are elsewhere.
+  const bool registers = type != DType::f32 && (teams.gather == 0 || teams.chosen != 0);
+  const int scored_rows = registers ? 0 : teams.rows;
+  const int stored_rows = registers && teams.chosen == 0 ? 0 : teams.rows;
   s.scores = s.ring + teams.count * s.ring_bytes;
   s.scores_stride = 4 * (keys + 8);
-  s.scores_bytes = stored_rows * s.scores_stride;
+  s.scores_bytes = scored_rows * s.scores_stride;
   s.weights = s.scores + warps * s.scores_bytes;
   s.weights_stride = keys / 2 * element + 16;
   s.weights_bytes = stored_rows * s.weights_stride;

@@ -79,7 +79,7 @@ __device__ __forceinline__ void walk_registers(Team<C>& team, RegisterRows<C>& r
         float scores[C::kTileK / 8][4];
         rows.score(k, scores);
         team.load_v(index + team.step(), k);
-        const Operands operands = rows.weigh(scores, index, team.weigher.pages_are_there());
+        const Operands operands = rows.weigh(scores, index);
         rows.shrink(operands.shrink);
         return operands;
       },

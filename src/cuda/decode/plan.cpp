@@ -112,7 +112,7 @@ class Dealer {
     for (teams.count = kMaxWarps / teams.warps; teams.count > 0; --teams.count) {
       Teams scoring = teams;
       scoring.chosen = 0;
-      scoring.gather = 1;
+      scoring.gather = 0;
       if (fits(teams, packed) && fits(scoring, packed)) break;
     }
     return teams.count;

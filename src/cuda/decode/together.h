@@ -22,22 +22,16 @@ namespace dspattn::cuda::decode {
 // All of a team's tiles, after begin_keys(): scores of row r of tile number i, of which the unit has number `index`, go
 // to place(i, index) + r * tile keys.
 template <typename C, typename Place>
-__device__ __forceinline__ void write_scores(Team<C>& team, Place place) {
-  Weigher<C>& weigher = team.weigher;
+__device__ __forceinline__ void write_scores(Team<C>& team, RegisterRows<C>& rows, Place place) {
   int index = team.first_tile();
   for (int number = 0; index < team.part.tiles.end; ++number, index += team.step()) {
-    weigher.look_up(block_of<C>(index));
+    team.weigher.look_up(block_of<C>(index));
     ptx::cp_async_wait<1>();  // K(i + 1) may still be on its way
     team.sync();
-    team.score(team.place(number & 1));
+    float scores[C::kTileK / 8][4];
+    rows.score(team.place(number & 1), scores);
     team.load_k(index + 2 * team.step(), team.place(number & 1));
-    weigher.raise(weigher.mask(block_of<C>(index), part_of<C>(index)));
-    auto* to = reinterpret_cast<uint2*>(place(number, index) + weigher.row * C::kTileK);
-    weigher.each_group([&](int group) {
-      const float4 x = weigher.scores[group];
-      weigher.sum += weigher.weight(x.x) + weigher.weight(x.y) + (weigher.weight(x.z) + weigher.weight(x.w));
-      to[group] = {ptx::pack_f16x2(x.x, x.y), ptx::pack_f16x2(x.z, x.w)};
-    });
+    rows.store(scores, index, place(number, index));
   }
 }
 
@@ -251,8 +245,8 @@ struct Chooser {
 
 // Stats of a CTA's rows over its teams, after their last scores: join_cluster_stats() finds them.
 template <typename C>
-__device__ __forceinline__ CtaResults<C> join_scores(Team<C>& team, std::uint8_t* shared) {
-  team.weigher.deposit_stats(stats_of_warp(team, shared));
+__device__ __forceinline__ CtaResults<C> join_scores(Team<C>& team, const RegisterRows<C>& rows, std::uint8_t* shared) {
+  rows.deposit_stats(stats_of_warp(team, shared));
   __syncthreads();  // stats are there
   const CtaResults<C> results{team.p, team.part, team.layout, shared};
   float factors[kMaxWarps];
@@ -279,8 +273,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __gri
   ptx::cp_async_wait<2>();  // K may still be on its way
   __syncthreads();          // Q is there, and weights are cleared
   auto* kept = reinterpret_cast<std::uint16_t*>(shared + team.layout.kept + team.team * team.layout.kept_bytes);
-  write_scores(team, [&](int number, int) { return kept + number * p.teams.rows * C::kTileK; });
-  const CtaResults<C> results = join_scores(team, shared);
+  RegisterRows<C> rows(team);
+  write_scores(team, rows, [&](int number, int) { return kept + number * p.teams.rows * C::kTileK; });
+  const CtaResults<C> results = join_scores(team, rows, shared);
   ptx::sync_whole_cluster();  // every CTA's stats are there
   auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.whole);
   for (int row = team.warp; row < p.rows; row += p.teams.cta_warps()) {
@@ -289,7 +284,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __gri
     if (team.lane == 0) whole[row] = shifted(joined, p.scales.exponent);
   }
   __syncthreads();  // every row's reference and sum are there
-  team.weigher.forget();
   Chooser<C>(team, whole).walk();
   team.weigher.deposit_stats(stats_of_warp(team, shared));
   finish(team, shared);
@@ -306,8 +300,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) score_kernel(const __grid_c
   begin_keys(team);
   ptx::cp_async_wait<2>();  // K may still be on its way
   __syncthreads();          // Q is there
-  write_scores(team, [&](int, int index) { return workspace_scores<C>(p, part.unit, index); });
-  const CtaResults<C> results = join_scores(team, shared);
+  RegisterRows<C> rows(team);
+  write_scores(team, rows, [&](int, int index) { return workspace_scores<C>(p, part.unit, index); });
+  const CtaResults<C> results = join_scores(team, rows, shared);
   const auto row = static_cast<int>(threadIdx.x);
   if (row < p.rows) {
     p.together.stats[(static_cast<std::int64_t>(part.unit) * p.splits.value + part.split) * p.rows + row] =

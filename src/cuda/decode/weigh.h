@@ -132,12 +132,6 @@ struct Weigher {
     for (int group = first_group; group < C::kGroups; group += lanes) visit(group);
   }
 
-  // As before the first tile.
-  __device__ __forceinline__ void forget() {
-    reference = -INFINITY;
-    sum = 0;
-  }
-
   // Weights and codes go there from now on.
   __device__ __forceinline__ void write_to(const WarpTiles& tiles, const SharedLayout& layout) {
     weights = reinterpret_cast<std::uint32_t*>(tiles.weights + row * layout.weights_stride);

@@ -23,8 +23,9 @@ DSPATTN_HOST_DEVICE constexpr int row_of_column(int which, int column) {
 
 template <typename C>
 struct RegisterRows {
-  static constexpr int kQuads = C::kTileK / 16;   // of groups
-  static constexpr int kSlices = C::kTileK / 32;  // of the sparse product
+  static constexpr int kQuads = C::kTileK / 16;          // of groups
+  static constexpr int kSlices = C::kTileK / 32;         // of the sparse product
+  static constexpr std::uint32_t kHidden = 0xFC00FC00u;  // -inf, twice
   using Element = typename Products16<C>::Element;
 
   // Of a tile: A of the sparse product, and what earlier results are multiplied by.
@@ -119,52 +120,87 @@ struct RegisterRows {
     }
   }
 
-  // Of a kept word's rows, relative to the references. Of a row that has seen no key all scores are -inf.
-  __device__ __forceinline__ void weights_of(std::uint32_t kept, float (&weights)[2]) {
+  // Of row g + 8 i in a word, relative to the reference. Of a row that has seen no key all scores are -inf.
+  __device__ __forceinline__ float weight(std::uint32_t word, int i) const {
     float scores[2];
-    ptx::unpack_f16x2(kept, scores[0], scores[1]);
+    ptx::unpack_f16x2(word, scores[0], scores[1]);
+    const float from = reference[i] == -INFINITY ? 0.0f : reference[i];
+    return ptx::exp2_fast((scores[i] - from) * team.p.scales.exponent);
+  }
+
+  // Calls visit(i) for both of a lane's rows, but where the warp has eight at most for the first alone.
+  template <typename Visit>
+  __device__ __forceinline__ void each_row(Visit visit) const {
+    visit(0);
+    if (team.rows > 8) visit(1);
+  }
+
+  // Compared scores of tile `index`: words of this lane's group of every quad.
+  __device__ __forceinline__ void compare(const float (&scores)[2 * kQuads][4], int index,
+                                          std::uint32_t (&words)[kQuads][4]) const {
+    const int block = block_of<C>(index), part = part_of<C>(index);
+    const bool interior =
+        team.weigher.pages_are_there() && team.weigher.plain && begin <= block && block + tile::kBlockKeys <= end;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float from = reference[i] == -INFINITY ? 0.0f : reference[i];
-      weights[i] = ptx::exp2_fast((scores[i] - from) * team.p.scales.exponent);
-      sum[i] += weights[i];
+    for (int quad = 0; quad < kQuads; ++quad) {
+      if (interior) {
+        pack(scores[2 * quad], scores[2 * quad + 1], words[quad]);
+      } else {
+        mask(scores[2 * quad], scores[2 * quad + 1], block + team.p.keys.key(part, 4 * quad + t, 0), words[quad]);
+      }
     }
   }
 
   // Weighs tile `index`.
-  __device__ __forceinline__ Operands weigh(const float (&scores)[2 * kQuads][4], int index, bool pages_are_there) {
-    const Params& p = team.p;
-    const int block = block_of<C>(index), part = part_of<C>(index);
-    const bool interior = pages_are_there && team.weigher.plain && begin <= block && block + tile::kBlockKeys <= end;
+  __device__ __forceinline__ Operands weigh(const float (&scores)[2 * kQuads][4], int index) {
+    std::uint32_t words[kQuads][4];
+    compare(scores, index, words);
     tile::Kept kept[kQuads];
-    std::uint32_t largest = 0xFC00FC00u;  // -inf, twice
+    std::uint32_t largest = kHidden;
 #pragma unroll
     for (int quad = 0; quad < kQuads; ++quad) {
-      std::uint32_t words[4];
-      if (interior) {
-        pack(scores[2 * quad], scores[2 * quad + 1], words);
-      } else {
-        mask(scores[2 * quad], scores[2 * quad + 1], block + p.keys.key(part, 4 * quad + t, 0), words);
-      }
-      kept[quad] = p.pairs != 0 ? tile::keep_one_of_two(words[0], words[1], words[2], words[3])
-                                : tile::keep_two_of_four(words[0], words[1], words[2], words[3]);
+      const auto& x = words[quad];
+      kept[quad] = team.p.pairs != 0 ? tile::keep_one_of_two(x[0], x[1], x[2], x[3])
+                                     : tile::keep_two_of_four(x[0], x[1], x[2], x[3]);
       largest = ptx::max_f16x2(largest, ptx::max_f16x2(kept[quad].first, kept[quad].second));
     }
-    Operands result;
+    Operands result = {};
     raise(largest, result.shrink);
+    each_row([&](int i) {
 #pragma unroll
-    for (int quad = 0; quad < kQuads; ++quad) {
-      float first[2], second[2];
-      weights_of(kept[quad].first, first);
-      weights_of(kept[quad].second, second);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int quad = 0; quad < kQuads; ++quad) {
+        const float first = weight(kept[quad].first, i), second = weight(kept[quad].second, i);
+        sum[i] += first + second;
         result.weights[quad / 2][2 * (quad % 2) + i] =
-            C::kType == DType::bf16 ? ptx::pack_bf16x2(first[i], second[i]) : ptx::pack_f16x2(first[i], second[i]);
+            C::kType == DType::bf16 ? ptx::pack_bf16x2(first, second) : ptx::pack_f16x2(first, second);
       }
-    }
+    });
     write_metadata(kept, result);
     return result;
+  }
+
+  // Leaves the compared scores of tile `index` at to[row][key], and adds up the weights of all that are seen.
+  __device__ __forceinline__ void store(const float (&scores)[2 * kQuads][4], int index, std::uint16_t* to) {
+    std::uint32_t words[kQuads][4];
+    compare(scores, index, words);
+    std::uint32_t largest = kHidden;
+#pragma unroll
+    for (const auto& x : words) {
+      largest = ptx::max_f16x2(largest, ptx::max_f16x2(ptx::max_f16x2(x[0], x[1]), ptx::max_f16x2(x[2], x[3])));
+    }
+    float shrink[2];
+    raise(largest, shrink);
+    each_row([&](int i) {
+      const bool has_row = g + 8 * i < team.rows;
+      const std::uint32_t half = i == 0 ? 0x5410u : 0x7632u;  // of two words, side by side
+#pragma unroll
+      for (int quad = 0; quad < kQuads; ++quad) {
+        const auto& x = words[quad];
+        sum[i] += (weight(x[0], i) + weight(x[1], i)) + (weight(x[2], i) + weight(x[3], i));
+        auto* group = reinterpret_cast<uint2*>(to + (g + 8 * i) * C::kTileK) + 4 * quad + t;
+        if (has_row) *group = {ptx::permute_bytes(x[0], x[1], half), ptx::permute_bytes(x[2], x[3], half)};
+      }
+    });
   }
 
   // Of a slice's groups: lane 0 of a quad of lanes wants those of 0 ... 3, lane 1 of the others, a nibble each, row g +
