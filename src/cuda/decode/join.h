@@ -148,7 +148,7 @@ __device__ __forceinline__ RowStats* stats_of_warp(const Team<C>& team, std::uin
 template <typename C>
 __device__ __forceinline__ void finish(Team<C>& team, std::uint8_t* shared) {
   __syncthreads();  // everything has been read: results go over it
-  team.products.deposit(reinterpret_cast<float*>(shared + team.warp * team.layout.out_bytes), team.lane);
+  team.products.deposit(reinterpret_cast<float*>(shared + team.warp * team.layout.out_bytes), team.rows, team.lane);
   __syncthreads();  // results and stats are there
   const CtaResults<C> results{team.p, team.part, team.layout, shared};
   results.join_teams();
