@@ -106,19 +106,17 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
     s.ring_bytes = teams.gather != 0 ? 2 * (s.tile_bytes + s.v_bytes) : 3 * s.tile_bytes;
     s.buffers = teams.gather != 0 ? 2 : 1;
   }
-  // 16-bit rows that keep different keys: scores and weights are in registers alone (weigh16.h); scores of heads that
-  // choose together are elsewhere.
-  const bool registers = type != DType::f32 && (teams.gather == 0 || teams.chosen != 0);
-  const int scored_rows = registers ? 0 : teams.rows;
-  const int stored_rows = registers && teams.chosen == 0 ? 0 : teams.rows;
+  // In 16 bits scores are in registers alone (weigh16.h), but of heads that choose together; so are weights, and codes
+  // where nothing is gathered.
+  const bool stored = type == DType::f32 || teams.chosen != 0;
   s.scores = s.ring + teams.count * s.ring_bytes;
   s.scores_stride = 4 * (keys + 8);
-  s.scores_bytes = scored_rows * s.scores_stride;
+  s.scores_bytes = type == DType::f32 ? teams.rows * s.scores_stride : 0;
   s.weights = s.scores + warps * s.scores_bytes;
   s.weights_stride = keys / 2 * element + 16;
-  s.weights_bytes = stored_rows * s.weights_stride;
+  s.weights_bytes = stored ? teams.rows * s.weights_stride : 0;
   s.codes = s.weights + warps * s.buffers * s.weights_bytes;
-  s.codes_bytes = stored_rows * keys / 4;
+  s.codes_bytes = stored || teams.gather != 0 ? teams.rows * keys / 4 : 0;
   s.kept = (s.codes + warps * s.buffers * s.codes_bytes + 15) / 16 * 16;
   s.kept_bytes = teams.stay * s.batch_scores_bytes;
   const int walked = s.kept + teams.count * s.kept_bytes;

@@ -151,11 +151,32 @@ struct RegisterRows {
     }
   }
 
-  // Weighs tile `index`.
+  // Weighs tile `index`, for the sparse product, whose metadata tells what was kept.
   __device__ __forceinline__ Operands weigh(const float (&scores)[2 * kQuads][4], int index) {
+    tile::Kept kept[kQuads];
+    Operands result = weigh_kept(scores, index, kept);
+    write_metadata(codes_of(kept), result);
+    return result;
+  }
+  // The same where the warp has one row, whose codes tell what is to be gathered (tile/few_rows.h).
+  __device__ __forceinline__ Operands weigh(const float (&scores)[2 * kQuads][4], int index, std::uint8_t* codes) {
+    tile::Kept kept[kQuads];
+    const Operands result = weigh_kept(scores, index, kept);
+    const std::uint32_t nibbles = codes_of(kept);
+    const auto hidden = [](std::uint32_t word) { return (word & 0xFFFFu) == (kHidden & 0xFFFFu); };
+#pragma unroll
+    for (int quad = 0; quad < kQuads; ++quad) {
+      const std::uint32_t code = (nibbles >> (4 * quad) & 15u) | (hidden(kept[quad].first) ? 16u : 0u) |
+                                 (hidden(kept[quad].second) ? 32u : 0u);
+      if (g == 0) codes[4 * quad + t] = static_cast<std::uint8_t>(code);
+    }
+    return result;
+  }
+  // All but telling what was kept.
+  __device__ __forceinline__ Operands weigh_kept(const float (&scores)[2 * kQuads][4], int index,
+                                                 tile::Kept (&kept)[kQuads]) {
     std::uint32_t words[kQuads][4];
     compare(scores, index, words);
-    tile::Kept kept[kQuads];
     std::uint32_t largest = kHidden;
 #pragma unroll
     for (int quad = 0; quad < kQuads; ++quad) {
@@ -175,7 +196,6 @@ struct RegisterRows {
             C::kType == DType::bf16 ? ptx::pack_bf16x2(first, second) : ptx::pack_f16x2(first, second);
       }
     });
-    write_metadata(kept, result);
     return result;
   }
 
@@ -203,13 +223,17 @@ struct RegisterRows {
     });
   }
 
-  // Of a slice's groups: lane 0 of a quad of lanes wants those of 0 ... 3, lane 1 of the others, a nibble each, row g +
-  // 8 in the high half. This lane has groups t and t + 4.
-  __device__ __forceinline__ void write_metadata(const tile::Kept (&kept)[kQuads], Operands& result) const {
-    const tile::KeptPair even = tile::pair_kept<0>(kept[0], kept[1]);
-    tile::KeptPair odd{};
-    if constexpr (kQuads == 4) odd = tile::pair_kept<2>(kept[2], kept[3]);
-    const std::uint32_t nibbles = tile::metadata_two_of_four(even, odd);
+  // Which two elements are kept, a nibble for each of this lane's groups, of row g + 8 in the high half.
+  __device__ __forceinline__ static std::uint32_t codes_of(const tile::Kept (&kept)[kQuads]) {
+    const tile::KeptPair first = tile::pair_kept<0>(kept[0], kept[1]);
+    tile::KeptPair second{};
+    if constexpr (kQuads == 4) second = tile::pair_kept<2>(kept[2], kept[3]);
+    return tile::metadata_two_of_four(first, second);
+  }
+
+  // Of a slice's groups lane 0 of a quad of lanes wants those of 0 ... 3, lane 1 the others, a nibble each. This lane
+  // has groups t and t + 4.
+  __device__ __forceinline__ void write_metadata(std::uint32_t nibbles, Operands& result) const {
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       const std::uint32_t lower = (nibbles >> (8 * slice) & 0x000F000Fu) << (4 * t);
@@ -240,6 +264,21 @@ struct RegisterRows {
         ptx::ldmatrix_x4_trans(b, Products16<C>::at(v, C::kTileK, 32 * slice + team.lane, chunk));
         ptx::mma_sparse_64_bytes<Element, 0>(team.products.out[chunk], operands.weights[slice], b,
                                              operands.metadata[slice]);
+      }
+    }
+  }
+
+  // The same where the tile has the kept rows alone.
+  __device__ __forceinline__ void accumulate_gathered(const Operands& operands, std::uint32_t v) {
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+#pragma unroll
+      for (int chunk = 0; chunk < C::kHeadDim / 8; chunk += 2) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, Products16<C>::at(v, C::kTileK / 2, 16 * slice + (team.lane & 15),
+                                                    chunk + (team.lane >> 4)));
+        ptx::mma_32_bytes<Element>(team.products.out[chunk], operands.weights[slice], b[0], b[1]);
+        ptx::mma_32_bytes<Element>(team.products.out[chunk + 1], operands.weights[slice], b[2], b[3]);
       }
     }
   }
