@@ -70,6 +70,7 @@ inline constexpr int kChoiceTiles = 2;
 //
 //   stats    of every warp's rows: reference and sum
 //   joined   of every row, of the whole CTA, and a second time for what heads choose by
+//   factors  of every row: what its parts are multiplied by when they are joined
 //   whole    of every row, where heads choose together: of all keys
 struct SharedLayout {
   int tile_bytes = 0, v_bytes = 0;
@@ -81,7 +82,7 @@ struct SharedLayout {
   int codes = 0, codes_bytes = 0;
   int kept = 0, kept_bytes = 0;  // of a team
   int out_bytes = 0;             // of a warp, from 0 on
-  int stats = 0, joined = 0, whole = 0;
+  int stats = 0, joined = 0, factors = 0, whole = 0;
   int bytes = 0;
 };
 
@@ -124,7 +125,8 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
   const int ended = warps * s.out_bytes;
   s.stats = ((walked > ended ? walked : ended) + 15) / 16 * 16;
   s.joined = s.stats + warps * kWarpRows * 8;
-  s.whole = s.joined + 2 * kMaxRows * 8;
+  s.factors = s.joined + 2 * kMaxRows * 8;
+  s.whole = s.factors + teams.warps * kWarpRows * kMaxCluster * 4;
   s.bytes = s.whole + (teams.chosen != 0 ? kWarpRows * 8 : 0);
   return s;
 }

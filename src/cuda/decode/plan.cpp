@@ -13,7 +13,7 @@ namespace {
 
 // Estimates in cycles, from times of one query of 32 heads on an H200 (docs/log/decode.md), to compare plans with.
 constexpr std::int64_t kCardTileCycles = 800;   // of a tile of K and V, 16 KiB, at a multiprocessor's share of the rate
-constexpr std::int64_t kTileCycles = 700;       // at the most that a multiprocessor reads
+constexpr std::int64_t kTileCycles = 760;       // at the most that a multiprocessor reads
 constexpr std::int64_t kTileLatency = 1500;     // of a team's tile, whose K and V are on their way
 constexpr std::int64_t kCtaCycles = 4000;       // of a CTA beside its tiles: Q, the first tile's latency, joining
 constexpr std::int64_t kLaterCtaCycles = 1500;  // of one that begins while another computes
@@ -81,7 +81,10 @@ class Dealer {
   // there is no way.
   Deal best(bool stay) const {
     Deal found;
+    // CTAs that share a multiprocessor overlap one's gathering with another's scores; where all of V is read they were
+    // some percent slower.
     for (const int packed : {1, 2}) {
+      if (packed > 1 && teams_.gather == 0) continue;
       const int most = most_teams(packed);
       if (most == 0) continue;
       const auto consider = [&](std::int64_t splits, std::int64_t cluster) {
@@ -226,16 +229,14 @@ std::string to_string(const Plan& plan) {
   return text.str();
 }
 
-// Rows of a CTA of the kernels for many queries.
-constexpr std::int64_t kPrefillRows = 128;
-
 bool yields(const Problem& problem, const DeviceFacts& device) {
   const core::Geometry geometry = core::geometry_of(problem);
   const std::int64_t rows = rows_of_key_head(geometry);
   if (device.major != 9) return rows > kMaxRows;
-  const std::int64_t prefill_ctas = geometry.batch * geometry.heads * tile::divide_up(geometry.n_q, kPrefillRows);
-  if (prefill_ctas < device.multiprocessors && geometry.n_k >= 2 * tile::kBlockKeys) return false;
-  return geometry.n_k < kLeastKeys || rows > kFewRows;
+  if (geometry.batch * geometry.heads < device.multiprocessors && rows <= kMaxRows) {
+    return geometry.n_k < (rows > kFewRows ? kLeastKeysOfMany : kLeastKeys / 2);
+  }
+  return geometry.n_k < kLeastKeys || rows > (geometry.d <= 64 ? kMaxRows : kFewRows);
 }
 
 }  // namespace dspattn::cuda::decode

@@ -249,9 +249,8 @@ __device__ __forceinline__ CtaResults<C> join_scores(Team<C>& team, const Regist
   rows.deposit_stats(stats_of_warp(team, shared));
   __syncthreads();  // stats are there
   const CtaResults<C> results{team.p, team.part, team.layout, shared};
-  float factors[kMaxWarps];
   const auto row = static_cast<int>(threadIdx.x);
-  if (row < team.p.rows) *results.joined(row, 1) = results.join_stats(row, factors);
+  if (row < team.p.rows) *results.joined(row, 1) = results.join_stats(row);
   return results;
 }
 
@@ -278,11 +277,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __gri
   const CtaResults<C> results = join_scores(team, rows, shared);
   ptx::sync_whole_cluster();  // every CTA's stats are there
   auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.whole);
-  for (int row = team.warp; row < p.rows; row += p.teams.cta_warps()) {
-    float factor;
-    const RowStats joined = results.join_cluster_stats(row, 1, factor);
-    if (team.lane == 0) whole[row] = shifted(joined, p.scales.exponent);
-  }
+  const auto row = static_cast<int>(threadIdx.x);
+  if (row < p.rows) whole[row] = shifted(results.join_cluster_stats(row, 1), p.scales.exponent);
   __syncthreads();  // every row's reference and sum are there
   Chooser<C>(team, whole).walk();
   team.weigher.deposit_stats(stats_of_warp(team, shared));
