@@ -17,6 +17,7 @@ from ._schema import DIFFERENTIABLE, TENSORS, BackwardArguments, ProblemArgument
 from ._vmap import batching_rule
 from .errors import DspattnError
 
+DIFFERENTIATED = [ProblemArguments._fields.index(name) for name in DIFFERENTIABLE]
 BIAS, SINKS = (ProblemArguments._fields.index(name) for name in ("bias", "sinks"))
 
 
@@ -155,13 +156,23 @@ def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Te
         _rows(torch.zeros_like(out) if d_out is None else d_out), out, lse, d_lse,
         wants_d_bias=len(needed) > BIAS and needed[BIAS], wants_d_sinks=len(needed) > SINKS and needed[SINKS],
     )  # fmt: skip
-    grads = (attention_backward if traced else _AttentionBackward.apply)(*results, *problem)
-    for name, grad in zip(DIFFERENTIABLE, grads, strict=True):
-        index = ProblemArguments._fields.index(name)
+    for index, grad in zip(DIFFERENTIATED, _backward(results, problem, traced), strict=True):
         if index < len(needed) and needed[index]:
             # fp32 results have fp32 gradients, to be added up before they are rounded.
-            given[index] = grad.to(getattr(problem, name).dtype)
+            dtype = problem[index].dtype
+            given[index] = grad if grad.dtype == dtype else grad.to(dtype)
     return tuple(given)
+
+
+def _backward(results: BackwardArguments, problem: ProblemArguments, traced: bool) -> tuple[Tensor, ...]:
+    """attention_backward(), as something that has no gradient where one could be asked for: that costs 100
+    microseconds, and every step of a training without need."""
+    if traced:
+        return attention_backward(*results, *problem)
+    if torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return _AttentionBackward.apply(*results, *problem)
+    with torch._C._AutoDispatchBelowAutograd():
+        return attention_backward(*results, *problem)
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ._inputs import require_known
 from .errors import DspattnError
-from .functional import attention, attention_weights
+from .functional import attention
 from .patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection
+from .weights import attention_weights
 
 
 class MultiheadAttention(torch.nn.MultiheadAttention):
