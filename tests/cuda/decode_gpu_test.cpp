@@ -460,6 +460,37 @@ TEST_P(DecodeRow, HeadsChooseTogether) {
   }
 }
 
+// A head whose best key the others choose away, and whose weights of what is left are next to nothing beside it: they are
+// still the weights of what is kept.
+TEST_P(DecodeRow, WhatOthersChooseAway) {
+  if (row().dtype == DType::f32 || row().dim > 128) GTEST_SKIP() << "not compiled";
+  constexpr std::int64_t kHeads = 3, kKeys = 128;
+  Inputs in(row(), 1, kHeads, 1, 1, kKeys);
+  const auto dim = static_cast<std::size_t>(row().dim);
+  const std::uint16_t one = row().dtype == DType::bf16 ? core::encode_bf16(1.0) : core::encode_f16(1.0);
+  const std::uint16_t many = row().dtype == DType::bf16 ? core::encode_bf16(256.0) : core::encode_f16(256.0);
+  std::vector<std::uint16_t> q(kHeads * dim), k(kKeys * dim), v(kKeys * dim);
+  // Keys 0, 32, 64 and 96 are a group; of three of them each is one head's best by far.
+  constexpr std::size_t kBest[kHeads] = {96, 0, 32};
+  for (std::size_t head = 0; head < kHeads; ++head) {
+    q[head * dim + head] = many;
+    k[kBest[head] * dim + head] = one;
+  }
+  for (std::size_t key = 0; key < kKeys; ++key) v[key * dim] = key % 64 < 32 ? one : 0;
+  in.buffers[0].upload(q.data());
+  in.buffers[1].upload(k.data());
+  in.buffers[2].upload(v.data());
+  ForwardArgs args = in.args(GetParam());
+  args.problem.choice = Choice::shared;
+  args.problem.scale = 1;
+  const std::vector<float> found = run(args, in);
+  // Keys r and r + 32 of every group stay, and to head 0 all of them are alike.
+  EXPECT_NEAR(found[0], 0.5, 1e-3);
+  EXPECT_NEAR(found[kHeads * dim], std::log(64.0), 1e-3);
+  EXPECT_NEAR(found[dim], 1.0, 1e-3);
+  EXPECT_NEAR(found[2 * dim], 0.0, 1e-3);
+}
+
 INSTANTIATE_TEST_SUITE_P(Table, DecodeRow, ::testing::ValuesIn(names_of(cuda::decode::decode_rows())),
                          name_of<std::string>);
 

@@ -62,7 +62,7 @@ TEST(DecodePlan, SharedMemoryFitsAndPartsDoNotOverlap) {
             const SharedLayout s = shared_layout(type, dim, teams);
             EXPECT_GE(s.ring, warps * kWarpRows * dim * element_bytes(type));
             EXPECT_GE(s.scores, s.ring + teams.count * (2 * s.tile_bytes + (gather != 0 ? 2 : 1) * s.v_bytes));
-            if (type == DType::f32) {  // else they are in registers
+            if (!weighs_in_registers(type, dim)) {
               EXPECT_GE(s.weights, s.scores + 4 * rows * (tile_keys(type, dim) + 8) * 4);
               EXPECT_GE(s.codes, s.weights + 4 * s.buffers * rows * tile_keys(type, dim) / 2 * element_bytes(type));
               EXPECT_GE(s.stats, s.codes + 4 * s.buffers * rows * tile_keys(type, dim) / 4);

@@ -27,8 +27,11 @@ DSPATTN_HOST_DEVICE constexpr int element_bytes(DType type) { return type == DTy
 // (about 29 KB a multiprocessor). The sparse product takes 32 keys at least.
 DSPATTN_HOST_DEVICE constexpr int tile_keys(DType type, int dim) { return element_bytes(type) * dim <= 128 ? 64 : 32; }
 
+// Where a warp's scores, selection and weights are in registers alone (weigh16.h): longer rows' results leave too few.
+DSPATTN_HOST_DEVICE constexpr bool weighs_in_registers(DType type, int dim) { return type != DType::f32 && dim <= 128; }
+
 // Where heads may choose their keys together: what is compiled (together.h).
-constexpr bool chooses_together(DType type, int dim) { return type != DType::f32 && dim <= 128; }
+constexpr bool chooses_together(DType type, int dim) { return weighs_in_registers(type, dim); }
 
 template <DType kTypeOfInputs, int kDim>
 struct Config {
@@ -107,12 +110,12 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
     s.ring_bytes = teams.gather != 0 ? 2 * (s.tile_bytes + s.v_bytes) : 3 * s.tile_bytes;
     s.buffers = teams.gather != 0 ? 2 : 1;
   }
-  // In 16 bits scores are in registers alone (weigh16.h), but of heads that choose together; so are weights, and codes
-  // where nothing is gathered.
-  const bool stored = type == DType::f32 || teams.chosen != 0;
+  // Where scores are in registers, so are weights, but of heads that choose together, and codes where nothing is
+  // gathered.
+  const bool scored = !weighs_in_registers(type, dim), stored = scored || teams.chosen != 0;
   s.scores = s.ring + teams.count * s.ring_bytes;
   s.scores_stride = 4 * (keys + 8);
-  s.scores_bytes = type == DType::f32 ? teams.rows * s.scores_stride : 0;
+  s.scores_bytes = scored ? teams.rows * s.scores_stride : 0;
   s.weights = s.scores + warps * s.scores_bytes;
   s.weights_stride = keys / 2 * element + 16;
   s.weights_bytes = stored ? teams.rows * s.weights_stride : 0;

@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode_kernel(const __grid_
   } else {
     begin_whole(team);
   }
-  if constexpr (C::kType == DType::f32) {
+  if constexpr (!weighs_in_registers(C::kType, C::kHeadDim)) {
     team.clear_weights();
     ptx::cp_async_wait<3>();  // K and V may still be on their way
     __syncthreads();          // Q is there, and weights are cleared

@@ -45,6 +45,13 @@ __device__ __forceinline__ std::uint16_t* workspace_scores(const Params& p, int 
 // before on its way.
 template <typename C>
 struct Chooser {
+  // Weights in fp16 have few small numbers: of shares of a long row these are too few.
+  static constexpr float kShareScaleLog2 = C::kType == DType::bf16 ? 0 : 15;
+  static constexpr float kShareScale = C::kType == DType::bf16 ? 1 : 32768;
+  // Of a team's part of a row: weights of which sums are less may have lost bits.
+  static constexpr float kLeastShare = C::kType == DType::bf16 ? 0x1p-60f : 0x1p-3f;
+  static constexpr int kRoundsAtOnce = C::kHeadDim <= 64 ? 2 : 1;
+
   Team<C>& team;
   const RowStats* whole;  // of every row, over all visible keys: what scores are shifted by, and the sum
   const bool stay;        // scores are in shared memory, all of the team's
@@ -131,32 +138,39 @@ struct Chooser {
                        __shfl_sync(~0u, x.w, lane));
   }
 
-  // Chooses the keys of this lane's group number `round` of both tiles of a step; leaves codes, and kept scores where
-  // weights go. Returns the largest of these. Of lanes without a group, or tiles that there are not, scores are -inf.
-  __device__ __forceinline__ float choose(int number, int tiles, int round) const {
-    const Weigher<C>& weigher = team.weigher;
+  // Chooses the keys of this lane's group number `round` of both tiles of a step; leaves codes, and as weights the
+  // shares. Where these are `careful` instead the kept scores, of which the largest is returned. Of lanes without a
+  // group, or tiles that there are not, scores are -inf.
+  __device__ __forceinline__ float choose(int number, int tiles, int round, bool careful) const {
+    Weigher<C>& weigher = team.weigher;
     const int group = weigher.first_group + round * weigher.lanes;
     const bool has_group = weigher.has_row && group < C::kGroups;
     const float shift = has_group ? whole[weigher.row].reference : 0.0f;
-    float4 scores[kChoiceTiles], sums[kChoiceTiles];
+    float4 scores[kChoiceTiles], shares[kChoiceTiles], sums[kChoiceTiles];
 #pragma unroll
     for (int i = 0; i < kChoiceTiles; ++i) {
       scores[i] = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
       if (has_group && i < tiles) scores[i] = unpacked(scores_of(number, i)[weigher.row * C::kGroups + group]);
       const float4& x = scores[i];
-      sums[i] = make_float4(share(x.x, shift), share(x.y, shift), share(x.z, shift), share(x.w, shift));
+      shares[i] = make_float4(share(x.x, shift), share(x.y, shift), share(x.z, shift), share(x.w, shift));
+      sums[i] = shares[i];
     }
     sum_over_heads(sums);
     float largest = -INFINITY;
 #pragma unroll
     for (int i = 0; i < kChoiceTiles; ++i) {
       const tile::KeptOfFour kept = weigher.select(sums[i]);
-      const float first = weigher.element(scores[i], kept.first), second = weigher.element(scores[i], kept.second);
-      largest = fmaxf(largest, fmaxf(first, second));
       if (!has_group) continue;
       tiles_of(number, i).codes[weigher.row * C::kGroups + group] = static_cast<std::uint8_t>(
           tile::kept_code(kept, weigher.element(sums[i], kept.first) == 0, weigher.element(sums[i], kept.second) == 0));
-      weights_of(number, i)[group] = ptx::pack_f16x2(first, second);
+      const auto picked = [&](int e) {
+        const float score = weigher.element(scores[i], e), own = weigher.element(shares[i], e);
+        return careful ? score : own;
+      };
+      const float first = picked(kept.first), second = picked(kept.second);
+      largest = fmaxf(largest, fmaxf(first, second));
+      weights_of(number, i)[group] =
+          careful ? ptx::pack_f16x2(first, second) : weigher.packed(first * kShareScale, second * kShareScale);
     }
     return largest;
   }
@@ -168,12 +182,13 @@ struct Chooser {
   }
 
   // Weights and codes of a step. Returns by how much the row's results so far shrink.
-  __device__ __forceinline__ float weigh(int number, int tiles) const {
+  __device__ __forceinline__ float weigh(int number, int tiles, bool careful) const {
     Weigher<C>& weigher = team.weigher;
     float largest = -INFINITY;
     const int rounds = max(C::kGroups >> team.p.lane_shift, 1);
-#pragma unroll 1
-    for (int round = 0; round < rounds; ++round) largest = fmaxf(largest, choose(number, tiles, round));
+#pragma unroll kRoundsAtOnce
+    for (int round = 0; round < rounds; ++round) largest = fmaxf(largest, choose(number, tiles, round, careful));
+    if (!careful) return 1.0f;
     const float shrunk = weigher.raise(largest);
     weigher.template each_group<1>([&](int group) {
 #pragma unroll
@@ -213,8 +228,31 @@ struct Chooser {
     }
   }
 
-  // All of the team's tiles.
+  // All of the team's tiles. Shares are good weights but where a row keeps next to nothing of its own, which others
+  // chose away: then they are beyond the range of the inputs' type, and everything is done again with care, relative to
+  // what is kept.
   __device__ __forceinline__ void walk() const {
+    Weigher<C>& weigher = team.weigher;
+    const float shift = weigher.has_row ? whole[weigher.row].reference : 0.0f;
+    weigher.reference = -(shift + kShareScaleLog2) / team.p.scales.exponent;
+#pragma unroll 1
+    for (int careful = 0; careful < 2; ++careful) {
+      walk(careful != 0);
+      if (careful != 0 || weights_are_sound()) break;
+      weigher.reference = -INFINITY;
+      weigher.sum = 0;
+      for (auto& o : team.products.out) {
+        for (float& x : o) x = 0;
+      }
+    }
+  }
+  // Of all the warp's rows.
+  __device__ __forceinline__ bool weights_are_sound() const {
+    float total = team.weigher.sum;
+    for (int offset = team.weigher.lanes / 2; offset > 0; offset /= 2) total += __shfl_xor_sync(~0u, total, offset);
+    return __all_sync(~0u, !(total > 0 && total < kLeastShare)) != 0;
+  }
+  __device__ __forceinline__ void walk(bool careful) const {
     int before = 0;  // tiles of the step before
     int number = 0;
     // A NaN among a row's scores shows in its results, whatever is chosen.
@@ -225,7 +263,7 @@ struct Chooser {
       const int tiles = count(index), next = index + kChoiceTiles * team.step();
       ptx::cp_async_wait<1>();  // the V of the step before may still be on its way
       team.sync();
-      const float shrunk = weigh(number, tiles);
+      const float shrunk = weigh(number, tiles, careful);
       team.sync();  // weights and codes are written
       load_scores(next, (number + 1) & 1);
       load_v(number, tiles, index);

@@ -222,7 +222,9 @@ struct Weigher {
   }
   // The same in 16 bits, which the caller stores.
   __device__ __forceinline__ std::uint32_t weighed(float first, float second) {
-    const float weight0 = weight(first), weight1 = weight(second);
+    return packed(weight(first), weight(second));
+  }
+  __device__ __forceinline__ std::uint32_t packed(float weight0, float weight1) {
     sum += weight0 + weight1;
     return C::kType == DType::bf16 ? ptx::pack_bf16x2(weight0, weight1) : ptx::pack_f16x2(weight0, weight1);
   }

@@ -129,10 +129,12 @@ struct RegisterRows {
   }
 
   // Calls visit(i) for both of a lane's rows, but where the warp has eight at most for the first alone.
-  template <typename Visit>
+  template <int kMostRows = kWarpRows, typename Visit>
   __device__ __forceinline__ void each_row(Visit visit) const {
     visit(0);
-    if (team.rows > 8) visit(1);
+    if constexpr (kMostRows > 8) {
+      if (team.rows > 8) visit(1);
+    }
   }
 
   // Compared scores of tile `index`: words of this lane's group of every quad.
@@ -154,14 +156,14 @@ struct RegisterRows {
   // Weighs tile `index`, for the sparse product, whose metadata tells what was kept.
   __device__ __forceinline__ Operands weigh(const float (&scores)[2 * kQuads][4], int index) {
     tile::Kept kept[kQuads];
-    Operands result = weigh_kept(scores, index, kept);
+    Operands result = weigh_kept<kWarpRows>(scores, index, kept);
     write_metadata(codes_of(kept), result);
     return result;
   }
   // The same where the warp has one row, whose codes tell what is to be gathered (tile/few_rows.h).
   __device__ __forceinline__ Operands weigh(const float (&scores)[2 * kQuads][4], int index, std::uint8_t* codes) {
     tile::Kept kept[kQuads];
-    const Operands result = weigh_kept(scores, index, kept);
+    const Operands result = weigh_kept<1>(scores, index, kept);
     const std::uint32_t nibbles = codes_of(kept);
     const auto hidden = [](std::uint32_t word) { return (word & 0xFFFFu) == (kHidden & 0xFFFFu); };
 #pragma unroll
@@ -173,6 +175,7 @@ struct RegisterRows {
     return result;
   }
   // All but telling what was kept.
+  template <int kMostRows>
   __device__ __forceinline__ Operands weigh_kept(const float (&scores)[2 * kQuads][4], int index,
                                                  tile::Kept (&kept)[kQuads]) {
     std::uint32_t words[kQuads][4];
@@ -187,7 +190,7 @@ struct RegisterRows {
     }
     Operands result = {};
     raise(largest, result.shrink);
-    each_row([&](int i) {
+    each_row<kMostRows>([&](int i) {
 #pragma unroll
       for (int quad = 0; quad < kQuads; ++quad) {
         const float first = weight(kept[quad].first, i), second = weight(kept[quad].second, i);
