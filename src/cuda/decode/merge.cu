@@ -44,9 +44,12 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   for (int c = 0; c < kColumns; ++c) sums[warp][lane + 32 * c] = values[c];
   __syncthreads();  // all warps' sums are there
 
-  const int batch = p.kv_heads.quotient(unit);
-  const tile::PackedRow which = p.packed_row(row);
-  const int head = (unit - batch * p.kv_heads.value) * p.heads_per_kv_head + which.head;
+  const int key_head = p.row_tiles.quotient(unit);
+  const int batch = p.kv_heads.quotient(key_head);
+  const int row_of_key_head = (unit - key_head * p.row_tiles.value) * p.rows + row;
+  if (row_of_key_head >= p.all_rows) return;
+  const tile::PackedRow which = p.packed_row(row_of_key_head);
+  const int head = (key_head - batch * p.kv_heads.value) * p.heads_per_kv_head + which.head;
   for (int column = static_cast<int>(threadIdx.x); column < columns; column += kThreads) {
     float value = sums[0][column];
     for (int i = 1; i < kWarps; ++i) value += sums[i][column];
