@@ -64,3 +64,12 @@ def test_float32_equals_one_process(pool, method, lengths):
     for name, ours, wanted in zip(problems.GRADIENTS, joined(pool, problem), problems.whole(problem), strict=True):
         allowed = 5e-3 * float(wanted[wanted.isfinite()].abs().max())
         torch.testing.assert_close(ours, wanted, atol=allowed, rtol=5e-3, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_problems_equal_one_process(pool, seed):
+    """Those of the processes on CPUs, all in float32: uneven lengths, packed batches, grouped heads,
+    both groupings, masks, forward and all gradients."""
+    problem = problems.draw(seed) | {"device": "cuda", "world": 2, "dtype": "float32", "allow_tf32": False}
+    worst = problems.difference(problem, joined(pool, problem), problems.whole(problem))
+    assert max(worst.values(), default=0.0) <= 1.0, f"{worst} of what is allowed: {problem}"
