@@ -36,7 +36,7 @@ def rows() -> dict[str, list[dict[str, Any]]]:
         "density": figures.density("cpu", 64, ["fp32"], 64, [0.5, 1.0], clock),
         "model": text_model.end_to_end("cpu", [64], [2], [32], ["fp32"], 64, clock, names),
         "memory": figures.memory("cpu", [256, 512], ["fp32"], 1, clock),
-        "training": figures.training("cpu", 256, ["fp32"], 1, clock),
+        "training": figures.training("cpu", 64, ["fp32"], 1, clock),
     }
 
 
