@@ -23,9 +23,9 @@ import torch.multiprocessing as multiprocessing
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import dspattn  # noqa: E402
-from bench.common import results as files  # noqa: E402
-from dspattn import parallel  # noqa: E402
+import dspattn
+from bench.common import results as files
+from dspattn import parallel
 
 CASES = ("ring", "all_to_all", "ring+backward", "all_to_all+backward")
 
