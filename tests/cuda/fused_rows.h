@@ -7,7 +7,7 @@
 
 #include "api/device_memory.h"
 #include "check/check.h"
-#include "cuda/device/device.h"
+#include "cuda/random_problems.h"
 
 namespace dspattn {
 
@@ -49,10 +49,7 @@ struct Row {
 class Robust : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    const cuda::DeviceFacts& device = cuda::device_facts(0);
-    if (!device.present || device.major != 9) {
-      GTEST_SKIP() << "needs a Hopper GPU: " << (device.present ? "another architecture" : device.absence);
-    }
+    if (const std::string why = no_hopper(); !why.empty()) GTEST_SKIP() << why;
   }
   Row row() const { return Row(GetParam()); }
 
