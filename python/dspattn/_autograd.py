@@ -17,8 +17,6 @@ from ._schema import DIFFERENTIABLE, TENSORS, BackwardArguments, ProblemArgument
 from ._vmap import batching_rule
 from .errors import DspattnError
 
-BIAS, SINKS = (ProblemArguments._fields.index(name) for name in ("bias", "sinks"))
-
 
 def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     """attention() as PyTorch would run it, without what its Python dispatch costs.
@@ -32,7 +30,7 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     if forward_ad._current_level >= 0:
         _refuse_tangents(problem)
     if torch.is_grad_enabled() and _wants_gradients(problem):
-        return _Attention.apply(*problem)
+        return _Attention.apply(problem, *(getattr(problem, name) for name in DIFFERENTIABLE))
     with torch._C._AutoDispatchBelowAutograd():
         return attention(*problem)
 
@@ -77,24 +75,29 @@ def _wants_gradients(problem: ProblemArguments) -> bool:
 
 
 class _Attention(torch.autograd.Function):
-    """The registered gradient of attention() as a plain autograd function."""
+    """The registered gradient of attention() as a plain autograd function. Its arguments are the problem and, once
+    more, what has gradients: every argument of such a function costs time in both passes."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, problem: ProblemArguments, *_: Tensor | None) -> tuple[Tensor, Tensor]:
         with torch._C._AutoDispatchBelowAutograd():
-            output = attention(*arguments)
-        _save(ctx, arguments, output)
+            output = attention(*problem)
+        _save(ctx, problem, output)
         return output
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _gradients(ctx, d_out, d_lse)
+        return None, *_named_gradients(
+            ctx, dict(zip(DIFFERENTIABLE, ctx.needs_input_grad[1:], strict=True)), d_out, d_lse
+        )
 
 
 class _FunctionalAttention(torch.autograd.Function):
     """The same in the form that torch.func asks for, which costs 20 microseconds more."""
 
-    backward = _Attention.backward
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _gradients(ctx, d_out, d_lse)
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -141,9 +144,21 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradients of every argument of attention(): None for all but q, k, v, the bias and the sinks."""
     needed = ctx.needs_input_grad  # arguments at their defaults may have been left out
+    places = [ProblemArguments._fields.index(name) for name in DIFFERENTIABLE]
+    wanted = {name: index < len(needed) and needed[index] for name, index in zip(DIFFERENTIABLE, places, strict=True)}
     given: list[Tensor | None] = [None] * len(needed)
+    for index, grad in zip(places, _named_gradients(ctx, wanted, d_out, d_lse), strict=True):
+        if grad is not None:
+            given[index] = grad
+    return tuple(given)
+
+
+def _named_gradients(
+    ctx: Any, wanted: dict[str, bool], d_out: Tensor | None, d_lse: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Those of DIFFERENTIABLE; None where none is wanted."""
     if d_out is None and d_lse is None:
-        return tuple(given)
+        return (None,) * len(DIFFERENTIABLE)
     *tensors, out, lse = ctx.saved_tensors
     problem = ProblemArguments(*tensors, *ctx.options)
     traced = torch.compiler.is_compiling()  # before it is known whether the gradients are asked for
@@ -153,15 +168,20 @@ def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Te
         d_lse = d_lse.float().masked_fill(lse == float("-inf"), 0)
     results = BackwardArguments(
         _rows(torch.zeros_like(out) if d_out is None else d_out), out, lse, d_lse,
-        wants_d_bias=len(needed) > BIAS and needed[BIAS], wants_d_sinks=len(needed) > SINKS and needed[SINKS],
+        wants_d_bias=wanted["bias"], wants_d_sinks=wanted["sinks"],
     )  # fmt: skip
-    grads = (attention_backward if traced else _AttentionBackward.apply)(*results, *problem)
-    for name, grad in zip(DIFFERENTIABLE, grads, strict=True):
-        index = ProblemArguments._fields.index(name)
-        if index < len(needed) and needed[index]:
-            # fp32 results have fp32 gradients, to be added up before they are rounded.
-            given[index] = grad.to(getattr(problem, name).dtype)
-    return tuple(given)
+    if traced:
+        grads = attention_backward(*results, *problem)
+    elif torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+        grads = _AttentionBackward.apply(*results, *problem)
+    else:  # nobody differentiates or maps over this one: without what an autograd.Function costs, 100 microseconds
+        with torch._C._AutoDispatchBelowAutograd():
+            grads = attention_backward(*results, *problem)
+    # fp32 results have fp32 gradients, to be added up before they are rounded.
+    return tuple(
+        grad.to(getattr(problem, name).dtype) if wanted[name] else None
+        for name, grad in zip(DIFFERENTIABLE, grads, strict=True)
+    )
 
 
 def _rows(tensor: Tensor) -> Tensor:
