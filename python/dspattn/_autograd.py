@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ._not_offered import GRADIENTS, forward_mode, refuse_tangents
 from ._ops import attention, attention_backward
 from ._schema import DIFFERENTIABLE, TENSORS, BackwardArguments, ProblemArguments
 from ._vmap import batching_rule
 from .errors import DspattnError
+
+DIFFERENTIATED = [ProblemArguments._fields.index(name) for name in DIFFERENTIABLE]
+BIAS, SINKS = (ProblemArguments._fields.index(name) for name in ("bias", "sinks"))
 
 
 def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
@@ -28,9 +32,9 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return _FunctionalAttention.apply(*problem)
     if forward_ad._current_level >= 0:
-        _refuse_tangents(problem)
+        refuse_tangents(problem[:TENSORS])
     if torch.is_grad_enabled() and _wants_gradients(problem):
-        return _Attention.apply(problem, *(getattr(problem, name) for name in DIFFERENTIABLE))
+        return _Attention.apply(*problem[:TENSORS], problem[TENSORS:])
     with torch._C._AutoDispatchBelowAutograd():
         return attention(*problem)
 
@@ -51,21 +55,6 @@ def repeatable(problem: ProblemArguments) -> ProblemArguments:
     return problem
 
 
-def _refuse_tangents(problem: ProblemArguments) -> None:
-    for tensor in problem.tensors().values():
-        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
-            _forward_mode()
-
-
-def _forward_mode(*_: Any) -> NoReturn:
-    raise DspattnError(
-        [
-            "query, key, value: expected no tangents (derivatives in forward mode, jvp and jacfwd, are not offered; "
-            "torch.func.vjp and jacrev are), got a dual tensor"
-        ]
-    )
-
-
 def _wants_gradients(problem: ProblemArguments) -> bool:
     """Spelt out, which is faster than any(); the tensors that are not named here have no floating type."""
     q, k, v, _, bias, *_ = problem
@@ -75,29 +64,27 @@ def _wants_gradients(problem: ProblemArguments) -> bool:
 
 
 class _Attention(torch.autograd.Function):
-    """The registered gradient of attention() as a plain autograd function. Its arguments are the problem and, once
-    more, what has gradients: every argument of such a function costs time in both passes."""
+    """The registered gradient of attention() as a plain autograd function. It takes the arguments that are no tensors
+    as one: PyTorch looks at each, forward and back."""
 
     @staticmethod
-    def forward(ctx: Any, problem: ProblemArguments, *_: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        *tensors, options = given
+        arguments = (*tensors, *options)
         with torch._C._AutoDispatchBelowAutograd():
-            output = attention(*problem)
-        _save(ctx, problem, output)
+            output = attention(*arguments)
+        _save(ctx, arguments, output)
         return output
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        return None, *_named_gradients(
-            ctx, dict(zip(DIFFERENTIABLE, ctx.needs_input_grad[1:], strict=True)), d_out, d_lse
-        )
+        return _gradients(ctx, d_out, d_lse)
 
 
 class _FunctionalAttention(torch.autograd.Function):
     """The same in the form that torch.func asks for, which costs 20 microseconds more."""
 
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _gradients(ctx, d_out, d_lse)
+    backward = _Attention.backward
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -108,7 +95,7 @@ class _FunctionalAttention(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         _save(ctx, inputs, output)
 
-    jvp = staticmethod(_forward_mode)  # type: ignore[assignment]
+    jvp = staticmethod(forward_mode)  # type: ignore[assignment]
     vmap = staticmethod(batching_rule(lambda *arguments: run(ProblemArguments(*arguments)), 0))
 
 
@@ -123,7 +110,7 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
         _second_order()
 
-    jvp = staticmethod(_forward_mode)  # type: ignore[assignment]
+    jvp = staticmethod(forward_mode)  # type: ignore[assignment]
 
 
 class _AttentionBackward(_Gradient):
@@ -144,21 +131,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradients of every argument of attention(): None for all but q, k, v, the bias and the sinks."""
     needed = ctx.needs_input_grad  # arguments at their defaults may have been left out
-    places = [ProblemArguments._fields.index(name) for name in DIFFERENTIABLE]
-    wanted = {name: index < len(needed) and needed[index] for name, index in zip(DIFFERENTIABLE, places, strict=True)}
     given: list[Tensor | None] = [None] * len(needed)
-    for index, grad in zip(places, _named_gradients(ctx, wanted, d_out, d_lse), strict=True):
-        if grad is not None:
-            given[index] = grad
-    return tuple(given)
-
-
-def _named_gradients(
-    ctx: Any, wanted: dict[str, bool], d_out: Tensor | None, d_lse: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    """Those of DIFFERENTIABLE; None where none is wanted."""
     if d_out is None and d_lse is None:
-        return (None,) * len(DIFFERENTIABLE)
+        return tuple(given)
     *tensors, out, lse = ctx.saved_tensors
     problem = ProblemArguments(*tensors, *ctx.options)
     traced = torch.compiler.is_compiling()  # before it is known whether the gradients are asked for
@@ -168,20 +143,25 @@ def _named_gradients(
         d_lse = d_lse.float().masked_fill(lse == float("-inf"), 0)
     results = BackwardArguments(
         _rows(torch.zeros_like(out) if d_out is None else d_out), out, lse, d_lse,
-        wants_d_bias=wanted["bias"], wants_d_sinks=wanted["sinks"],
+        wants_d_bias=len(needed) > BIAS and needed[BIAS], wants_d_sinks=len(needed) > SINKS and needed[SINKS],
     )  # fmt: skip
+    for index, grad in zip(DIFFERENTIATED, _backward(results, problem, traced), strict=True):
+        if index < len(needed) and needed[index]:
+            # fp32 results have fp32 gradients, to be added up before they are rounded.
+            dtype = problem[index].dtype
+            given[index] = grad if grad.dtype == dtype else grad.to(dtype)
+    return tuple(given)
+
+
+def _backward(results: BackwardArguments, problem: ProblemArguments, traced: bool) -> tuple[Tensor, ...]:
+    """attention_backward(), as something that has no gradient where one could be asked for: that costs 100
+    microseconds, and every step of a training without need."""
     if traced:
-        grads = attention_backward(*results, *problem)
-    elif torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
-        grads = _AttentionBackward.apply(*results, *problem)
-    else:  # nobody differentiates or maps over this one: without what an autograd.Function costs, 100 microseconds
-        with torch._C._AutoDispatchBelowAutograd():
-            grads = attention_backward(*results, *problem)
-    # fp32 results have fp32 gradients, to be added up before they are rounded.
-    return tuple(
-        grad.to(getattr(problem, name).dtype) if wanted[name] else None
-        for name, grad in zip(DIFFERENTIABLE, grads, strict=True)
-    )
+        return attention_backward(*results, *problem)
+    if torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return _AttentionBackward.apply(*results, *problem)
+    with torch._C._AutoDispatchBelowAutograd():
+        return attention_backward(*results, *problem)
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -194,8 +174,8 @@ def _second_order(*_: Any) -> NoReturn:
     )
 
 
-torch.library.register_autograd("dspattn::attention", _gradients, setup_context=_save)
-torch.library.register_autograd("dspattn::attention_backward", _second_order)
+torch.library.register_autograd("dspattn::attention", _gradients, setup_context=_save, lib=GRADIENTS)
+torch.library.register_autograd("dspattn::attention_backward", _second_order, lib=GRADIENTS)
 torch.library.register_vmap("dspattn::attention", batching_rule(attention, 0))
 torch.library.register_vmap(
     "dspattn::attention_backward", batching_rule(attention_backward, len(BackwardArguments._fields))
