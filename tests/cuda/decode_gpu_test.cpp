@@ -460,8 +460,8 @@ TEST_P(DecodeRow, HeadsChooseTogether) {
   }
 }
 
-// A head whose best key the others choose away, and whose weights of what is left are next to nothing beside it: they are
-// still the weights of what is kept.
+// A head whose best key the others choose away, and whose weights of what is left are next to nothing beside it: they
+// are still the weights of what is kept.
 TEST_P(DecodeRow, WhatOthersChooseAway) {
   if (row().dtype == DType::f32 || row().dim > 128) GTEST_SKIP() << "not compiled";
   constexpr std::int64_t kHeads = 3, kKeys = 128;

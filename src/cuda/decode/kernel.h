@@ -93,10 +93,10 @@ __device__ __forceinline__ void begin_keys(const Team<C>& team) {
   team.load_k(team.first_tile() + team.step(), team.place(1));
 }
 
-// All of a team's tiles, after begin_keys() and a group of copies of nothing; a team is one warp. weighed = weigh(index,
-// k, buffer) when K is there, which asks for the K of two tiles later as soon as this one is read and leaves the codes of
-// what is kept; a tile later, when the kept rows of V are there, accumulate(weighed, v, buffer). shrink(weighed) follows
-// the tile before's: what is added up by then is relative to the reference before this tile.
+// All of a team's tiles, after begin_keys() and a group of copies of nothing; a team is one warp. weighed =
+// weigh(index, k, buffer) when K is there, which asks for the K of two tiles later as soon as this one is read and
+// leaves the codes of what is kept; a tile later, when the kept rows of V are there, accumulate(weighed, v, buffer).
+// shrink(weighed) follows the tile before's: what is added up by then is relative to the reference before this tile.
 template <typename C, typename Weigh, typename Accumulate, typename Shrink>
 __device__ __forceinline__ void walk_gathered(Team<C>& team, Weigh weigh, Accumulate accumulate, Shrink shrink) {
   const auto v = [&](int buffer) { return team.place(2) + static_cast<std::uint32_t>(buffer * team.layout.v_bytes); };

@@ -278,8 +278,8 @@ struct RegisterRows {
 #pragma unroll
       for (int chunk = 0; chunk < C::kHeadDim / 8; chunk += 2) {
         std::uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, Products16<C>::at(v, C::kTileK / 2, 16 * slice + (team.lane & 15),
-                                                    chunk + (team.lane >> 4)));
+        ptx::ldmatrix_x4_trans(
+            b, Products16<C>::at(v, C::kTileK / 2, 16 * slice + (team.lane & 15), chunk + (team.lane >> 4)));
         ptx::mma_32_bytes<Element>(team.products.out[chunk], operands.weights[slice], b[0], b[1]);
         ptx::mma_32_bytes<Element>(team.products.out[chunk + 1], operands.weights[slice], b[2], b[3]);
       }
