@@ -90,27 +90,15 @@ DSPATTN_HOST_DEVICE constexpr int first_packed_tile(int begin, int sequence, int
   return begin / tile_q + sequence;
 }
 
-// Item `item`: of which (sequence, key head), and which key tile of `key_tiles`. Heads come in groups, and their key tiles
-// in turn: the neighbours of a head are then begun further apart, which gives each time to add its shares before the
-// next one asks for them.
+// Item `item`: of which (sequence, key head), and which key tile of `key_tiles`.
 struct GradientItem {
   int sequence_head;
   int key_tile;
 };
-struct GradientItems {
-  Divisor key_tiles;
-  int heads;  // (sequence, key head) pairs
-  int group;  // of heads
-
-  DSPATTN_HOST_DEVICE constexpr GradientItem item(int index) const {
-    const int row = key_tiles.quotient(index);  // as if groups were rows of heads: all before a group are whole
-    const int first = row / group * group;
-    const int size = heads - first < group ? heads - first : group;
-    const int within = index - first * key_tiles.value;
-    const int turn = within / size;
-    return {first + within - turn * size, key_tiles.value - 1 - turn};
-  }
-};
+DSPATTN_HOST_DEVICE constexpr GradientItem gradient_item(int item, const Divisor& key_tiles) {
+  const int sequence_head = key_tiles.quotient(item);
+  return {sequence_head, key_tiles.value - 1 - (item - sequence_head * key_tiles.value)};
+}
 
 // An fp32 sum of a query tile lies as threads hold it: in panels of 64 x 64, and there four registers of each of 128
 // threads after the other. Row and column of register i (0..3) of group `four` of thread `thread`: of the panel.

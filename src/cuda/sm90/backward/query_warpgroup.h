@@ -114,20 +114,20 @@ struct QueryWarpgroup {
     }
     return false;
   }
-  // Tiles whose stages are free; and, whether they are or not, those that the key warpgroups need to get to the end of
-  // the step in work. By warp 0.
-  __device__ __forceinline__ void load_tiles() {
-    if (uniform(thread() / 32) != kLoadingWarp) return;
+  // Tiles until the ring holds `ahead` from the one in work on; waits for their stages.
+  __device__ __forceinline__ void load_ahead(int ahead) {
+    if (uniform(thread() / 32) != 0) return;
 #pragma unroll 1
-    while (finds_next()) {
-      if (loaded < number + kLoadsNeeded) {
-        loads.await_empty(shared.empty);
-      } else {
-        const auto is_free = static_cast<int>(ptx::mbarrier_test(loads.barrier(shared.empty), loads.parity ^ 1));
-        if (uniform(is_free) == 0) return;
-      }
+    while (loaded < number + ahead && finds_next()) {
+      loads.await_empty(shared.empty);
       load_tile(item(load_number));
     }
+  }
+  // One tile more, if its stage is free already.
+  __device__ __forceinline__ void load_if_free() {
+    if (uniform(thread() / 32) != 0 || loaded >= number + C::kStages || !finds_next()) return;
+    const auto is_free = static_cast<int>(ptx::mbarrier_test(loads.barrier(shared.empty), loads.parity ^ 1));
+    if (uniform(is_free) != 0) load_tile(item(load_number));
   }
 
   // 64 x 64 of dS K over the key tile: rows of panel `rows` of the queries, columns of panel `columns` of K.
@@ -171,7 +171,7 @@ struct QueryWarpgroup {
   struct Share {
     std::int32_t* count;
     float* to;   // of this thread
-    int before;  // shares that must have been added
+    int before;  // warps that must have added theirs
   };
   __device__ __forceinline__ Share share_of(const WalkPlace& place) const {
     const Step step = step_of(params, item(item_number), place);
@@ -179,10 +179,10 @@ struct QueryWarpgroup {
     const std::int64_t tile =
         static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value + step.scratch_tile;
     return {params.scratch.counts + tile, params.scratch.sums + tile * (C::kTileQ * C::kHeadDim) + 4 * thread(),
-            turn.before};
+            kCountsOfShare * turn.before};
   }
 
-  // This CTA's share of a step's dQ. Every warp waits for its turn and adds its rows; when all have, one counts that.
+  // This CTA's share of a step's dQ. Every warp waits for its turn, adds its rows, and counts that.
   __device__ __forceinline__ void run_step(const WalkPlace& place) {
     const Share share = share_of(place);
     // The last share is counted, and whose turn it is asked for, while the key warpgroups are still at work.
@@ -198,24 +198,23 @@ struct QueryWarpgroup {
       const int column = pass * C::kSumColumns;  // as if all rows lay side by side
       issue_d_q(d, column / C::kHeadDim, column % C::kHeadDim);
       ptx::wgmma_commit();
+      load_if_free();
       if (pass == 0) {
         if (leads_warp() && counted < share.before) ptx::await_count(share.count, share.before);
         __syncwarp();
-      } else if (pass % 2 == 0) {
-        load_tiles();
       }
       ptx::wgmma_wait<0>();
       if (pass == C::kSumPasses - 1 && leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&shared.free[slot]));
       add_share(share.to + pass * 64 * C::kSumColumns, d, share.before == 0);
     }
-    ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // all additions come before the count
     to_count = share.count;
     if (!C::kCountsLater) count_last();
     ++number;
   }
-  // The additions of the last share, all of the warpgroup's. By a warp that does not load: either takes its time.
+  // The additions of the last share, all of the warp's.
   __device__ __forceinline__ void count_last() {
-    if (thread() == 32 * kCountingWarp && to_count != nullptr) ptx::count_up(to_count);
+    __syncwarp();
+    if (leads_warp() && to_count != nullptr) ptx::count_up(to_count);
     to_count = nullptr;
   }
 
@@ -233,13 +232,13 @@ struct QueryWarpgroup {
         if (kEarlyKeys) copy_next_keys();
         if (kEarlyValues) copy_next_values();
       }
-      load_tiles();
-      if (i == max(steps - kStepsAhead + 1, min(steps - 1, 1))) {
+      load_ahead(kLoadsAhead);
+      if (i == steps - 1) {
         if (kEarlyKeys) complete_next_keys();
         if (kEarlyValues) complete_next_values();
         if (kEarlyKeys && kEarlyValues) arrive(shared.described, taken - 1);
+        if (!kEarlyValues) copy_next_values();
       }
-      if (i == steps - 1 && !kEarlyValues) copy_next_values();
       run_step(place);
       place.advance(item(item_number));
     }
@@ -249,7 +248,7 @@ struct QueryWarpgroup {
     if (steps == 0 || !kEarlyKeys) copy_next_keys();
     if (steps == 0) copy_next_values();
     if (steps > 0 && kEarlyKeys && kEarlyValues) return;
-    load_tiles();
+    load_ahead(kLoadsAhead);
     if (steps == 0 || !kEarlyKeys) complete_next_keys();
     if (steps == 0 || !kEarlyValues) complete_next_values();
     arrive(shared.described, taken - 1);
@@ -258,7 +257,7 @@ struct QueryWarpgroup {
   // All of this CTA's items.
   __device__ __forceinline__ void run() {
     take_next();
-    load_tiles();
+    load_ahead(kLoadsAhead);
     copy_next_keys();
     copy_next_values();
     complete_next_keys();
@@ -268,10 +267,9 @@ struct QueryWarpgroup {
     for (; uniform(item(item_number).valid) != 0; ++item_number) run_item();
   }
 
-  static constexpr int kLoadingWarp = 0, kCountingWarp = 1;
-  // Tiles: the one in work; the next, where its scores come before this one's dS or it would come too late.
-  static constexpr int kLoadsNeeded = C::kScoresAhead || C::kStages == 2 ? 2 : 1;
-  static constexpr int kStepsAhead = 3;
+  // Stages that are free when a step begins: the one before's is still in use then.
+  static constexpr int kLoadsAhead = C::kStages > 2 ? C::kStages - 1 : C::kStages;
+  static constexpr int kStepsAhead = 2;
 };
 
 }  // namespace dspattn::cuda::sm90::backward
