@@ -175,7 +175,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "vibevoice_acoustic_tokenizer": _VIBEVOICE,
     "vibevoice_acoustic_tokenizer_encoder": _VIBEVOICE,
     "vibevoice_acoustic_tokenizer_decoder": _VIBEVOICE,
-    "vibevoice": {f"{part}.{k}": v for part in ("audio_config", "semantic_model_config") for k, v in _VIBEVOICE.items()},
+    "vibevoice": {
+        f"{part}.{k}": v for part in ("audio_config", "semantic_model_config") for k, v in _VIBEVOICE.items()
+    },
     "vibevoice_asr": {
         f"{part}.{k}": v for part in ("acoustic_tokenizer_encoder_config", "semantic_tokenizer_encoder_config")
         for k, v in _VIBEVOICE.items()
@@ -194,7 +196,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         "decoder_config.cross_num_key_value_heads": 4,
     },
     "efficientloftr": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8},
-    "lightglue": {"descriptor_dim": 64, "keypoint_detector_config.descriptor_decoder_dim": 64, "intermediate_size": 128},
+    "lightglue": {
+        "descriptor_dim": 64, "keypoint_detector_config.descriptor_decoder_dim": 64, "intermediate_size": 128,
+    },
     "mimo_v2_flash": {"num_key_value_heads": 2},
     "muse_spark_audio": {"num_hidden_layers": 4},
     "pp_ocrv6_medium_det": {
@@ -261,7 +265,7 @@ CLASSES = {
 NONE = {
     "voxtral_realtime_text": "transformers has no class of the name that it is listed under",
     "glm_image_vqmodel": "it has no forward method",
-    "sam3_video": "it tracks what its detector finds, which with random weights is nothing; both of its halves are walked",
+    "sam3_video": "it tracks what its detector finds, with random weights nothing; both of its halves are walked",
 }
 
 # By family: each input, or a function of the random numbers that makes it; or one function of both, model and numbers.
