@@ -64,15 +64,15 @@ inline constexpr int kChoiceTiles = 2;
 //
 //   q        rows of all warps of a team, swizzled (16-bit) or plain (fp32)
 //   ring     of every team: K and V tiles (kernel.h); where heads have scores, V tiles and scores of the workspace
-//   scores   of every warp: [rows][tile keys + 8] fp32; the 8 keep 16 lanes' pairs in different banks
-//   weights  of every warp, `buffers` times: [rows][kept keys + 16 bytes], in the inputs' type; 8 rows in different
-//   banks codes    of every warp, `buffers` times: [rows][groups] bytes (tile/few_rows.h) kept     of every team, where
-//   scores stay: [tiles][rows][tile keys] fp16
+//   scores   of every warp, where not in registers: [rows][tile keys + 8] fp32, 16 lanes' pairs in different banks
+//   weights  of every warp, the same, `buffers` times: [rows][kept keys + 16 bytes], 8 rows in different banks
+//   codes    of every warp, where weights are or V is gathered, `buffers` times: [rows][groups] bytes (tile/few_rows.h)
+//   kept     of every team, where scores stay: [tiles][rows][tile keys] fp16
 //
 // and at the end, over all of it, every warp's 16 rows of output in fp32; behind both
 //
 //   stats    of every warp's rows: reference and sum
-//   joined   of every row, of the whole CTA, and a second time for what heads choose by
+//   joined   of every row: of the whole CTA; a second time for what heads choose by, and for the whole cluster
 //   factors  of every row: what its parts are multiplied by when they are joined
 //   whole    of every row, where heads choose together: of all keys
 struct SharedLayout {

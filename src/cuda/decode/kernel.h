@@ -1,19 +1,20 @@
-// Attention of few query rows against many keys, bound by memory's bandwidth: the keys of a (sequence, key head) are
-// split over CTAs, and a CTA's over its teams of warps (config.h).
+// Attention of few query rows against many keys, bound by memory's bandwidth: the keys of a (sequence, key head, tile
+// of rows) are split over CTAs, and a CTA's over its teams of warps (config.h).
 //
 // A team walks its key tiles. Where rows keep different keys all of V is wanted (walk_whole); K and V tiles alternate
 // in a ring of three, in the order of their use:
 //
-//   await K(i); scores(i) to shared memory; ask for V(i + 1) where K(i) was
+//   await K(i); scores(i); ask for V(i + 1) where K(i) was
 //   weights(i) from scores(i)
 //   await V(i); output += weights(i) V(i); ask for K(i + 2) where V(i) was
 //
 // Where all rows keep the same, V's kept rows alone are gathered (walk_gathered), and used a tile later:
 //
-//   await K(i); scores(i) to shared memory; ask for K(i + 2) where K(i) was
+//   await K(i); scores(i); ask for K(i + 2) where K(i) was
 //   weights(i) from scores(i); ask for the kept rows of V(i)
 //   await V(i - 1); output += weights(i - 1) V(i - 1)
 //
+// From scores to weights everything is in registers (weigh16.h), or in shared memory where these are too few (weigh.h).
 // In the end the teams' results are joined in shared memory, and those of a cluster's CTAs (join.h). Requires sm_80;
 // clusters sm_90; tensors of any stride.
 #pragma once

@@ -1,8 +1,8 @@
-// From a tile's scores to weights, for the up to 16 rows of a warp: scale, bias, mask, select, exponentiate.
+// From a tile's scores to weights, for the up to 16 rows of a warp: scale, bias, mask, select, exponentiate. For fp32,
+// for rows too long for registers (weigh16.h), and for heads that choose together (together.h).
 //
 // Scores pass through shared memory, where the four keys of a group are neighbours. A row's groups are dealt to 32 /
-// rows lanes, so that one row keeps all lanes busy as well as sixteen do. Memory's bandwidth leaves time for this: at
-// d = 128 a multiprocessor has about 6500 instructions for a tile.
+// rows lanes, so that one row keeps all lanes busy as well as sixteen do.
 #pragma once
 
 #include <cmath>

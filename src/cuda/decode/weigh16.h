@@ -14,13 +14,6 @@
 
 namespace dspattn::cuda::decode {
 
-// Row of a K tile's 16 that column `column` of accumulator `which` (0 or 1) is of: elements 0 and 1 of its group in
-// one, 2 and 3 in the other, in another order for the last two groups.
-DSPATTN_HOST_DEVICE constexpr int row_of_column(int which, int column) {
-  const int group = column >> 1;
-  return 4 * group + 2 * (which ^ (group >> 1)) + (column & 1);
-}
-
 template <typename C>
 struct RegisterRows {
   static constexpr int kQuads = C::kTileK / 16;          // of groups
@@ -51,7 +44,7 @@ struct RegisterRows {
   // Products of all keys of a tile; then it may be overwritten.
   __device__ __forceinline__ void score(std::uint32_t k, float (&scores)[2 * kQuads][4]) const {
     const int matrix = team.lane >> 3, in_matrix = team.lane & 7;
-    const int k_row = row_of_column(matrix >> 1, in_matrix);
+    const int k_row = tile::row_of_column(matrix >> 1, in_matrix);
 #pragma unroll
     for (auto& of_columns : scores) {
       for (float& x : of_columns) x = 0;
@@ -90,7 +83,7 @@ struct RegisterRows {
     float4 seen[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const bool plain = t < 2;  // see row_of_column()
+      const bool plain = t < 2;  // see tile::row_of_column()
       const float4 raw = make_float4(plain ? low[2 * i] : high[2 * i], plain ? low[2 * i + 1] : high[2 * i + 1],
                                      plain ? high[2 * i] : low[2 * i], plain ? high[2 * i + 1] : low[2 * i + 1]);
       const tile::PackedRow row = team.part.packed_row(p, team.first_row + g + 8 * i);
