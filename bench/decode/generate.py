@@ -199,13 +199,32 @@ def compared(shape, batch, n, found):
     return rows
 
 
+def table(rows):
+    """What docs/decode.md shows: tokens a second of PyTorch's, and how many times as many the others."""
+    ways = ("2:4 own", "1:2 own", "2:4 shared", "1:2 shared")
+    lines = [
+        "| key heads | prompt | PyTorch's, tokens/s | " + " | ".join(ways) + " |",
+        "|---|---|---|" + "---|" * len(ways),
+    ]
+    for kv_heads, prompt in dict.fromkeys((row["kv_heads"], row["prompt"]) for row in rows):
+        here = {row["way"]: row for row in rows if (row["kv_heads"], row["prompt"]) == (kv_heads, prompt)}
+        best = max(row.get("tokens_per_s", 0) for way, row in here.items() if way.startswith("sdpa"))
+        cells = [f"{here[way]['ratio']:.2f}" if here.get(way, {}).get("ratio") else "" for way in ways]
+        lines.append(f"| {kv_heads} | {prompt} | {best:,.0f} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--table", help="JSON file whose table to print, measuring nothing")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table(results.read(arguments.table)["rows"]))
+        return
     facts = results.gpu()
     timing.warm_up(2.0)
     torch.manual_seed(0)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from bench.decode.generate import Generation, Model, Shape, compared, dense, dense_repeated, pruned
+from bench.common import results
+from bench.decode.generate import Generation, Model, Shape, compared, dense, dense_repeated, pruned, table
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, d=16, vocabulary=50)
 
@@ -53,3 +54,8 @@ def test_ratios_are_to_the_faster_of_pytorchs():
 def test_a_second_run_starts_anew(model):
     generation = Generation(model, dense, torch.randint(SHAPE.vocabulary, (1, 5)), new_tokens=4)
     assert torch.equal(generation.tokens(4), generation.tokens(4))
+
+
+def test_the_page_has_the_table():
+    rows = results.read(results.FOLDER / "generate_h200.json")["rows"]
+    assert table(rows) in (results.ROOT / "docs" / "decode.md").read_text("utf-8")

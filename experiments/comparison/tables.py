@@ -99,7 +99,8 @@ def on_gpu(figure: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def _source(content: dict[str, Any]) -> str:
-    return f"{content['device']['name']}, revision {content['commit']}, `{content['command']}`"
+    revision, dash, dirty = content["commit"].partition("-")
+    return f"{content['device']['name']}, revision {revision[:12]}{dash}{dirty}, `{content['command']}`"
 
 
 def _with_model_ratios(rows: Rows) -> Rows:
