@@ -170,7 +170,9 @@ TEST_P(NonFinite, AnInfiniteKeyStaysWithTheRowsThatItMakesNan) {
   EXPECT_GT(finite, 10);
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, NonFinite, ::testing::Values("general_bf16", "general_fp32"),
+INSTANTIATE_TEST_SUITE_P(Rows, NonFinite,
+                         ::testing::Values("general_bf16", "general_fp32", "sm90_fused_backward_2_4_bf16_d64",
+                                           "sm90_fused_backward_1_2_fp16_d128"),
                          [](const auto& row) { return row.param; });
 
 }  // namespace
