@@ -99,7 +99,8 @@ def on_gpu(figure: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def _source(content: dict[str, Any]) -> str:
-    return f"{content['device']['name']}, revision {content['commit']}, `{content['command']}`"
+    revision, dash, dirty = content["commit"].partition("-")
+    return f"{content['device']['name']}, revision {revision[:12]}{dash}{dirty}, `{content['command']}`"
 
 
 def _with_model_ratios(rows: Rows) -> Rows:
@@ -232,9 +233,19 @@ def _short_memory(rows: Rows) -> list[str]:
     return _grid("MiB beyond the inputs, n", lengths, lines)
 
 
+def _short_training(rows: Rows) -> list[str]:
+    names = [name for name in ("full", "cudnn", "sdpa", "pipeline", "fused") if of(rows, kernel=name)]
+    lines = []
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        found = [of(rows, dtype=dtype, kernel=name)[0] for name in names]
+        times = [f"{row['median_us'] / 1e3:.2f}" if row["median_us"] else "cannot" for row in found]
+        lines += [(f"{dtype}, ms", times), (f"{dtype}, MiB beyond the inputs", [_mebibytes(row) for row in found])]
+    return _grid(f"forward and backward, n = {rows[0]['n_k']}, batch {rows[0]['batch']}", names, lines)
+
+
 SHORT: dict[str, Callable[[Rows], list[str]]] = {
     "latency": _short_latency, "crossings": _crossings, "overhead": _short_overhead, "density": _short_density,
-    "model": _short_model, "memory": _short_memory,
+    "model": _short_model, "memory": _short_memory, "training": _short_training,
 }  # fmt: skip
 
 
@@ -283,6 +294,16 @@ def _text(figure: str, content: dict[str, Any]) -> list[str]:
                 "",
                 *_length_table(mine, _mebibytes),
             ]
+        elif figure == "training":
+            size = f"n = {mine[0]['n_k']}, batch {mine[0]['batch']}"
+            lines += [f"Forward and backward, {dtype}, {size}:", "", "| | ms | MiB beyond inputs and parameters |"]
+            lines += ["|---|---|---|"]
+            lines += [
+                f"| {row['kernel']} | {row['median_us'] / 1e3:.2f} | {_mebibytes(row)} |"
+                if row["median_us"]
+                else f"| {row['kernel']} | cannot | |"
+                for row in mine
+            ]
         elif figure in ("latency", "overhead"):
             over = "unfused full attention" if figure == "latency" else "the product alone"
             lines += [f"Speed over {over}, {dtype}:", "", *_length_table(mine, _speed)]
@@ -312,7 +333,7 @@ def figure_text(figure: str) -> Callable[[], str]:
     return make
 
 
-FIGURES = ("latency", "overhead", "density", "model", "memory")
+FIGURES = ("latency", "overhead", "density", "model", "memory", "training")
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "comparison.md": {block: short_text(block) for block in SHORT},
     "zoo.md": {"zoo": zoo_table},

@@ -7,7 +7,8 @@
 `tokens` turns the texts into one file, so that the machine with the GPU needs neither texts nor tokenizer. `measure`
 trains the models of one seed side by side: each takes a step in turn, on the same windows of text, so that they share
 the state of the machine, and which one begins changes from step to step. A step is forward, backward, clipping and
-AdamW; weights are fp32, on a GPU forward and backward run in bf16 (autocast). At the end each model reads the whole
+AdamW; weights are fp32, on a GPU forward and backward run in bf16 (autocast). Dense attention is PyTorch's
+scaled_dot_product_attention, by the kernel that it chooses. At the end each model reads the whole
 test text. If the asked steps would not fit into --budget-seconds, all runs take fewer; the file says how many.
 """
 
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -147,7 +149,7 @@ def train(
 ) -> list[dict[str, Any]]:
     """All runs of a seed, step by step in turn; a row each."""
     runs = [start(base, attention, seed, options) for attention in ATTENTIONS]
-    for step in range(options.steps):
+    for step in tqdm(range(options.steps), desc=f"seed {seed}", unit=" steps", disable=None):
         batch = example.batch_of(step, seed, windows, options.batch)
         first = step % len(runs)
         for run in runs[first:] + runs[:first]:
@@ -180,9 +182,9 @@ def train(
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser, run = commands(__doc__, "train and time", "wikitext2", ROOT / "out" / "finetune" / "tokens.npz")
     run.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    run.add_argument("--steps", type=int, default=100, help="at most")
+    run.add_argument("--steps", type=int, default=120, help="at most")
     run.add_argument("--length", type=int, default=1024, help="tokens of a window")
-    run.add_argument("--batch", type=int, default=16, help="windows of a step")
+    run.add_argument("--batch", type=int, default=8, help="windows of a step")
     run.add_argument("--rate", type=float, default=2e-4, help="highest learning rate")
     run.add_argument("--warm-up", type=int, default=10, help="steps until it is reached; then it falls as a cosine")
     run.add_argument("--limit", type=int, help="tokens of the test text (default: all)")
@@ -211,10 +213,11 @@ def load(options: argparse.Namespace) -> tuple[Any, Tensor, Tensor]:
     else:
         tokens = read_tokens(options.tokens, None)
         model, _ = load_smollm2(folder=options.cache)
-    count = len(tokens["train"]) // options.length
+    count = (len(tokens["train"]) - 1) // options.length
     if count < options.batch:
         raise DataError(f"--batch: expected at most the {count} windows of the training text, got {options.batch}")
-    windows = tokens["train"][: count * options.length].view(count, options.length)
+    # One token more than attention sees: the last one is predicted only.
+    windows = tokens["train"].unfold(0, options.length + 1, options.length)
     return model, windows, tokens["test"][: options.limit]
 
 

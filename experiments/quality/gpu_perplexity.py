@@ -2,6 +2,7 @@
 
     python experiments/quality/gpu_perplexity.py tokens --data FOLDER --out out/quality/tokens.npz
     python experiments/quality/gpu_perplexity.py measure --tokens out/quality/tokens.npz --cache FOLDER
+    python experiments/quality/gpu_perplexity.py measure --modes "2:4 interleaved drop,2:4 interleaved drop shared"
 
 `tokens` turns the texts into a file of a megabyte, so that the machine with the GPU needs neither texts nor tokenizer.
 `measure` runs SmolLM2-135M-Instruct over the whole WikiText-2 test and 262,144 tokens of IMDB reviews in windows that
@@ -35,6 +36,7 @@ from quality_tasks import DataError, read_text  # noqa: E402
 
 import dspattn  # noqa: E402
 from bench.common import results, timing  # noqa: E402
+from dspattn.integrations.huggingface import implementation_name, register_pattern  # noqa: E402
 from dspattn.pretrained import PretrainedError, load_smollm2  # noqa: E402
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)  # 8192: as far as the model was trained
@@ -50,6 +52,7 @@ class Mode:
     pattern: str = "dense"
     grouping: str = "none"
     rest: str = "none"
+    selection: str = "own"  # "shared": between the query heads that share a key head
 
     @property
     def dense(self) -> bool:
@@ -57,19 +60,26 @@ class Mode:
 
     @property
     def label(self) -> str:
-        return " ".join([self.pattern] + ([] if self.dense else [self.grouping, self.rest]))
+        parts = [self.pattern] + ([] if self.dense else [self.grouping, self.rest])
+        return " ".join(parts + ["shared"] * (self.selection == "shared"))
 
     @property
     def name(self) -> str:
-        """What transformers knows it by. Dense is PyTorch's own attention: the stock model."""
+        """What transformers knows it by, once :meth:`register` was called. Dense is PyTorch's own: the stock model."""
         if self.dense:
             return "sdpa"
-        parts = ["dspattn", self.pattern.replace(":", "_")]
-        return "_".join(parts + ["consecutive"] * (self.grouping == "consecutive") + ["mean"] * (self.rest == "mean"))
+        return implementation_name(self.pattern, self.grouping, self.rest, self.selection)
+
+    def register(self) -> str:
+        """The name; those of shared selections are not among what the package registers by itself."""
+        if self.selection == "shared":
+            register_pattern(self.pattern, self.grouping, rest=self.rest, selection="shared")
+        return self.name
 
 
 DENSE = Mode()
 MODES = (DENSE, *(Mode(p, g, r) for p in PATTERNS for g in GROUPINGS for r in RESTS))
+SHARED = tuple(Mode(p, "interleaved", "drop", "shared") for p in PATTERNS)  # measured when asked for
 
 
 # ---- the texts
@@ -177,6 +187,8 @@ def attention_call(mode: Mode, q: Tensor, k: Tensor, v: Tensor) -> Any:
     options: dict[str, Any] = {"pattern": mode.pattern, "grouping": mode.grouping}
     if mode.rest != "drop":
         options["rest"] = mode.rest
+    if mode.selection != "own":
+        options["selection"] = mode.selection
     return lambda: dspattn.attention(q, k, v, is_causal=True, enable_gqa=True, **options)
 
 
@@ -248,7 +260,7 @@ def measure(
             for text, ids in tokens.items():
 
                 def lost(mode: Mode = mode, length: int = length, text: str = text, ids: Tensor = ids) -> Any:
-                    model.set_attn_implementation(mode.name)
+                    model.set_attn_implementation(mode.register())
                     sums, counts = losses_of(model, ids, length, device, batch_tokens)
                     if mode.dense:
                         dense[text, length] = sums
@@ -323,9 +335,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     run.add_argument("--out", type=Path, default=HERE / "results" / "gpu" / "perplexity.json")
     options = parser.parse_args(arguments)
     if options.command == "measure" and options.modes:
-        unknown = [label for label in options.modes if label not in {mode.label for mode in MODES}]
+        known = [mode.label for mode in (*MODES, *SHARED)]
+        unknown = [label for label in options.modes if label not in known]
         if unknown:
-            run.error(f"--modes: expected some of {', '.join(mode.label for mode in MODES)}, got {', '.join(unknown)}")
+            run.error(f"--modes: expected some of {', '.join(known)}, got {', '.join(unknown)}")
     return options
 
 
@@ -349,7 +362,7 @@ def main(arguments: list[str] | None = None) -> int:
     def keep(rows: list[dict[str, Any]], left_out: list[str]) -> None:
         results.write(options.out, {**head, "left_out": left_out}, rows)
 
-    modes = [mode for mode in MODES if not options.modes or mode.label in options.modes]
+    modes = [mode for mode in (*MODES, *SHARED) if mode.label in options.modes] if options.modes else MODES
     _, left_out = measure(
         model, tokens, options.lengths, modes, options.device, options.batch_tokens, budget, keep
     )  # fmt: skip

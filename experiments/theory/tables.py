@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bench.common import pages
+from experiments.theory import result_files
 from experiments.theory.search import disorder, inversions
 
 HERE = Path(__file__).resolve().parent
@@ -88,7 +89,7 @@ def heads_table() -> str:
 
 
 def task_table() -> str:
-    tasks = read(RESULTS / "tasks.json")
+    tasks = result_files.read_tasks(RESULTS)
     rows = of(tasks["rows"], model="SmolLM2-135M")
     first = tasks["powers"].index(1.0)
     dense = of(rows, rule="dense")[0]["value"]
@@ -110,7 +111,7 @@ def task_table() -> str:
 
 def line_table() -> str:
     """How well each measure orders the rules, on the same points for every measure."""
-    tasks = read(RESULTS / "tasks.json")
+    tasks = result_files.read_tasks(RESULTS)
     lines = [
         "| | measure | unexplained, top-k and fixed | all rules | all but the worst | pairs in wrong order "
         "| by more than 1 % |",

@@ -12,6 +12,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -141,7 +142,7 @@ HWY_INLINE void add_slot(const SlotKeys<kRows>& keys, const float* HWY_RESTRICT 
   HWY_UNROLL(16)
   for (int i = 0; i < kRows; ++i) {
     const VecF weight = hn::Set(kF32, weights[i]);
-    constexpr int kTogether = kVecs < 4 ? kVecs : 4;
+    constexpr int kTogether = std::min(kVecs, 4);
     HWY_UNROLL(16)
     for (int c = 0; c < kVecs; c += kTogether) {
       VecF key[kTogether];

@@ -108,12 +108,17 @@ TEST_P(DecodeRow, AgreesWithTheOracleOnRandomProblems) {
 
 // As many rows of a key head as a warp, two and four have, and one more.
 TEST_P(DecodeRow, EveryNumberOfRows) {
-  for (const std::int64_t n_q : {1, 2, 3, 5, 8, 11, 16, 21}) {
+  for (const std::int64_t n_q : {1, 2, 3, 5, 8, 11, 16, 21, 40}) {
     check::Case drawn = problem(3, 1, n_q, 333);
     drawn.causal = true;
     drawn.window_left = n_q % 2 == 0 ? std::optional<std::int64_t>(200) : std::nullopt;
     expect_right(drawn);
   }
+  // Tiles of a head's rows, which see other keys.
+  check::Case tiles = problem(2, 2, 150, 333);
+  tiles.causal = true;
+  tiles.window_left = 100;
+  expect_right(tiles);
 }
 
 TEST_P(DecodeRow, EveryLengthOfKeys) {
@@ -334,11 +339,14 @@ TEST_P(DecodeRow, NonFiniteValuesOfPrunedKeysReachNoRow) {
 
 // Pages in any order give the bits that one piece gives; what is no page is as past the length.
 TEST_P(DecodeRow, PagesInAnyOrder) {
-  for (const std::int64_t heads : {2, 4}) {  // kept rows alone, and all
+  // Kept rows alone, and all; a tile's keys of a kind in one page, and in several.
+  for (const auto& [heads, grouping] : {std::pair{2, Grouping::interleaved}, std::pair{4, Grouping::interleaved},
+                                        std::pair{2, Grouping::consecutive}, std::pair{4, Grouping::consecutive}}) {
     constexpr std::int64_t kPage = 48, kBlocks = 9;
     Inputs in(row(), 2, heads, 2, 1, kPage * kBlocks);
     const core::DeviceBuffer lengths = on_device({430, 217});
     ForwardArgs args = in.args(GetParam());
+    args.problem.grouping = grouping;
     args.problem.mask.key_lengths = {lengths.data(), DType::i32, {2}};
     const std::vector<float> wanted = run(args, in);
 
@@ -373,6 +381,7 @@ TEST_P(DecodeRow, PagesInAnyOrder) {
     const std::vector<float> found = run(args, in);
     const core::DeviceBuffer shorter = on_device({384, 217});
     ForwardArgs plain = in.args(GetParam());
+    plain.problem.grouping = grouping;
     plain.problem.mask.key_lengths = {shorter.data(), DType::i32, {2}};
     const std::vector<float> cut_short = run(plain, in);
     const std::size_t half = static_cast<std::size_t>(heads * row().dim);  // of the first sequence
@@ -385,10 +394,15 @@ TEST_P(DecodeRow, PagesInAnyOrder) {
 // heads' softmax stay.
 TEST_P(DecodeRow, HeadsChooseTogether) {
   if (row().dtype == DType::f32 || row().dim > 128) GTEST_SKIP() << "not compiled";
-  for (const std::int64_t n_q : {1, 3}) {
+  struct Shape {
+    std::int64_t heads, n_q, n_k;
+  };
+  // Scores that stay in shared memory, of one query and of several; so many that a few multiprocessors have no room.
+  for (const auto& [heads, n_q, n_k] : {Shape{4, 1, 500}, Shape{4, 3, 500}, Shape{3, 2, 300}, Shape{16, 1, 22000}}) {
+    if (n_k > 500 && row().dim > 64) continue;
     for (const Pattern pattern : {Pattern{2, 4}, Pattern{1, 2}}) {
-      constexpr std::int64_t kHeads = 4, kKeys = 500;
-      const Inputs in(row(), 1, kHeads, 1, n_q, kKeys);
+      if (n_k > 500 && pattern.group == 2) continue;
+      const Inputs in(row(), 1, heads, 1, n_q, n_k);
       ForwardArgs args = in.args(GetParam());
       args.problem.pattern = pattern;
       args.problem.choice = Choice::shared;
@@ -406,10 +420,10 @@ TEST_P(DecodeRow, HeadsChooseTogether) {
       }
       const auto dim = static_cast<std::size_t>(row().dim);
       for (std::int64_t i = 0; i < n_q; ++i) {
-        const auto keys = static_cast<std::size_t>(kKeys - n_q + i + 1);  // that the query sees
-        std::vector<std::vector<double>> scores(kHeads, std::vector<double>(keys));
+        const auto keys = static_cast<std::size_t>(n_k - n_q + i + 1);  // that the query sees
+        std::vector<std::vector<double>> scores(static_cast<std::size_t>(heads), std::vector<double>(keys));
         std::vector<double> shares(keys, 0.0);
-        for (std::size_t h = 0; h < kHeads; ++h) {
+        for (std::size_t h = 0; h < static_cast<std::size_t>(heads); ++h) {
           double sum = 0;
           for (std::size_t j = 0; j < keys; ++j) {
             const double* q =
@@ -430,7 +444,7 @@ TEST_P(DecodeRow, HeadsChooseTogether) {
           }
           kept[j] = better < pattern.keep;
         }
-        for (std::size_t h = 0; h < kHeads; ++h) {
+        for (std::size_t h = 0; h < static_cast<std::size_t>(heads); ++h) {
           double sum = 0, first = 0;
           for (std::size_t j = 0; j < keys; ++j) {
             if (!kept[j]) continue;
@@ -438,12 +452,43 @@ TEST_P(DecodeRow, HeadsChooseTogether) {
             first += std::exp(scores[h][j]) * tensors[2][j * dim];
           }
           const std::size_t at = h * static_cast<std::size_t>(n_q) + static_cast<std::size_t>(i);
-          EXPECT_NEAR(found[kHeads * static_cast<std::size_t>(n_q) * dim + at], std::log(sum), 2e-3);
+          EXPECT_NEAR(found[static_cast<std::size_t>(heads * n_q) * dim + at], std::log(sum), 2e-3);
           EXPECT_NEAR(found[at * dim], first / sum, 5e-3) << "head " << h;
         }
       }
     }
   }
+}
+
+// A head whose best key the others choose away, and whose weights of what is left are next to nothing beside it: they
+// are still the weights of what is kept.
+TEST_P(DecodeRow, WhatOthersChooseAway) {
+  if (row().dtype == DType::f32 || row().dim > 128) GTEST_SKIP() << "not compiled";
+  constexpr std::int64_t kHeads = 3, kKeys = 128;
+  Inputs in(row(), 1, kHeads, 1, 1, kKeys);
+  const auto dim = static_cast<std::size_t>(row().dim);
+  const std::uint16_t one = row().dtype == DType::bf16 ? core::encode_bf16(1.0) : core::encode_f16(1.0);
+  const std::uint16_t many = row().dtype == DType::bf16 ? core::encode_bf16(256.0) : core::encode_f16(256.0);
+  std::vector<std::uint16_t> q(kHeads * dim), k(kKeys * dim), v(kKeys * dim);
+  // Keys 0, 32, 64 and 96 are a group; of three of them each is one head's best by far.
+  constexpr std::size_t kBest[kHeads] = {96, 0, 32};
+  for (std::size_t head = 0; head < kHeads; ++head) {
+    q[head * dim + head] = many;
+    k[kBest[head] * dim + head] = one;
+  }
+  for (std::size_t key = 0; key < kKeys; ++key) v[key * dim] = key % 64 < 32 ? one : 0;
+  in.buffers[0].upload(q.data());
+  in.buffers[1].upload(k.data());
+  in.buffers[2].upload(v.data());
+  ForwardArgs args = in.args(GetParam());
+  args.problem.choice = Choice::shared;
+  args.problem.scale = 1;
+  const std::vector<float> found = run(args, in);
+  // Keys r and r + 32 of every group stay, and to head 0 all of them are alike.
+  EXPECT_NEAR(found[0], 0.5, 1e-3);
+  EXPECT_NEAR(found[kHeads * dim], std::log(64.0), 1e-3);
+  EXPECT_NEAR(found[dim], 1.0, 1e-3);
+  EXPECT_NEAR(found[2 * dim], 0.0, 1e-3);
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, DecodeRow, ::testing::ValuesIn(names_of(cuda::decode::decode_rows())),

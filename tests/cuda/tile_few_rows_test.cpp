@@ -96,5 +96,21 @@ TEST(FewRows, MetadataIsANibbleAGroup) {
   EXPECT_EQ(metadata_of_codes(0x04040404u), 0x4444u);
 }
 
+TEST(FewRows, ALaneHasAGroupInTwoAccumulators) {
+  for (int t = 0; t < 4; ++t) {
+    for (const int i : {0, 1}) {
+      const int which = t < 2 ? 0 : 1;  // the accumulator with elements 0 and 1
+      EXPECT_EQ(row_of_column(which, 2 * t + i), 4 * t + i);
+      EXPECT_EQ(row_of_column(1 - which, 2 * t + i), 4 * t + 2 + i);
+    }
+  }
+  for (const int which : {0, 1}) {
+    unsigned banks = 0;  // of 16 bytes, of a chunk in the swizzle
+    for (int column = 0; column < 8; ++column)
+      banks |= 1u << (swizzled_offset(row_of_column(which, column), 3) / 16 % 8);
+    EXPECT_EQ(banks, 0xFFu);
+  }
+}
+
 }  // namespace
 }  // namespace dspattn::cuda::tile

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dspattn import DspattnError
-from tiny_changes import CHANGES, CLASSES, INPUTS
+from tiny_changes import CHANGES, CLASSES, INPUTS, NONE
 
 WIDTH, HEADS, HEAD_DIM, LAYERS, VOCABULARY = 64, 4, 16, 2, 256
 LARGEST = 300_000_000  # parameters
@@ -194,6 +194,10 @@ class NotMadeError(Exception):
     """No small model of a family, or no inputs for it, comes out of its configuration's names alone."""
 
 
+class NoModelError(Exception):
+    """There is no model to make: a package is missing, or tiny_changes.py says why."""
+
+
 def build(model_type: str, seed: int = 0, attn_implementation: str | None = None) -> Any:
     """A model of the family with random weights, in evaluation; as transformers would load it with that attention."""
     import transformers
@@ -201,6 +205,8 @@ def build(model_type: str, seed: int = 0, attn_implementation: str | None = None
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
+    if model_type in NONE:
+        raise NoModelError(NONE[model_type])
     with quiet():
         try:
             config = shrink(CONFIG_MAPPING[model_type]())
@@ -217,6 +223,8 @@ def build(model_type: str, seed: int = 0, attn_implementation: str | None = None
                 model = cls(config).eval()
         except DspattnError:
             raise
+        except ImportError as error:
+            raise NoModelError(" ".join(str(error).split())) from error
         except Exception as error:
             raise NotMadeError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
         if sum(parameter.numel() for parameter in model.parameters()) > LARGEST:

@@ -12,8 +12,9 @@
 
 namespace dspattn::cuda::decode {
 
-inline constexpr int kWarpRows = 16;  // rows of a tensor-core product
-inline constexpr int kMaxRows = 4 * kWarpRows;
+inline constexpr int kWarpRows = 16;             // rows of a tensor-core product
+inline constexpr int kMaxRows = 4 * kWarpRows;   // of a CTA
+inline constexpr int kMostRows = 16 * kMaxRows;  // of a key head: beyond, a kernel for many queries has enough CTAs
 inline constexpr int kMaxWarps = 8;              // of a CTA, and teams: a thread has up to 255 registers
 inline constexpr int kMaxCluster = 16;           // CTAs
 inline constexpr int kPortableCluster = 8;       // CTAs; for more a kernel must say that it may
@@ -26,8 +27,11 @@ DSPATTN_HOST_DEVICE constexpr int element_bytes(DType type) { return type == DTy
 // (about 29 KB a multiprocessor). The sparse product takes 32 keys at least.
 DSPATTN_HOST_DEVICE constexpr int tile_keys(DType type, int dim) { return element_bytes(type) * dim <= 128 ? 64 : 32; }
 
+// Where a warp's scores, selection and weights are in registers alone (weigh16.h): longer rows' results leave too few.
+DSPATTN_HOST_DEVICE constexpr bool weighs_in_registers(DType type, int dim) { return type != DType::f32 && dim <= 128; }
+
 // Where heads may choose their keys together: what is compiled (together.h).
-constexpr bool chooses_together(DType type, int dim) { return type != DType::f32 && dim <= 128; }
+constexpr bool chooses_together(DType type, int dim) { return weighs_in_registers(type, dim); }
 
 template <DType kTypeOfInputs, int kDim>
 struct Config {
@@ -60,15 +64,16 @@ inline constexpr int kChoiceTiles = 2;
 //
 //   q        rows of all warps of a team, swizzled (16-bit) or plain (fp32)
 //   ring     of every team: K and V tiles (kernel.h); where heads have scores, V tiles and scores of the workspace
-//   scores   of every warp: [rows][tile keys + 8] fp32; the 8 keep 16 lanes' pairs in different banks
-//   weights  of every warp, `buffers` times: [rows][kept keys + 16 bytes], in the inputs' type; 8 rows in different
-//   banks codes    of every warp, `buffers` times: [rows][groups] bytes (tile/few_rows.h) kept     of every team, where
-//   scores stay: [tiles][rows][tile keys] fp16
+//   scores   of every warp, where not in registers: [rows][tile keys + 8] fp32, 16 lanes' pairs in different banks
+//   weights  of every warp, the same, `buffers` times: [rows][kept keys + 16 bytes], 8 rows in different banks
+//   codes    of every warp, where weights are or V is gathered, `buffers` times: [rows][groups] bytes (tile/few_rows.h)
+//   kept     of every team, where scores stay: [tiles][rows][tile keys] fp16
 //
 // and at the end, over all of it, every warp's 16 rows of output in fp32; behind both
 //
 //   stats    of every warp's rows: reference and sum
-//   joined   of every row, of the whole CTA, and a second time for what heads choose by
+//   joined   of every row: of the whole CTA; a second time for what heads choose by, and for the whole cluster
+//   factors  of every row: what its parts are multiplied by when they are joined
 //   whole    of every row, where heads choose together: of all keys
 struct SharedLayout {
   int tile_bytes = 0, v_bytes = 0;
@@ -80,7 +85,7 @@ struct SharedLayout {
   int codes = 0, codes_bytes = 0;
   int kept = 0, kept_bytes = 0;  // of a team
   int out_bytes = 0;             // of a warp, from 0 on
-  int stats = 0, joined = 0, whole = 0;
+  int stats = 0, joined = 0, factors = 0, whole = 0;
   int bytes = 0;
 };
 
@@ -105,14 +110,17 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
     s.ring_bytes = teams.gather != 0 ? 2 * (s.tile_bytes + s.v_bytes) : 3 * s.tile_bytes;
     s.buffers = teams.gather != 0 ? 2 : 1;
   }
+  // Where scores are in registers, so are weights, but of heads that choose together, and codes where nothing is
+  // gathered.
+  const bool scored = !weighs_in_registers(type, dim), stored = scored || teams.chosen != 0;
   s.scores = s.ring + teams.count * s.ring_bytes;
   s.scores_stride = 4 * (keys + 8);
-  s.scores_bytes = teams.rows * s.scores_stride;
+  s.scores_bytes = scored ? teams.rows * s.scores_stride : 0;
   s.weights = s.scores + warps * s.scores_bytes;
   s.weights_stride = keys / 2 * element + 16;
-  s.weights_bytes = teams.rows * s.weights_stride;
+  s.weights_bytes = stored ? teams.rows * s.weights_stride : 0;
   s.codes = s.weights + warps * s.buffers * s.weights_bytes;
-  s.codes_bytes = teams.rows * keys / 4;
+  s.codes_bytes = stored || teams.gather != 0 ? teams.rows * keys / 4 : 0;
   s.kept = (s.codes + warps * s.buffers * s.codes_bytes + 15) / 16 * 16;
   s.kept_bytes = teams.stay * s.batch_scores_bytes;
   const int walked = s.kept + teams.count * s.kept_bytes;
@@ -120,7 +128,8 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
   const int ended = warps * s.out_bytes;
   s.stats = ((walked > ended ? walked : ended) + 15) / 16 * 16;
   s.joined = s.stats + warps * kWarpRows * 8;
-  s.whole = s.joined + 2 * kMaxRows * 8;
+  s.factors = s.joined + 2 * kMaxRows * 8;
+  s.whole = s.factors + teams.warps * kWarpRows * kMaxCluster * 4;
   s.bytes = s.whole + (teams.chosen != 0 ? kWarpRows * 8 : 0);
   return s;
 }

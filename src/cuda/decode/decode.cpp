@@ -70,7 +70,9 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.n_q = static_cast<int>(geometry.n_q);
   p.n_k = static_cast<int>(geometry.n_k);
   p.d = static_cast<int>(geometry.d);
+  p.all_rows = static_cast<int>(rows_of_key_head(geometry));
   p.rows = plan.rows;
+  p.row_tiles = tile::Divisor(plan.row_tiles);
   p.queries = tile::Divisor(p.n_q);
   p.heads_per_kv_head = static_cast<int>(geometry.heads / geometry.kv_heads);
   p.kv_heads = tile::Divisor(static_cast<int>(geometry.kv_heads));
@@ -88,6 +90,8 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.vector_v = is_vector(problem.v) ? 1 : 0;
   p.k_row_bytes = plain_row_bytes(problem.k);
   p.v_row_bytes = plain_row_bytes(problem.v);
+  const int keys_of_run = tile_keys(problem.q.dtype, plan.dim) / 4 * p.keys.group_step;
+  p.runs = p.pages.table == nullptr || p.pages.size.value % keys_of_run == 0 ? 1 : 0;
   return p;
 }
 
@@ -107,9 +111,9 @@ void why_not(const DecodeRow& row, const Problem& problem, core::Refusals& refus
   const core::Geometry geometry = core::geometry_of(problem);
   blocks::refuse_dims(row.dim_above, row.dim, geometry, refusals);
   if (problem.packed) refusals.add([] { return std::string("packed: takes batches that are not packed"); });
-  if (const std::int64_t rows = rows_of_key_head(geometry); rows > kMaxRows) {
+  if (const std::int64_t rows = rows_of_key_head(geometry); rows > kMostRows) {
     refusals.add([&] {
-      return "n_q * heads / kv_heads: takes up to " + std::to_string(kMaxRows) + " query rows a key head, got " +
+      return "n_q * heads / kv_heads: takes up to " + std::to_string(kMostRows) + " query rows a key head, got " +
              std::to_string(rows);
     });
   } else if (device.present && problem.q.dtype == row.type && !is_empty(geometry)) {

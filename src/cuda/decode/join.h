@@ -12,15 +12,14 @@
 
 namespace dspattn::cuda::decode {
 
-// Results in fp32 and stats of a CTA, and of the others of its cluster.
+// Results in fp32 and stats of a CTA, and of the others of its cluster. A thread has four columns of a row.
 template <typename C>
 struct CtaResults {
+  static constexpr int kChunks = C::kHeadDim / 4;  // of a row
   const Params& p;
   const Part& part;
   const SharedLayout& layout;
   std::uint8_t* shared;
-  int lane = static_cast<int>(threadIdx.x) & 31;
-  int warp = static_cast<int>(threadIdx.x) >> 5;
 
   // Of a row by warp `warp`, which has it.
   __device__ __forceinline__ float* out(int warp_of_row, int row) const {
@@ -29,70 +28,78 @@ struct CtaResults {
   __device__ __forceinline__ const RowStats& stats(int warp_of_row, int row) const {
     return reinterpret_cast<const RowStats*>(shared + layout.stats)[warp_of_row * kWarpRows + row % kWarpRows];
   }
-  // Of all teams; `purpose` 1: what heads choose by.
+  // Of all teams; `purpose` 1: what heads choose by, or in the end those of the whole cluster.
   __device__ __forceinline__ RowStats* joined(int row, int purpose = 0) const {
     return reinterpret_cast<RowStats*>(shared + layout.joined) + purpose * kMaxRows + row;
   }
+  // What the results of a row's parts are multiplied by: of teams, or of the cluster's CTAs.
+  __device__ __forceinline__ float* factors(int row) const {
+    return reinterpret_cast<float*>(shared + layout.factors) + row * kMaxCluster;
+  }
 
-  // Of a row, over the teams; factors[i] is what team i's results are multiplied by.
-  __device__ __forceinline__ RowStats join_stats(int row, float (&factors)[kMaxWarps]) const {
-    const int first = row / kWarpRows;  // the first team's warp
+  // Joins a row's parts, of which part_at(i) is part i, by one thread; leaves their factors.
+  template <int kMost, typename PartAt>
+  __device__ __forceinline__ RowStats join_row(int row, int count, PartAt part_at) const {
+    RowStats parts[kMost];
     RowStats sum{-INFINITY, 0};
 #pragma unroll
-    for (int i = 0; i < kMaxWarps; ++i) {
-      if (i < p.teams.count) sum.reference = fmaxf(sum.reference, stats(first + i * p.teams.warps, row).reference);
+    for (int i = 0; i < kMost; ++i) {
+      parts[i] = i < count ? part_at(i) : RowStats{-INFINITY, 0};
+      sum.reference = fmaxf(sum.reference, parts[i].reference);
     }
 #pragma unroll
-    for (int i = 0; i < kMaxWarps; ++i) {
-      factors[i] = 0;
-      if (i >= p.teams.count) continue;
-      const RowStats own = stats(first + i * p.teams.warps, row);
-      factors[i] = part_factor(own, sum.reference, p.scales.exponent);
-      if (own.sum != 0) sum.sum += own.sum * factors[i];
+    for (int i = 0; i < kMost; ++i) {
+      const float factor = part_factor(parts[i], sum.reference, p.scales.exponent);
+      if (parts[i].sum != 0) sum.sum += parts[i].sum * factor;
+      if (i < count) factors(row)[i] = factor;
     }
     return sum;
   }
-
-  // Of a row, over the cluster's CTAs, by a warp. `factor`: what the results of the CTA of this lane's number are
-  // multiplied by.
-  __device__ __forceinline__ RowStats join_cluster_stats(int row, int purpose, float& factor) const {
+  // Over the teams.
+  __device__ __forceinline__ RowStats join_stats(int row) const {
+    const int first = row / kWarpRows;  // the first team's warp
+    return join_row<kMaxWarps>(row, p.teams.count, [&](int i) { return stats(first + i * p.teams.warps, row); });
+  }
+  // Over the cluster's CTAs.
+  __device__ __forceinline__ RowStats join_cluster_stats(int row, int purpose) const {
     const std::uint32_t address = ptx::shared_address(joined(row, purpose));
-    const auto stats_of = [&](int cta) -> RowStats {
+    return join_row<kMaxCluster>(row, p.cluster.value, [&](int cta) -> RowStats {
       const auto rank = static_cast<std::uint32_t>(cta);
       return {ptx::load_cluster(address, rank), ptx::load_cluster(address + 4, rank)};
-    };
-    const RowStats sum = join_parts(p.cluster.value, lane, p.scales.exponent, stats_of);
-    factor = lane < p.cluster.value ? part_factor(stats_of(lane), sum.reference, p.scales.exponent) : 0.0f;
-    return sum;
+    });
   }
 
-  // Calls visit(row, column) for every 32 columns of every row, a warp each; `workers` warps, this being `worker`.
+  // Calls visit(row, column) for every four columns of every row, a thread each; `workers` threads, this being
+  // `worker`.
   template <typename Visit>
-  __device__ __forceinline__ void each_column(int worker, int workers, Visit visit) const {
-    const int chunks = (p.results.out.columns + 31) / 32;
-    for (int item = worker; item < p.rows * chunks; item += workers) {
-      const int row = item / chunks;
-      visit(row, 32 * (item - row * chunks) + lane);
+  __device__ __forceinline__ void each_chunk(int worker, int workers, Visit visit) const {
+    for (int item = worker; item < part.rows * kChunks; item += workers) {
+      visit(item / kChunks, item % kChunks * 4);
     }
   }
+  __device__ __forceinline__ static void add(float4& sum, float factor, const float4& x) {
+    if (factor == 0) return;  // whatever the results hold
+    sum = make_float4(fmaf(factor, x.x, sum.x), fmaf(factor, x.y, sum.y), fmaf(factor, x.z, sum.z),
+                      fmaf(factor, x.w, sum.w));
+  }
 
-  // A joined value, final or not.
-  __device__ __forceinline__ void store(int row, int column, float value, const RowStats& row_stats) const {
-    const tile::PackedRow which = p.packed_row(row);
-    const int head = part.kv_head * p.heads_per_kv_head + which.head;
+  // Joined values of four columns, final or not.
+  __device__ __forceinline__ void store(int row, int column, const float4& x, const RowStats& row_stats) const {
     const int columns = p.results.out.columns;
     if (p.partials.out != nullptr) {
       const int parts = p.cluster.quotient(p.splits.value);
       const std::int64_t partial =
           (static_cast<std::int64_t>(part.unit) * parts + p.cluster.quotient(part.split)) * p.rows + row;
-      if (column < columns) p.partials.out[partial * columns + column] = value;
+      store_floats(p.partials.out + partial * columns + column, x, columns - column);
       if (column == 0) p.partials.stats[partial] = row_stats;
       return;
     }
-    if (column < columns) {
-      store_result(p.results, C::kType, p.results.out.offset(part.batch, head, which.query) + column,
-                   normalised(value, row_stats.sum));
-    }
+    const tile::PackedRow which = part.packed_row(p, row);
+    const int head = part.kv_head * p.heads_per_kv_head + which.head;
+    const float sum = row_stats.sum;
+    store_results(p.results, C::kType, p.results.out.offset(part.batch, head, which.query) + column,
+                  make_float4(normalised(x.x, sum), normalised(x.y, sum), normalised(x.z, sum), normalised(x.w, sum)),
+                  columns - column);
     if (column == 0) {
       store_lse(p.results, p.results.lse.offset(part.batch, head, which.query), row_stats, p.scales.exponent);
     }
@@ -100,61 +107,54 @@ struct CtaResults {
 
   // Joins the teams' rows: final where the CTA is alone, else in place, where the first team's are.
   __device__ __forceinline__ void join_teams() const {
-    each_column(warp, p.teams.cta_warps(), [&](int row, int column) {
+    each_chunk(static_cast<int>(threadIdx.x), 32 * p.teams.cta_warps(), [&](int row, int column) {
       const int first = row / kWarpRows;
-      float factors[kMaxWarps];
-      const RowStats sum = join_stats(row, factors);
-      float value = 0;
-#pragma unroll
-      for (int i = 0; i < kMaxWarps; ++i) {
-        if (factors[i] == 0 || column >= C::kHeadDim) continue;
-        value = fmaf(factors[i], out(first + i * p.teams.warps, row)[column], value);
+      float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 2
+      for (int i = 0; i < p.teams.count; ++i) {
+        add(sum, factors(row)[i], *reinterpret_cast<const float4*>(out(first + i * p.teams.warps, row) + column));
       }
       if (p.cluster.value == 1) {
-        store(row, column, value, sum);
+        store(row, column, sum, *joined(row));
       } else {
-        if (column < C::kHeadDim) out(first, row)[column] = value;
-        if (column == 0) *joined(row) = sum;
+        *reinterpret_cast<float4*>(out(first, row) + column) = sum;
       }
     });
   }
 
   // Joins what join_teams() left in the cluster's CTAs, each of which stores some of the columns.
   __device__ __forceinline__ void join_cluster() const {
-    const int rank = p.cluster.remainder(part.split);
-    const int warps = p.teams.cta_warps();
-    each_column(rank * warps + warp, p.cluster.value * warps, [&](int row, int column) {
-      float factor;
-      const RowStats sum = join_cluster_stats(row, 0, factor);
-      const std::uint32_t address = ptx::shared_address(out(row / kWarpRows, row) + min(column, C::kHeadDim - 1));
-      float value = 0;
+    const auto thread = static_cast<int>(threadIdx.x);
+    if (thread < part.rows) *joined(thread, 1) = join_cluster_stats(thread, 0);
+    __syncthreads();  // stats and factors are there
+    const int threads = 32 * p.teams.cta_warps();
+    each_chunk(p.cluster.remainder(part.split) * threads + thread, p.cluster.value * threads, [&](int row, int column) {
+      const std::uint32_t address = ptx::shared_address(out(row / kWarpRows, row) + column);
+      float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll 4
       for (int cta = 0; cta < p.cluster.value; ++cta) {
-        const float theirs = ptx::load_cluster(address, static_cast<std::uint32_t>(cta));
-        value = fmaf(__shfl_sync(~0u, factor, cta), theirs, value);
+        add(sum, factors(row)[cta], ptx::load_cluster_16(address, static_cast<std::uint32_t>(cta)));
       }
-      store(row, column, value, sum);
+      store(row, column, sum, *joined(row, 1));
     });
   }
 };
 
-// Leaves the rows' stats of this warp where the CTA joins them.
+// Where the stats of a warp's rows are left for the CTA to join.
 template <typename C>
-__device__ __forceinline__ void deposit_stats(const Team<C>& team, std::uint8_t* shared, float sum) {
-  if (team.weigher.first_group != 0) return;
-  auto* stats = reinterpret_cast<RowStats*>(shared + team.layout.stats) + team.warp * kWarpRows;
-  stats[team.weigher.row] = {team.weigher.reference, sum};
+__device__ __forceinline__ RowStats* stats_of_warp(const Team<C>& team, std::uint8_t* shared) {
+  return reinterpret_cast<RowStats*>(shared + team.layout.stats) + team.warp * kWarpRows;
 }
 
-// Joins the teams' results and writes them.
+// Joins the teams' results and writes them, after the stats of every warp's rows.
 template <typename C>
 __device__ __forceinline__ void finish(Team<C>& team, std::uint8_t* shared) {
-  const float sum = team.weigher.total();
-  __syncthreads();  // everything has been read: results go over it
-  team.products.deposit(reinterpret_cast<float*>(shared + team.warp * team.layout.out_bytes), team.lane);
-  deposit_stats(team, shared, sum);
-  __syncthreads();  // results and stats are there
+  __syncthreads();  // everything has been read: results go over it; and stats are there
+  team.products.deposit(reinterpret_cast<float*>(shared + team.warp * team.layout.out_bytes), team.rows, team.lane);
   const CtaResults<C> results{team.p, team.part, team.layout, shared};
+  const auto row = static_cast<int>(threadIdx.x);
+  if (row < team.part.rows) *results.joined(row) = results.join_stats(row);
+  __syncthreads();  // results and factors are there
   results.join_teams();
   if (team.p.cluster.value == 1) return;
   ptx::sync_whole_cluster();  // every CTA's joined results are there

@@ -141,7 +141,27 @@ struct PlainCopies {
     }
   }
 
-  // The same of pages; `key`: of group 0's first element, in the block.
+  // The same of pages where keys lie in runs: lane l has in `run` where that of element l % 4 begins.
+  __device__ __forceinline__ void copy_kept_of_runs(std::uint32_t tile, const std::uint8_t* run, int group_step,
+                                                    const std::uint8_t* kept, int lane) const {
+    const int which = lane >> 3 & 1;
+    const std::uint32_t to = tile + static_cast<std::uint32_t>(tile::swizzled_offset(lane >> 3, lane & 7));
+    const std::uint32_t beside = tile + static_cast<std::uint32_t>(tile::swizzled_offset(4 + (lane >> 3), lane & 7));
+    const auto group_bytes = static_cast<std::uint32_t>(group_step) * row_bytes;
+    const auto begin = static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(run));
+    std::uint64_t at = std::uint64_t{group_bytes} * static_cast<std::uint32_t>(lane >> 4) + 16u * (lane & 7);
+#pragma unroll kUnrolled
+    for (int i = 0; i < C::kGroups / 2; ++i) {
+      const std::uint32_t code = kept[2 * i + (lane >> 4)];
+      const std::uint64_t of_element = __shfl_sync(~0u, begin, tile::kept_element(code, which));
+      copy<C::kTileK / 2>((i % 2 == 0 ? to : beside) + static_cast<std::uint32_t>(i / 2 * 1024),
+                          reinterpret_cast<const std::uint8_t*>(static_cast<std::uintptr_t>(of_element + at)),
+                          tile::kept_is_hidden(code, which));
+      at += 2 * std::uint64_t{group_bytes};
+    }
+  }
+
+  // The same where they lie in pieces of 16; `key`: of group 0's first element, in the block.
   __device__ __forceinline__ void copy_kept_of_pages(std::uint32_t tile, const std::uint8_t* base, std::int64_t piece,
                                                      int key, int group_step, std::uint32_t elements,
                                                      const std::uint8_t* kept, int lane) const {

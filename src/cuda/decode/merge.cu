@@ -1,5 +1,5 @@
-// Joins the results of the clusters that had a part of a unit's keys each. A CTA has a row; its warps take every fourth
-// part, and their sums are added in order: the same bits every time.
+// Joins the results of the clusters that had a part of a unit's keys each. A CTA has a row, a thread a column of it,
+// and adds its parts in order: the same bits every time.
 #include "cuda/decode/launch.h"
 #include "cuda/decode/results.h"
 #include "cuda/device/device.h"
@@ -8,50 +8,49 @@
 namespace dspattn::cuda::decode {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kColumns = 256 / 32;  // of a lane, at the largest head dim
+constexpr int kThreads = 128;
+constexpr int kAtOnce = 16;  // parts whose values are on their way together
 
-__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ Params p, DType type) {
-  __shared__ float sums[kWarps][256];
+// Few registers, so that a CTA has room beside those of the kernel that it waits for.
+__global__ void __launch_bounds__(kThreads, 8) merge_kernel(const __grid_constant__ Params p, DType type) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int warp = static_cast<int>(threadIdx.x) >> 5;
   const int unit = static_cast<int>(blockIdx.x) / p.rows;
   const int row = static_cast<int>(blockIdx.x) - unit * p.rows;
   const int columns = p.results.out.columns;
   const int parts = p.cluster.quotient(p.splits.value);
   const std::int64_t first = static_cast<std::int64_t>(unit) * parts * p.rows + row;
+  const int key_head = p.row_tiles.quotient(unit);
+  const int batch = p.kv_heads.quotient(key_head);
+  const int row_of_key_head = (unit - key_head * p.row_tiles.value) * p.rows + row;
+  const tile::PackedRow which = p.packed_row(row_of_key_head);
+  const int head = (key_head - batch * p.kv_heads.value) * p.heads_per_kv_head + which.head;
 
   ptx::start_next_kernel();
   ptx::wait_for_kernels_before();  // the parts are written
-  const RowStats joined = join_parts(parts, lane, p.scales.exponent, [&](int i) {
-    return p.partials.stats[first + static_cast<std::int64_t>(i) * p.rows];
-  });
-  // A part without keys holds zeros: loads need not wait for its stats.
-  float values[kColumns] = {};
-#pragma unroll 4
-  for (int i = warp; i < parts; i += kWarps) {
-    const std::int64_t at = first + static_cast<std::int64_t>(i) * p.rows;
-    const float* out = p.partials.out + at * columns;
-    float loaded[kColumns];
+  if (row_of_key_head >= p.all_rows) return;
+  const auto stats = [&](int i) { return p.partials.stats[first + static_cast<std::int64_t>(i) * p.rows]; };
+  RowStats joined{-INFINITY, 0};
+  for (int base = 0; base < columns; base += kThreads) {
+    const int column = base + static_cast<int>(threadIdx.x);
+    const float* out = p.partials.out + first * columns + min(column, columns - 1);
+    float value = 0;
+    for (int begin = 0; begin < parts; begin += kAtOnce) {
+      // A part without keys holds zeros: its values need not wait for its stats.
+      float loaded[kAtOnce];
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) loaded[c] = lane + 32 * c < columns ? out[lane + 32 * c] : 0.0f;
-    const float factor = part_factor(p.partials.stats[at], joined.reference, p.scales.exponent);
+      for (int u = 0; u < kAtOnce; ++u) {
+        loaded[u] = begin + u < parts ? out[static_cast<std::int64_t>(begin + u) * p.rows * columns] : 0.0f;
+      }
+      if (base == 0 && begin == 0) joined = join_parts(parts, lane, p.scales.exponent, stats);
+      const int of_lane = begin + lane % kAtOnce;
+      const float factor = of_lane < parts ? part_factor(stats(of_lane), joined.reference, p.scales.exponent) : 0.0f;
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) values[c] = fmaf(factor, loaded[c], values[c]);
-  }
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) sums[warp][lane + 32 * c] = values[c];
-  __syncthreads();  // all warps' sums are there
-
-  const int batch = p.kv_heads.quotient(unit);
-  const tile::PackedRow which = p.packed_row(row);
-  const int head = (unit - batch * p.kv_heads.value) * p.heads_per_kv_head + which.head;
-  for (int column = static_cast<int>(threadIdx.x); column < columns; column += kThreads) {
-    float value = sums[0][column];
-    for (int i = 1; i < kWarps; ++i) value += sums[i][column];
-    store_result(p.results, type, p.results.out.offset(batch, head, which.query) + column,
-                 normalised(value, joined.sum));
+      for (int u = 0; u < kAtOnce; ++u) value = fmaf(__shfl_sync(~0u, factor, u), loaded[u], value);
+    }
+    if (column < columns) {
+      store_result(p.results, type, p.results.out.offset(batch, head, which.query) + column,
+                   normalised(value, joined.sum));
+    }
   }
   if (threadIdx.x == 0) {
     store_lse(p.results, p.results.lse.offset(batch, head, which.query), joined, p.scales.exponent);

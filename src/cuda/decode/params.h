@@ -63,8 +63,10 @@ struct Params {
   tile::LengthsView key_lengths;
   int left = 0, right = 0, diagonal = 0;  // tile::RowBand
   int n_q = 0, n_k = 0, d = 0;
-  int rows = 0;           // of a key head: n_q * heads_per_kv_head
-  tile::Divisor queries;  // n_q
+  int all_rows = 0;         // of a key head: n_q * heads_per_kv_head
+  int rows = 0;             // of those, of a unit at most
+  tile::Divisor row_tiles;  // units of a key head
+  tile::Divisor queries;    // n_q
   int heads_per_kv_head = 1;
   tile::Divisor kv_heads;
   tile::Divisor splits;
@@ -79,6 +81,8 @@ struct Params {
   int vector_q = 0, vector_k = 0, vector_v = 0;  // rows are 16-byte aligned
   // Bytes from one row to the next (of a page), where rows are aligned and not too far apart; else 0.
   std::uint32_t k_row_bytes = 0, v_row_bytes = 0;
+  // 1: keys of a tile that are the same element of their groups lie evenly spaced: in one page, or there are none.
+  int runs = 1;
 
   DSPATTN_HOST_DEVICE tile::PackedRow packed_row(int row) const {
     return {queries.quotient(row), queries.remainder(row)};

@@ -11,7 +11,7 @@ namespace {
 
 // Estimates in cycles, from times of one query of 32 heads on an H200 (docs/log/decode.md), to compare plans with.
 constexpr std::int64_t kCardTileCycles = 800;   // of a tile of K and V, 16 KiB, at a multiprocessor's share of the rate
-constexpr std::int64_t kTileCycles = 700;       // at the most that a multiprocessor reads
+constexpr std::int64_t kTileCycles = 760;       // at the most that a multiprocessor reads
 constexpr std::int64_t kTileLatency = 1500;     // of a team's tile, whose K and V are on their way
 constexpr std::int64_t kCtaCycles = 4000;       // of a CTA beside its tiles: Q, the first tile's latency, joining
 constexpr std::int64_t kLaterCtaCycles = 1500;  // of one that begins while another computes
@@ -19,7 +19,8 @@ constexpr std::int64_t kClusterCycles = 1800;   // joining a cluster's results, 
 constexpr std::int64_t kClusterCtaCycles = 400;
 constexpr std::int64_t kMergeCycles = 4500;  // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
-constexpr int kReserved = 1024;  // of a multiprocessor's shared memory, by every CTA
+constexpr std::int64_t kChoiceCycles = 8000;  // a kernel for scores before the one that chooses
+constexpr int kReserved = 1024;               // of a multiprocessor's shared memory, by every CTA
 
 // Tiles that some row of a sequence may see: of windows, wherever they stand.
 int most_tiles(const Problem& problem, const core::Geometry& geometry, int keys_of_tile) {
@@ -78,7 +79,10 @@ class Dealer {
   // there is no way.
   Deal best(bool stay) const {
     Deal found;
+    // CTAs that share a multiprocessor overlap one's gathering with another's scores; where all of V is read they were
+    // some percent slower.
     for (const int packed : {1, 2}) {
+      if (packed > 1 && teams_.gather == 0) continue;
       const int most = most_teams(packed);
       if (most == 0) continue;
       const auto consider = [&](std::int64_t splits, std::int64_t cluster) {
@@ -109,6 +113,7 @@ class Dealer {
     for (teams.count = kMaxWarps / teams.warps; teams.count > 0; --teams.count) {
       Teams scoring = teams;
       scoring.chosen = 0;
+      scoring.gather = 0;
       if (fits(teams, packed) && fits(scoring, packed)) break;
     }
     return teams.count;
@@ -157,8 +162,9 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   const DType type = problem.q.dtype;
   Plan plan;
   plan.dim = dim;
-  plan.rows = static_cast<int>(rows_of_key_head(geometry));
-  plan.units = geometry.batch * geometry.kv_heads;
+  plan.rows = static_cast<int>(std::min<std::int64_t>(rows_of_key_head(geometry), kMaxRows));
+  plan.row_tiles = tile::divide_up(rows_of_key_head(geometry), kMaxRows);
+  plan.units = geometry.batch * geometry.kv_heads * plan.row_tiles;
   plan.tiles = most_tiles(problem, geometry, tile_keys(type, dim));
   Teams teams;
   teams.warps = rounded_up(tile::divide_up(plan.rows, kWarpRows));
@@ -166,8 +172,12 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   teams.chosen = problem.choice == Choice::shared ? 1 : 0;
   teams.gather = plan.rows == 1 || (teams.chosen != 0 && geometry.n_q == 1) ? 1 : 0;
   const Dealer dealer(type, dim, teams, plan.units, plan.tiles, device);
-  Deal deal = dealer.best(teams.chosen != 0);
-  if (deal.cost == std::numeric_limits<std::int64_t>::max()) deal = dealer.best(false);
+  Deal deal = dealer.best(false);
+  if (teams.chosen != 0) {
+    // In one kernel, whose clusters may leave multiprocessors idle, or in two.
+    const Deal stays = dealer.best(true);
+    if (stays.cost < deal.cost + kChoiceCycles) deal = stays;
+  }
   plan.teams = deal.teams;
   plan.splits = deal.splits;
   plan.cluster = deal.cluster;
@@ -191,9 +201,10 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
 
 std::string to_string(const Plan& plan) {
   std::ostringstream text;
-  text << "rows        " << plan.rows << " of a key head, by " << plan.teams.warps
-       << (plan.teams.warps == 1 ? " warp of " : " warps of ") << plan.teams.rows << ", compiled for d = " << plan.dim
-       << "\nV           " << (plan.teams.gather != 0 ? "kept rows alone" : "all rows")
+  text << "rows        " << plan.rows << (plan.row_tiles > 1 ? " of a tile, by " : " of a key head, by ")
+       << plan.teams.warps << (plan.teams.warps == 1 ? " warp of " : " warps of ") << plan.teams.rows
+       << ", compiled for d = " << plan.dim << "\nV           "
+       << (plan.teams.gather != 0 ? "kept rows alone" : "all rows")
        << (plan.teams.chosen == 0 ? ""
            : plan.teams.stay != 0 ? ", chosen by all heads together, scores stay in shared memory"
                                   : ", chosen by all heads together, after all scores")
@@ -210,9 +221,12 @@ std::string to_string(const Plan& plan) {
 
 bool yields(const Problem& problem, const DeviceFacts& device) {
   const core::Geometry geometry = core::geometry_of(problem);
-  if (device.major != 9) return false;
-  if (geometry.batch * geometry.heads < device.multiprocessors && geometry.n_k >= 2 * tile::kBlockKeys) return false;
-  return geometry.n_k < kLeastKeys || rows_of_key_head(geometry) > kFewRows;
+  const std::int64_t rows = rows_of_key_head(geometry);
+  if (device.major != 9) return rows > kMaxRows;
+  if (geometry.batch * geometry.heads < device.multiprocessors && rows <= kMaxRows) {
+    return geometry.n_k < (rows > kFewRows ? kLeastKeysOfMany : kLeastKeys / 2);
+  }
+  return geometry.n_k < kLeastKeys || rows > (geometry.d <= 64 ? kMaxRows : kFewRows);
 }
 
 }  // namespace dspattn::cuda::decode

@@ -14,10 +14,11 @@
 namespace dspattn::cuda::decode {
 
 struct Plan {
-  int dim = 0;   // head dim the kernel is compiled for
-  int rows = 0;  // of a key head
+  int dim = 0;        // head dim the kernel is compiled for
+  int rows = 0;       // of a unit
+  int row_tiles = 1;  // units of a key head
   Teams teams;
-  std::int64_t units = 0;  // (sequence, key head)
+  std::int64_t units = 0;  // (sequence, key head, tile of rows)
   int tiles = 0;           // of keys that a unit has at most
   int splits = 1;          // CTAs of a unit
   int cluster = 1;         // of those, CTAs that join their results in shared memory
@@ -47,7 +48,8 @@ std::int64_t slots_of(const DeviceFacts& device, int cluster, int ctas_per_multi
 bool yields(const Problem& problem, const DeviceFacts& device);
 
 // Thresholds of yields().
-inline constexpr std::int64_t kLeastKeys = 512;  // with fewer, a CTA's loads hardly overlap
-inline constexpr std::int64_t kFewRows = 16;     // one warp's: K and V are read from shared memory once
+inline constexpr std::int64_t kLeastKeys = 512;         // with fewer, a CTA's loads hardly overlap
+inline constexpr std::int64_t kFewRows = 32;            // more read K and V from shared memory four times
+inline constexpr std::int64_t kLeastKeysOfMany = 1024;  // and need as many keys to win where heads are few
 
 }  // namespace dspattn::cuda::decode

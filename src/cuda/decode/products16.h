@@ -100,13 +100,17 @@ struct Products16 {
     }
   }
 
-  // The warp's rows to [16][head dim] fp32.
-  __device__ __forceinline__ void deposit(float* to, int lane) const {
+  // The warp's rows, of which there are `rows`, to [16][head dim] fp32.
+  __device__ __forceinline__ void deposit(float* to, int rows, int lane) const {
 #pragma unroll
-    for (int c = 0; c < C::kHeadDim / 8; ++c) {
-      float* at = to + (lane >> 2) * C::kHeadDim + 8 * c + 2 * (lane & 3);
-      *reinterpret_cast<float2*>(at) = make_float2(out[c][0], out[c][1]);
-      *reinterpret_cast<float2*>(at + 8 * C::kHeadDim) = make_float2(out[c][2], out[c][3]);
+    for (int i = 0; i < 2; ++i) {
+      const int row = (lane >> 2) + 8 * i;
+      if (row >= rows) continue;
+#pragma unroll
+      for (int c = 0; c < C::kHeadDim / 8; ++c) {
+        float* at = to + row * C::kHeadDim + 8 * c + 2 * (lane & 3);
+        *reinterpret_cast<float2*>(at) = make_float2(out[c][2 * i], out[c][2 * i + 1]);
+      }
     }
   }
 

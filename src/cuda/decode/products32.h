@@ -71,9 +71,10 @@ struct Products32 {
     accumulate(tiles, v, 1, stride, rows, lane);
   }
 
-  __device__ __forceinline__ void deposit(float* to, int lane) const {
+  __device__ __forceinline__ void deposit(float* to, int rows, int lane) const {
 #pragma unroll
     for (int row = 0; row < kWarpRows; ++row) {
+      if (row >= rows) break;
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) to[row * C::kHeadDim + lane * kColumns + i] = out[row][i];
     }

@@ -1,5 +1,4 @@
-// Joins the results of one row over parts of the keys, and writes them: the same sums for parts of a CTA's teams and
-// for those of several CTAs.
+// How the results of one row over parts of the keys are joined and written: of a CTA's teams and of several CTAs alike.
 #pragma once
 
 #include <cmath>
@@ -39,6 +38,41 @@ __device__ __forceinline__ void store_result(const Results& results, DType type,
   } else {
     const std::uint32_t bits = type == DType::bf16 ? ptx::pack_bf16x2(value, 0.0f) : ptx::pack_f16x2(value, 0.0f);
     static_cast<std::uint16_t*>(results.out.data)[offset] = static_cast<std::uint16_t>(bits);
+  }
+}
+
+// The first `count` of four values, at least one, at an address.
+__device__ __forceinline__ void store_floats(float* to, const float4& x, int count) {
+  if (count >= 4 && (reinterpret_cast<std::uintptr_t>(to) & 15) == 0) {
+    *reinterpret_cast<float4*>(to) = x;
+    return;
+  }
+  const float values[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < count) to[i] = values[i];
+  }
+}
+// The same of results, in their type.
+__device__ __forceinline__ void store_results(const Results& results, DType type, std::int64_t offset, const float4& x,
+                                              int count) {
+  if (results.fp32 != 0 || type == DType::f32) {
+    store_floats(static_cast<float*>(results.out.data) + offset, x, count);
+    return;
+  }
+  const auto pack = [&](float low, float high) {
+    return type == DType::bf16 ? ptx::pack_bf16x2(low, high) : ptx::pack_f16x2(low, high);
+  };
+  const uint2 words = {pack(x.x, x.y), pack(x.z, x.w)};
+  auto* to = static_cast<std::uint16_t*>(results.out.data) + offset;
+  if (count >= 4 && (reinterpret_cast<std::uintptr_t>(to) & 7) == 0) {
+    *reinterpret_cast<uint2*>(to) = words;
+    return;
+  }
+  const std::uint32_t halves[4] = {words.x, words.x >> 16, words.y, words.y >> 16};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < count) to[i] = static_cast<std::uint16_t>(halves[i]);
   }
 }
 

@@ -16,8 +16,8 @@ core::KernelRow row() {
   static constexpr DecodeRow kRow{kType, kDim, kDimAbove};
   static const std::string name = row_name(kRow);
   static const std::string summary = "few queries, keys split over CTAs, " + std::string(dspattn::name(kType)) +
-                                     ", 2:4 and 1:2, head dims up to " + std::to_string(kDim) +
-                                     ", up to 64 query rows a key head, every mask, sm_80 and later";
+                                     ", 2:4 and 1:2, head dims up to " + std::to_string(kDim) + ", up to " +
+                                     std::to_string(kMostRows) + " query rows a key head, every mask, sm_80 and later";
   core::KernelRow result;
   result.info = {name, Pass::forward, DeviceType::cuda, summary};
   result.takes = {.dtype = kType, .pattern = {}, .dim_above = kDimAbove, .dim = kDim};

@@ -14,31 +14,6 @@ namespace dspattn::cuda::decode {
 template <typename C>
 using Products = std::conditional_t<C::kType == DType::f32, Products32<C>, Products16<C>>;
 
-// What a CTA works on: a part of the keys of a unit, which is a (sequence, key head).
-struct Part {
-  int unit, split;
-  int batch, kv_head;
-  tile::RowBand band;
-  tile::TileRange tiles;
-  int begin, end;  // keys that some row sees lie in here
-
-  template <typename C>
-  __device__ __forceinline__ static Part of_cta(const Params& p) {
-    Part part;
-    part.unit = p.splits.quotient(static_cast<int>(blockIdx.x));
-    part.split = static_cast<int>(blockIdx.x) - part.unit * p.splits.value;
-    part.batch = p.kv_heads.quotient(part.unit);
-    part.kv_head = part.unit - part.batch * p.kv_heads.value;
-    part.band = {p.left, p.right, p.diagonal, tile::visible_keys(p.key_lengths, part.batch, p.n_k)};
-    part.begin = part.band.begin(0);
-    part.end = part.band.end(p.n_q - 1);
-    const tile::KeyBlockRange blocks = tile::visible_key_blocks(part.band, 0, p.n_q - 1);
-    part.tiles =
-        tile::part_of_range({blocks.begin * C::kTilesPerBlock, blocks.end * C::kTilesPerBlock}, part.split, p.splits);
-    return part;
-  }
-};
-
 template <typename C>
 struct Team {
   const Params& p;
@@ -66,7 +41,7 @@ struct Team {
         thread(static_cast<int>(threadIdx.x) - team * params.teams.warps * 32),
         threads(params.teams.warps * 32),
         first_row((warp - team * params.teams.warps) * kWarpRows),
-        rows(min(params.teams.rows, params.rows - first_row)),
+        rows(min(params.teams.rows, of.rows - first_row)),
         tiles(layout, shared, warp),
         q(ptx::shared_address(shared)),
         ring(q + static_cast<std::uint32_t>(layout.ring + team * layout.ring_bytes)),
@@ -74,7 +49,7 @@ struct Team {
           params.k.offset(params.pages.table != nullptr ? 0 : of.batch, of.kv_head, 0)),
         v(static_cast<const Bits<C>*>(params.v.data) +
           params.v.offset(params.pages.table != nullptr ? 0 : of.batch, of.kv_head, 0)),
-        weigher(params, layout, tiles, of.band, first_row, of.batch, of.kv_head, lane) {}
+        weigher(params, layout, tiles, of, first_row, lane) {}
 
   // With another buffer of weights and codes.
   __device__ __forceinline__ WarpTiles tiles_of(int buffer) const { return {layout, shared, warp, buffer}; }
@@ -88,12 +63,13 @@ struct Team {
     }
   }
 
-  // The key head's rows, for all teams, by all of the CTA's threads. What is in the others' places reaches no row.
+  // The part's rows, for all teams, by all of the CTA's threads, and zeros in the others' places.
   __device__ __forceinline__ void load_q() const {
     const auto* data = static_cast<const Bits<C>*>(p.q.data);
-    copy_rows<C>(q, p.teams.warps * kWarpRows, p.rows, p.d, p.vector_q, static_cast<int>(threadIdx.x),
-                 32 * p.teams.cta_warps(), data, [&](int row) -> const Bits<C>* {
-                   const tile::PackedRow which = p.packed_row(row);
+    copy_rows<C>(q, p.teams.warps * kWarpRows, p.teams.warps * kWarpRows, p.d, p.vector_q,
+                 static_cast<int>(threadIdx.x), 32 * p.teams.cta_warps(), data, [&](int row) -> const Bits<C>* {
+                   if (row >= part.rows) return nullptr;
+                   const tile::PackedRow which = part.packed_row(p, row);
                    return data + p.q.offset(part.batch, part.kv_head * p.heads_per_kv_head + which.head, which.query);
                  });
     ptx::cp_async_commit();
@@ -101,7 +77,7 @@ struct Team {
 
   // What products read of rows that there are not: no weight, and codes that are valid.
   __device__ __forceinline__ void clear_weights() const {
-    if (p.rows == p.teams.rows * p.teams.warps) return;
+    if (part.rows == p.teams.rows * p.teams.warps) return;
     constexpr std::uint32_t kFirstTwo = 0x04040404u;  // elements 0 and 1 of four groups
     const int warps = p.teams.cta_warps();
     const int end = layout.codes + warps * layout.buffers * layout.codes_bytes;
@@ -125,11 +101,16 @@ struct Team {
   }
   // Asks for the kept rows of V; `kept`: codes of the team's first row. A team is one warp.
   __device__ __forceinline__ void gather_v(int index, std::uint32_t to, const std::uint8_t* kept) const {
-    if (p.v_row_bytes != 0 && p.pages.table == nullptr) {
-      PlainCopies<C>(p.v_row_bytes, p.results.out.columns, lane)
-          .copy_kept(to, first_chunk(v, p.v, index, 0), p.keys.group_step, elements_of(p.keys), kept, lane);
-    } else {
+    if (p.v_row_bytes == 0 || p.runs == 0) {
       copy_other_tile<C>(p, 1, part.batch, part.kv_head, part.begin, part.end, index, to, kept, thread, threads);
+      return;
+    }
+    const PlainCopies<C> copies(p.v_row_bytes, p.results.out.columns, lane);
+    if (p.pages.table == nullptr) {
+      copies.copy_kept(to, run_of(v, p.v, index, 0) + 16 * (lane & 7), p.keys.group_step, elements_of(p.keys), kept,
+                       lane);
+    } else {
+      copies.copy_kept_of_runs(to, run_of(v, p.v, index, lane & 3), p.keys.group_step, kept, lane);
     }
   }
 
@@ -137,19 +118,26 @@ struct Team {
   __device__ __forceinline__ void load_tile(std::uint32_t to, const Bits<C>* base, const blocks::RowsView& view,
                                             std::uint32_t row_bytes, int columns, int of_v, int index) const {
     const int block = block_of<C>(index);
-    if (row_bytes != 0 && p.pages.table == nullptr && block >= part.begin && block + tile::kBlockKeys <= part.end) {
-      PlainCopies<C>(row_bytes, columns, thread)
-          .copy_tile(to, first_chunk(base, view, index, thread >> 3 & 3), p.keys.group_step, thread, p.teams.warps);
+    if (row_bytes != 0 && p.runs != 0 && block >= part.begin && block + tile::kBlockKeys <= part.end) {
+      const std::uint8_t* run = run_of(base, view, index, thread >> 3 & 3);
+      PlainCopies<C>(row_bytes, run == nullptr ? 0 : columns, thread)
+          .copy_tile(to, run + 16 * (thread & 7), p.keys.group_step, thread, p.teams.warps);
     } else {
       copy_other_tile<C>(p, of_v, part.batch, part.kv_head, part.begin, part.end, index, to, nullptr, thread, threads);
     }
   }
 
-  // This thread's chunk of an element of a tile's group 0.
-  __device__ __forceinline__ const std::uint8_t* first_chunk(const Bits<C>* base, const blocks::RowsView& view,
-                                                             int index, int element) const {
+  // Where an element of a tile's group 0 lies: the run of that element of all groups begins there. Null: in no page.
+  __device__ __forceinline__ const std::uint8_t* run_of(const Bits<C>* base, const blocks::RowsView& view, int index,
+                                                        int element) const {
     const int key = block_of<C>(index) + p.keys.key(part_of<C>(index), 0, element);
-    return reinterpret_cast<const std::uint8_t*>(base + key * view.row_stride) + 16 * (thread & 7);
+    std::int64_t row = key * view.row_stride;
+    if (p.pages.table != nullptr) {
+      const int page = key < p.n_k ? p.pages.page_of(part.batch, key) : -1;
+      if (page < 0) return nullptr;
+      row = page * view.batch_stride + p.pages.size.remainder(key) * view.row_stride;
+    }
+    return reinterpret_cast<const std::uint8_t*>(base + row);
   }
 
   // Scores of a K tile; then it may be overwritten.

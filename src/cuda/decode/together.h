@@ -22,21 +22,16 @@ namespace dspattn::cuda::decode {
 // All of a team's tiles, after begin_keys(): scores of row r of tile number i, of which the unit has number `index`, go
 // to place(i, index) + r * tile keys.
 template <typename C, typename Place>
-__device__ __forceinline__ void write_scores(Team<C>& team, Place place) {
-  Weigher<C>& weigher = team.weigher;
+__device__ __forceinline__ void write_scores(Team<C>& team, RegisterRows<C>& rows, Place place) {
   int index = team.first_tile();
   for (int number = 0; index < team.part.tiles.end; ++number, index += team.step()) {
+    team.weigher.look_up(block_of<C>(index));
     ptx::cp_async_wait<1>();  // K(i + 1) may still be on its way
     team.sync();
-    team.score(team.place(number & 1));
+    float scores[C::kTileK / 8][4];
+    rows.score(team.place(number & 1), scores);
     team.load_k(index + 2 * team.step(), team.place(number & 1));
-    weigher.raise(weigher.mask(block_of<C>(index), part_of<C>(index)));
-    auto* to = reinterpret_cast<uint2*>(place(number, index) + weigher.row * C::kTileK);
-    weigher.each_group([&](int group) {
-      const float4 x = weigher.scores[group];
-      weigher.sum += weigher.weight(x.x) + weigher.weight(x.y) + (weigher.weight(x.z) + weigher.weight(x.w));
-      to[group] = {ptx::pack_f16x2(x.x, x.y), ptx::pack_f16x2(x.z, x.w)};
-    });
+    rows.store(scores, index, place(number, index));
   }
 }
 
@@ -50,6 +45,13 @@ __device__ __forceinline__ std::uint16_t* workspace_scores(const Params& p, int 
 // before on its way.
 template <typename C>
 struct Chooser {
+  // Weights in fp16 have few small numbers: of shares of a long row these are too few.
+  static constexpr float kShareScaleLog2 = C::kType == DType::bf16 ? 0 : 15;
+  static constexpr float kShareScale = C::kType == DType::bf16 ? 1 : 32768;
+  // Of a team's part of a row: weights of which sums are less may have lost bits.
+  static constexpr float kLeastShare = C::kType == DType::bf16 ? 0x1p-60f : 0x1p-3f;
+  static constexpr int kRoundsAtOnce = C::kHeadDim <= 64 ? 2 : 1;
+
   Team<C>& team;
   const RowStats* whole;  // of every row, over all visible keys: what scores are shifted by, and the sum
   const bool stay;        // scores are in shared memory, all of the team's
@@ -107,70 +109,103 @@ struct Chooser {
     return score == -INFINITY ? 0.0f : ptx::exp2_fast(power);
   }
 
-  // Chooses the keys of a tile: a lane has a group, and of the heads every so many. All rows of a query get the codes.
-  __device__ __forceinline__ void choose(const uint2* scores, const WarpTiles& tiles) const {
-    constexpr int kLanes = 32 / C::kGroups;  // of a group
-    const int group = team.lane % C::kGroups, first_head = team.lane / C::kGroups;
-    const int heads = team.p.heads_per_kv_head, n_q = team.p.n_q;
-#pragma unroll 1
-    for (int query = 0; query < n_q; ++query) {
-      float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 2
-      for (int head = first_head; head < heads; head += kLanes) {
-        const int row = head * n_q + query;
-        const float4 x = unpacked(scores[row * C::kGroups + group]);
-        const float shift = whole[row].reference;
-        sum = make_float4(sum.x + share(x.x, shift), sum.y + share(x.y, shift), sum.z + share(x.z, shift),
-                          sum.w + share(x.w, shift));
-      }
+  // Sums shares over the heads, of this lane's query and group: the same bits in all of them.
+  __device__ __forceinline__ void sum_over_heads(float4 (&shares)[kChoiceTiles]) const {
+    const Weigher<C>& weigher = team.weigher;
+    const auto add = [&](int tile, const float4& x) {
+      float4& sum = shares[tile];
+      sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+    };
+    if (team.p.n_q == 1) {
+      for (int offset = weigher.lanes; offset < 32; offset *= 2) {
 #pragma unroll
-      for (int offset = C::kGroups; offset < 32; offset *= 2) {
-        sum.x += __shfl_xor_sync(~0u, sum.x, offset);
-        sum.y += __shfl_xor_sync(~0u, sum.y, offset);
-        sum.z += __shfl_xor_sync(~0u, sum.z, offset);
-        sum.w += __shfl_xor_sync(~0u, sum.w, offset);
+        for (int i = 0; i < kChoiceTiles; ++i) add(i, shuffled(shares[i], team.lane ^ offset));
       }
-      const tile::KeptOfFour kept = team.weigher.select(sum);
-      const auto code = static_cast<std::uint8_t>(tile::kept_code(kept, team.weigher.element(sum, kept.first) == 0,
-                                                                  team.weigher.element(sum, kept.second) == 0));
-      for (int head = first_head; head < heads; head += kLanes) {
-        tiles.codes[(head * n_q + query) * C::kGroups + group] = code;
-      }
+      return;
     }
-    __syncwarp();  // codes are written
+    const float4 own[kChoiceTiles] = {shares[0], shares[1]};
+    for (float4& sum : shares) sum = make_float4(0, 0, 0, 0);
+    const int query = team.p.packed_row(weigher.row).query;
+#pragma unroll 1
+    for (int head = 0; head < team.p.heads_per_kv_head; ++head) {
+      const int from = (head * team.p.n_q + query) * weigher.lanes + weigher.first_group;
+#pragma unroll
+      for (int i = 0; i < kChoiceTiles; ++i) add(i, shuffled(own[i], from));
+    }
+  }
+  __device__ __forceinline__ static float4 shuffled(const float4& x, int lane) {
+    return make_float4(__shfl_sync(~0u, x.x, lane), __shfl_sync(~0u, x.y, lane), __shfl_sync(~0u, x.z, lane),
+                       __shfl_sync(~0u, x.w, lane));
   }
 
-  // Calls visit(group, first, second) with the kept scores of this lane's groups.
-  template <typename Visit>
-  __device__ __forceinline__ void each_kept(int number, int i, Visit visit) const {
-    const Weigher<C>& weigher = team.weigher;
-    const uint2* scores = scores_of(number, i) + weigher.row * C::kGroups;
-    const std::uint8_t* codes = tiles_of(number, i).codes + weigher.row * C::kGroups;
-    weigher.each_group([&](int group) {
-      const float4 x = unpacked(scores[group]);
-      const std::uint32_t code = codes[group];
-      visit(group, weigher.element(x, tile::kept_element(code, 0)), weigher.element(x, tile::kept_element(code, 1)));
-    });
+  // Chooses the keys of this lane's group number `round` of both tiles of a step; leaves codes, and as weights the
+  // shares. Where these are `careful` instead the kept scores, of which the largest is returned. Of lanes without a
+  // group, or tiles that there are not, scores are -inf.
+  __device__ __forceinline__ float choose(int number, int tiles, int round, bool careful) const {
+    Weigher<C>& weigher = team.weigher;
+    const int group = weigher.first_group + round * weigher.lanes;
+    const bool has_group = weigher.has_row && group < C::kGroups;
+    const float shift = has_group ? whole[weigher.row].reference : 0.0f;
+    float4 scores[kChoiceTiles], shares[kChoiceTiles], sums[kChoiceTiles];
+#pragma unroll
+    for (int i = 0; i < kChoiceTiles; ++i) {
+      scores[i] = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+      if (has_group && i < tiles) scores[i] = unpacked(scores_of(number, i)[weigher.row * C::kGroups + group]);
+      const float4& x = scores[i];
+      shares[i] = make_float4(share(x.x, shift), share(x.y, shift), share(x.z, shift), share(x.w, shift));
+      sums[i] = shares[i];
+    }
+    sum_over_heads(sums);
+    float largest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kChoiceTiles; ++i) {
+      const tile::KeptOfFour kept = weigher.select(sums[i]);
+      if (!has_group) continue;
+      tiles_of(number, i).codes[weigher.row * C::kGroups + group] = static_cast<std::uint8_t>(
+          tile::kept_code(kept, weigher.element(sums[i], kept.first) == 0, weigher.element(sums[i], kept.second) == 0));
+      const auto picked = [&](int e) {
+        const float score = weigher.element(scores[i], e), own = weigher.element(shares[i], e);
+        return careful ? score : own;
+      };
+      const float first = picked(kept.first), second = picked(kept.second);
+      largest = fmaxf(largest, fmaxf(first, second));
+      weights_of(number, i)[group] =
+          careful ? ptx::pack_f16x2(first, second) : weigher.packed(first * kShareScale, second * kShareScale);
+    }
+    return largest;
+  }
+
+  // Of this lane's row.
+  __device__ __forceinline__ std::uint32_t* weights_of(int number, int i) const {
+    return reinterpret_cast<std::uint32_t*>(tiles_of(number, i).weights +
+                                            team.weigher.row * team.layout.weights_stride);
   }
 
   // Weights and codes of a step. Returns by how much the row's results so far shrink.
-  __device__ __forceinline__ float weigh(int number, int tiles) const {
+  __device__ __forceinline__ float weigh(int number, int tiles, bool careful) const {
     Weigher<C>& weigher = team.weigher;
     float largest = -INFINITY;
-    for (int i = 0; i < tiles; ++i) choose(scores_of(number, i), tiles_of(number, i));
-    for (int i = 0; i < tiles; ++i) {
-      each_kept(number, i, [&](int, float first, float second) { largest = fmaxf(largest, fmaxf(first, second)); });
-    }
+    const int rounds = max(C::kGroups >> team.p.lane_shift, 1);
+#pragma unroll kRoundsAtOnce
+    for (int round = 0; round < rounds; ++round) largest = fmaxf(largest, choose(number, tiles, round, careful));
+    if (!careful) return 1.0f;
     const float shrunk = weigher.raise(largest);
-    for (int i = 0; i < tiles; ++i) {
-      weigher.write_to(tiles_of(number, i), team.layout);
-      each_kept(number, i, [&](int group, float first, float second) { weigher.store_weights(group, first, second); });
-    }
+    weigher.template each_group<1>([&](int group) {
+#pragma unroll
+      for (int i = 0; i < kChoiceTiles; ++i) {
+        std::uint32_t& kept = weights_of(number, i)[group];
+        float first, second;
+        ptx::unpack_f16x2(kept, first, second);
+        kept = weigher.weighed(first, second);
+      }
+    });
     return shrunk;
   }
 
   __device__ __forceinline__ void load_v(int number, int tiles, int index) const {
-    for (int i = 0; i < tiles; ++i) {
+#pragma unroll
+    for (int i = 0; i < kChoiceTiles; ++i) {
+      if (i >= tiles) break;
       if (team.p.teams.gather != 0) {
         team.gather_v(index + i * team.step(), v_tile(number, i), tiles_of(number, i).codes);
       } else {
@@ -182,7 +217,9 @@ struct Chooser {
 
   __device__ __forceinline__ void accumulate(int number, int tiles) const {
     team.sync();
-    for (int i = 0; i < tiles; ++i) {
+#pragma unroll
+    for (int i = 0; i < kChoiceTiles; ++i) {
+      if (i >= tiles) break;
       if (team.p.teams.gather != 0) {
         team.accumulate_gathered(tiles_of(number, i), v_tile(number, i));
       } else {
@@ -191,18 +228,42 @@ struct Chooser {
     }
   }
 
-  // All of the team's tiles.
+  // All of the team's tiles. Shares are good weights but where a row keeps next to nothing of its own, which others
+  // chose away: then they are beyond the range of the inputs' type, and everything is done again with care, relative to
+  // what is kept.
   __device__ __forceinline__ void walk() const {
+    Weigher<C>& weigher = team.weigher;
+    const float shift = weigher.has_row ? whole[weigher.row].reference : 0.0f;
+    weigher.reference = -(shift + kShareScaleLog2) / team.p.scales.exponent;
+#pragma unroll 1
+    for (int careful = 0; careful < 2; ++careful) {
+      walk(careful != 0);
+      if (careful != 0 || weights_are_sound()) break;
+      weigher.reference = -INFINITY;
+      weigher.sum = 0;
+      for (auto& o : team.products.out) {
+        for (float& x : o) x = 0;
+      }
+    }
+  }
+  // Of all the warp's rows.
+  __device__ __forceinline__ bool weights_are_sound() const {
+    float total = team.weigher.sum;
+    for (int offset = team.weigher.lanes / 2; offset > 0; offset /= 2) total += __shfl_xor_sync(~0u, total, offset);
+    return __all_sync(~0u, !(total > 0 && total < kLeastShare)) != 0;
+  }
+  __device__ __forceinline__ void walk(bool careful) const {
     int before = 0;  // tiles of the step before
     int number = 0;
     // A NaN among a row's scores shows in its results, whatever is chosen.
     if (team.weigher.has_row && std::isnan(whole[team.weigher.row].sum)) team.weigher.sum = NAN;
     load_scores(team.first_tile(), 0);
+    ptx::cp_async_commit();  // of nothing, in the place of a V before the first
     for (int index = team.first_tile(); index < team.part.tiles.end; ++number) {
       const int tiles = count(index), next = index + kChoiceTiles * team.step();
       ptx::cp_async_wait<1>();  // the V of the step before may still be on its way
       team.sync();
-      const float shrunk = weigh(number, tiles);
+      const float shrunk = weigh(number, tiles, careful);
       team.sync();  // weights and codes are written
       load_scores(next, (number + 1) & 1);
       load_v(number, tiles, index);
@@ -222,14 +283,12 @@ struct Chooser {
 
 // Stats of a CTA's rows over its teams, after their last scores: join_cluster_stats() finds them.
 template <typename C>
-__device__ __forceinline__ CtaResults<C> join_scores(Team<C>& team, std::uint8_t* shared) {
-  const float sum = team.weigher.total();
-  deposit_stats(team, shared, sum);
+__device__ __forceinline__ CtaResults<C> join_scores(Team<C>& team, const RegisterRows<C>& rows, std::uint8_t* shared) {
+  rows.deposit_stats(stats_of_warp(team, shared));
   __syncthreads();  // stats are there
   const CtaResults<C> results{team.p, team.part, team.layout, shared};
-  float factors[kMaxWarps];
   const auto row = static_cast<int>(threadIdx.x);
-  if (row < team.p.rows) *results.joined(row, 1) = results.join_stats(row, factors);
+  if (row < team.p.rows) *results.joined(row, 1) = results.join_stats(row);
   return results;
 }
 
@@ -251,18 +310,16 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __gri
   ptx::cp_async_wait<2>();  // K may still be on its way
   __syncthreads();          // Q is there, and weights are cleared
   auto* kept = reinterpret_cast<std::uint16_t*>(shared + team.layout.kept + team.team * team.layout.kept_bytes);
-  write_scores(team, [&](int number, int) { return kept + number * p.teams.rows * C::kTileK; });
-  const CtaResults<C> results = join_scores(team, shared);
+  RegisterRows<C> rows(team);
+  write_scores(team, rows, [&](int number, int) { return kept + number * p.teams.rows * C::kTileK; });
+  const CtaResults<C> results = join_scores(team, rows, shared);
   ptx::sync_whole_cluster();  // every CTA's stats are there
   auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.whole);
-  for (int row = team.warp; row < p.rows; row += p.teams.cta_warps()) {
-    float factor;
-    const RowStats joined = results.join_cluster_stats(row, 1, factor);
-    if (team.lane == 0) whole[row] = shifted(joined, p.scales.exponent);
-  }
+  const auto row = static_cast<int>(threadIdx.x);
+  if (row < p.rows) whole[row] = shifted(results.join_cluster_stats(row, 1), p.scales.exponent);
   __syncthreads();  // every row's reference and sum are there
-  team.weigher.forget();
   Chooser<C>(team, whole).walk();
+  team.weigher.deposit_stats(stats_of_warp(team, shared));
   finish(team, shared);
 }
 
@@ -277,8 +334,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) score_kernel(const __grid_c
   begin_keys(team);
   ptx::cp_async_wait<2>();  // K may still be on its way
   __syncthreads();          // Q is there
-  write_scores(team, [&](int, int index) { return workspace_scores<C>(p, part.unit, index); });
-  const CtaResults<C> results = join_scores(team, shared);
+  RegisterRows<C> rows(team);
+  write_scores(team, rows, [&](int, int index) { return workspace_scores<C>(p, part.unit, index); });
+  const CtaResults<C> results = join_scores(team, rows, shared);
   const auto row = static_cast<int>(threadIdx.x);
   if (row < p.rows) {
     p.together.stats[(static_cast<std::int64_t>(part.unit) * p.splits.value + part.split) * p.rows + row] =
@@ -303,6 +361,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) choice_kernel(const __grid_
   }
   __syncthreads();  // every row's reference and sum are there
   Chooser<C>(team, whole).walk();
+  team.weigher.deposit_stats(stats_of_warp(team, shared));
   finish(team, shared);
 }
 

@@ -1,14 +1,14 @@
-// From a tile's scores to weights, for the up to 16 rows of a warp: scale, bias, mask, select, exponentiate.
+// From a tile's scores to weights, for the up to 16 rows of a warp: scale, bias, mask, select, exponentiate. For fp32,
+// for rows too long for registers (weigh16.h), and for heads that choose together (together.h).
 //
 // Scores pass through shared memory, where the four keys of a group are neighbours. A row's groups are dealt to 32 /
-// rows lanes, so that one row keeps all lanes busy as well as sixteen do. Memory's bandwidth leaves time for this: at
-// d = 128 a multiprocessor has about 6500 instructions for a tile.
+// rows lanes, so that one row keeps all lanes busy as well as sixteen do.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "cuda/decode/params.h"
+#include "cuda/decode/part.h"
 #include "cuda/ptx/packed_half.h"
 #include "cuda/ptx/single.h"
 
@@ -113,13 +113,14 @@ struct Weigher {
   bool plain;                   // no mask tensors
   float reference = -INFINITY;  // the largest score so far
   float sum = 0;                // of this lane's weights, relative to it
+  int page = 0;                 // look_up()'s
 
-  // `first_row` is the warp's first of the key head's rows.
+  // `first_row` is the warp's first of the part's rows.
   __device__ __forceinline__ Weigher(const Params& params, const SharedLayout& layout, const WarpTiles& tiles,
-                                     const tile::RowBand& band, int first_row, int batch, int kv_head, int lane)
-      : Weigher(params, layout, tiles, band, batch, kv_head, lane, lane >> params.lane_shift,
-                params.packed_row(min(first_row + (lane >> params.lane_shift), params.rows - 1))) {
-    has_row = first_row + row < p.rows;
+                                     const Part& part, int first_row, int lane)
+      : Weigher(params, layout, tiles, part.band, part.batch, part.kv_head, lane, lane >> params.lane_shift,
+                part.packed_row(params, first_row + (lane >> params.lane_shift))) {
+    has_row = first_row + row < part.rows;
   }
 
   // Calls visit(group) for every group of the row that is this lane's. Two at a time: one alone would wait for every
@@ -131,17 +132,20 @@ struct Weigher {
     for (int group = first_group; group < C::kGroups; group += lanes) visit(group);
   }
 
-  // As before the first tile.
-  __device__ __forceinline__ void forget() {
-    reference = -INFINITY;
-    sum = 0;
-  }
-
   // Weights and codes go there from now on.
   __device__ __forceinline__ void write_to(const WarpTiles& tiles, const SharedLayout& layout) {
     weights = reinterpret_cast<std::uint32_t*>(tiles.weights + row * layout.weights_stride);
     codes = tiles.codes + row * C::kGroups;
   }
+
+  // Before a tile of that block is masked, and ahead of it: whether its keys are in some page. Of 16 keys, a lane each,
+  // since pages are multiples of 16.
+  __device__ __forceinline__ void look_up(int block) {
+    if (p.pages.table == nullptr) return;
+    const int key = block + 16 * static_cast<int>(threadIdx.x & 7);
+    page = key < p.n_k ? p.pages.page_of(batch, key) : -1;
+  }
+  __device__ __forceinline__ bool pages_are_there() const { return __all_sync(~0u, page >= 0) != 0; }
 
   // Weighs a tile whose block of 128 keys begins at key `block`. Returns by how much the row's results so far shrink.
   __device__ __forceinline__ float weigh(int block, int part) {
@@ -166,7 +170,7 @@ struct Weigher {
       largest = fmaxf(largest, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
     };
     const bool interior = plain && begin <= block && block + tile::kBlockKeys <= end;
-    if (p.pages.table == nullptr ? interior : pages_are_there(block) && interior) {
+    if (pages_are_there() && interior) {
       const float unit = p.scales.unit;
       each_group([&](int group) {
         const float4 x = scores[group];
@@ -207,30 +211,32 @@ struct Weigher {
 
   // Of a group's two kept scores.
   __device__ __forceinline__ void store_weights(int group, float first, float second) {
-    const float weight0 = weight(first), weight1 = weight(second);
-    sum += weight0 + weight1;
     if constexpr (C::kType == DType::f32) {
+      const float weight0 = weight(first), weight1 = weight(second);
+      sum += weight0 + weight1;
       weights[2 * group] = __float_as_uint(weight0);
       weights[2 * group + 1] = __float_as_uint(weight1);
     } else {
-      weights[group] = C::kType == DType::bf16 ? ptx::pack_bf16x2(weight0, weight1) : ptx::pack_f16x2(weight0, weight1);
+      weights[group] = weighed(first, second);
     }
   }
+  // The same in 16 bits, which the caller stores.
+  __device__ __forceinline__ std::uint32_t weighed(float first, float second) {
+    return packed(weight(first), weight(second));
+  }
+  __device__ __forceinline__ std::uint32_t packed(float weight0, float weight1) {
+    sum += weight0 + weight1;
+    return C::kType == DType::bf16 ? ptx::pack_bf16x2(weight0, weight1) : ptx::pack_f16x2(weight0, weight1);
+  }
 
-  // The row's sum over its lanes.
-  __device__ __forceinline__ float total() const {
-    float x = sum;
-    for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-    return x;
+  // Leaves the rows' stats where the CTA joins them: those of the warp.
+  __device__ __forceinline__ void deposit_stats(RowStats* stats) const {
+    float total = sum;
+    for (int offset = lanes / 2; offset > 0; offset /= 2) total += __shfl_xor_sync(~0u, total, offset);
+    if (first_group == 0) stats[row] = {reference, total};
   }
 
  private:
-  // All keys of a block are in some page. By the whole warp.
-  __device__ __forceinline__ bool pages_are_there(int block) const {
-    const int key = block + 16 * static_cast<int>(threadIdx.x & 7);  // pages are multiples of 16 keys
-    return __all_sync(~0u, key < p.n_k && p.pages.page_of(batch, key) >= 0) != 0;
-  }
-
   __device__ __forceinline__ Weigher(const Params& params, const SharedLayout& layout, const WarpTiles& tiles,
                                      const tile::RowBand& band, int sequence, int kv_head, int lane, int row_of_warp,
                                      tile::PackedRow which)

@@ -21,6 +21,25 @@ __device__ __forceinline__ float load_cluster(std::uint32_t address, std::uint32
   return value;
 }
 
+// The 16 bytes at `address`, which is a multiple of 16.
+__device__ __forceinline__ float4 load_cluster_16(std::uint32_t address, std::uint32_t rank) {
+  float4 x;
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .b32 there; mapa.shared::cluster.u32 there, %4, %5; "
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];}"
+      : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+      : "r"(address), "r"(rank)
+      : "memory");
+#else
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
+#endif
+  return x;
+}
+
 // All threads of the cluster; what they wrote to shared memory is visible to all of them.
 __device__ __forceinline__ void sync_whole_cluster() {
 #if __CUDA_ARCH__ >= 900

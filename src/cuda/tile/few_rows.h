@@ -31,6 +31,14 @@ DSPATTN_HOST_DEVICE constexpr TileRange part_of_range(TileRange range, int split
   return {begin, begin + each + (split < more ? 1 : 0)};
 }
 
+// Row of 16 of a K tile, four groups, that column `column` of accumulator `which` (0 or 1) of the score product is of,
+// so that lane t of a quad has all of group t: elements 0 and 1 in one accumulator, 2 and 3 in the other, the last two
+// groups the other way round. Then the eight rows of either lie in different banks.
+DSPATTN_HOST_DEVICE constexpr int row_of_column(int which, int column) {
+  const int group = column >> 1;
+  return 4 * group + 2 * (which ^ (group >> 1)) + (column & 1);
+}
+
 // Which two of a group's four keys are kept, ascending.
 struct KeptOfFour {
   int first = 0;

@@ -16,6 +16,12 @@ inline float load_cluster(std::uint32_t address, std::uint32_t rank) {
   return value;
 }
 
+inline float4 load_cluster_16(std::uint32_t address, std::uint32_t rank) {
+  float4 value;
+  std::memcpy(&value, emulator::Machine::get().shared(emulator::in_block(address, rank), 16), 16);
+  return value;
+}
+
 inline void sync_whole_cluster() { emulator::Machine::get().cluster_sync(); }
 
 template <typename Kernel>
