@@ -16,7 +16,8 @@ SCORE_WIDTHS = (64, 128)  # keys per tile
 HEAD_DIMS = (Path(__file__).parent.parent / "src/cuda/tile/head_dims.h").read_text(encoding="utf-8")
 VALUE_WIDTHS = tuple(map(int, re.findall(r"\d+", re.search(r"kHeadDims\[\] = \{(.*)\}", HEAD_DIMS)[1])))
 STORED_WIDTH = 64  # columns of V where the sparse A lies in shared memory: the pipeline's pv_sparse
-STORED_WIDTHS = (32, 64, 128)  # of the backward's products, whose operands all lie in shared memory
+STORED_WIDTHS = (32, 64, 128)  # of the backward's products whose operands all lie in shared memory
+GRADIENT_WIDTHS = (64, 128, 256)  # and of those with one in registers: its head dims
 TF32_SCORE_WIDTHS = (32, 64)
 TYPES = (("DType::bf16", "bf16"), ("DType::f16", "f16"))
 
@@ -188,9 +189,10 @@ def main_tf32():
 
 
 def main_stored():
-    """Dense, both operands in shared memory, each either K-major or by rows of the depth (MN-major)."""
-    print("// Written by tools/make_wgmma.py: dense wgmma with both operands in shared memory. Accumulators as in")
-    print("// wgmma_shapes.h. An operand is K-major, or, where its flag is 1, stored by rows of the depth (MN-major).")
+    """The backward's: dense, an operand in shared memory is either K-major or by rows of the depth (MN-major)."""
+    print("// Written by tools/make_wgmma.py: dense wgmma with both operands in shared memory, or A in registers.")
+    print("// Accumulators as in wgmma_shapes.h. A stored operand is K-major, or, where its flag is 1, stored by rows of")
+    print("// the depth (MN-major).")
     print('#pragma once\n\n#include <cstdint>\n\n#include "dspattn/dtype.h"\n')
     print("namespace dspattn::cuda::ptx {\n\n// clang-format off")
     for n in STORED_WIDTHS:
@@ -211,6 +213,21 @@ def main_stored():
                     mode,
                 )
             )
+    for n in GRADIENT_WIDTHS:
+        c = n // 2
+        print(f"// d[64 x {n}] += A[64 x 16] B[16 x {n}], A in registers, B stored by rows of the depth")
+        print("template <DType kType>")
+        print(
+            function(
+                f"__device__ __forceinline__ void wgmma_gradient(float (&d)[{c}], const std::uint32_t* a, std::uint64_t b)",
+                lambda t: (
+                    f"{{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} "
+                    f"{{{registers(c)}}}, {{%{c}, %{c + 1}, %{c + 2}, %{c + 3}}}, %{c + 4}, p, 1, 1, 1;}}"
+                ),
+                c,
+                '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)',
+            )
+        )
     print("// clang-format on\n\n}  // namespace dspattn::cuda::ptx")
 
 

@@ -2,9 +2,10 @@
 
     PYTHONPATH=python DSPATTN_TORCH_LIBRARY=... python3 -m bench.decode.generate --out bench/results/generate_h200.json
 
-Twelve layers, 16 heads of 128 over 4 key heads, random weights, bf16, batch 4: a prompt goes in at once, then 64 tokens
-one by one, greedily, each step one CUDA graph that is replayed: the cache's length is read on the device. PyTorch's
-attention takes the length as a mask, as a static cache makes it.
+Twelve layers, 16 heads of 128 over 4 or 16 key heads, random weights, bf16, batch 4: a prompt goes in at once, then 64
+tokens one by one, greedily, each step one CUDA graph that is replayed: the cache's length is read on the device.
+PyTorch's attention takes the length as a mask, as a static cache makes it, once with grouped heads and once with key
+heads repeated, as transformers does; ratios are to the faster of the two. Prompts are causal attention for all.
 """
 
 import argparse
@@ -32,9 +33,19 @@ class Shape:
 
 
 def dense(q, k, v, length, positions):
-    """SDPA with a mask of the keys up to each query's position."""
+    """SDPA: a prompt at the cache's beginning, or one query with a mask of the keys up to its position."""
+    n = q.shape[2]
+    if n > 1:
+        return F.scaled_dot_product_attention(q, k[:, :, :n], v[:, :, :n], is_causal=True, enable_gqa=True)
     mask = torch.arange(k.shape[2], device=q.device) <= positions[:, None]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+def dense_repeated(q, k, v, length, positions):
+    """The same with every query head's keys side by side: SDPA has more kernels for a mask then."""
+    if q.shape[2] == 1:
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    return dense(q, k, v, length, positions)
 
 
 def pruned(pattern, selection):
@@ -163,38 +174,79 @@ def measure(model, attend, prompt, new_tokens, repeats):
     }
 
 
+def attempt(model, attend, prompt, new_tokens, repeats):
+    """What was measured, or the reason why nothing was: a way that fails leaves the others their turn."""
+    try:
+        return measure(model, attend, prompt, new_tokens, repeats)
+    except RuntimeError as error:
+        return {"skipped": str(error).splitlines()[0][:200]}
+
+
+def compared(shape, batch, n, found):
+    """Rows of one prompt's length, each with its tokens a second over the fastest of PyTorch's."""
+    best = max((row.get("tokens_per_s", 0) for name, row in found.items() if name.startswith("sdpa")), default=0)
+    rows = []
+    for name, row in found.items():
+        head = {**dataclasses.asdict(shape), "batch": batch, "prompt": n, "way": name}
+        where = f"{shape.heads}/{shape.kv_heads} heads, prompt {n:5} {name:14}"
+        if "skipped" in row:
+            print(f"{where} skipped: {row['skipped']}", flush=True)
+            rows.append({**head, **row})
+            continue
+        rows.append({**head, **row, "ratio": round(row["tokens_per_s"] / best, 3) if best else None})
+        print(f"{where} {row['tokens_per_s']:8.1f} tokens/s {row['step_us']:8.1f} us a step "
+              f"{row['prompt_ms']:7.2f} ms prompt {rows[-1]['ratio']}x", flush=True)  # fmt: skip
+    return rows
+
+
+def table(rows):
+    """What docs/decode.md shows: tokens a second of PyTorch's, and how many times as many the others."""
+    ways = ("2:4 own", "1:2 own", "2:4 shared", "1:2 shared")
+    lines = [
+        "| key heads | prompt | PyTorch's, tokens/s | " + " | ".join(ways) + " |",
+        "|---|---|---|" + "---|" * len(ways),
+    ]
+    for kv_heads, prompt in dict.fromkeys((row["kv_heads"], row["prompt"]) for row in rows):
+        here = {row["way"]: row for row in rows if (row["kv_heads"], row["prompt"]) == (kv_heads, prompt)}
+        best = max(row.get("tokens_per_s", 0) for way, row in here.items() if way.startswith("sdpa"))
+        cells = [f"{here[way]['ratio']:.2f}" if here.get(way, {}).get("ratio") else "" for way in ways]
+        lines.append(f"| {kv_heads} | {prompt} | {best:,.0f} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--table", help="JSON file whose table to print, measuring nothing")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table(results.read(arguments.table)["rows"]))
+        return
     facts = results.gpu()
     timing.warm_up(2.0)
     torch.manual_seed(0)
-    shape = Shape()
-    model = Model(shape).to("cuda", torch.bfloat16).requires_grad_(False)
-    ways = {"sdpa": dense} | {
+    ways = {"sdpa": dense, "sdpa repeated": dense_repeated} | {
         f"{pattern} {selection}": pruned(pattern, selection)
         for pattern in ("2:4", "1:2")
         for selection in ("own", "shared")
     }
     rows = []
-    for n in (512, 8192):
-        prompt = torch.randint(shape.vocabulary, (arguments.batch, n), device="cuda")
-        found = {
-            name: measure(model, attend, prompt, arguments.new_tokens, arguments.repeats)
-            for name, attend in ways.items()
-        }
-        for name, row in found.items():
-            ratio = round(row["tokens_per_s"] / found["sdpa"]["tokens_per_s"], 3)
-            rows.append({**dataclasses.asdict(shape), "batch": arguments.batch, "prompt": n, "way": name, **row,
-                         "ratio": ratio})  # fmt: skip
-            print(f"prompt {n:5} {name:12} {row['tokens_per_s']:8.1f} tokens/s {row['step_us']:8.1f} us a step "
-                  f"{row['prompt_ms']:7.2f} ms prompt {ratio:.3f}x", flush=True)  # fmt: skip
-    if arguments.out:
-        results.write(arguments.out, facts, rows)
+    for shape in (Shape(), Shape(kv_heads=16)):
+        with torch.device("cuda"):  # drawn there: a CPU takes longer than all measurements
+            model = Model(shape).to(torch.bfloat16).requires_grad_(False)
+        for n in (512, 8192):
+            prompt = torch.randint(shape.vocabulary, (arguments.batch, n), device="cuda")
+            found = {}
+            for name, attend in ways.items():
+                if shape.kv_heads == shape.heads and name.split()[-1] in ("repeated", "shared"):
+                    continue  # nothing to repeat, nobody to choose with
+                found[name] = attempt(model, attend, prompt, arguments.new_tokens, arguments.repeats)
+            rows += compared(shape, arguments.batch, n, found)
+            if arguments.out:
+                results.write(arguments.out, facts, rows)
 
 
 if __name__ == "__main__":

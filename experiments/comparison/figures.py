@@ -103,26 +103,57 @@ def latency(
 def memory(device: str, lengths: Sequence[int], dtypes: Sequence[str], batch: int, clock: Clock) -> list[Row]:
     """Figure 5: the most memory that attention holds beyond its inputs, output included."""
     rows = []
-    for dtype in dtypes:
-        for n in lengths:
-            say(f"memory: {dtype}, n = {n}")
-            for one in contenders.contenders(device, dtype):
-                shape = _shape(dtype, batch, n)
+    # Dense attention and this package's first: where time runs out, what is missing are the others' longest.
+    for first, dtype, n in itertools.product((True, False), dtypes, lengths):
+        say(f"memory: {dtype}, n = {n}, {'dense and ours' if first else 'the others'}")
+        for one in contenders.contenders(device, dtype):
+            if (one.kind in ("dense", "ours")) != first:
+                continue
+            shape = _shape(dtype, batch, n)
 
-                def measured(one: Contender = one, n: int = n, dtype: str = dtype) -> Row:
-                    attend = one.make(HEADS, HEAD_DIM, n, device, DTYPES[dtype])
-                    tensors = contenders.inputs(batch, HEADS, n, HEAD_DIM, device, DTYPES[dtype])
-                    with torch.inference_mode():
-                        attend(*tensors)  # whatever is kept for later calls is not the call's
-                        return {"peak_bytes": clock.peak_bytes(lambda: attend(*tensors))}
+            def measured(one: Contender = one, n: int = n, dtype: str = dtype) -> Row:
+                attend = one.make(HEADS, HEAD_DIM, n, device, DTYPES[dtype])
+                tensors = contenders.inputs(batch, HEADS, n, HEAD_DIM, device, DTYPES[dtype])
+                with torch.inference_mode():
+                    attend(*tensors)  # whatever is kept for later calls is not the call's
+                    return {"peak_bytes": clock.peak_bytes(lambda: attend(*tensors))}
 
-                found = attempt(one.name, measured, clock)
-                found.pop("median_us", None)
-                rows.append(
-                    {"part": "memory", "kernel": one.name, "kind": one.kind, "pattern": one.pattern,
-                     "grouping": one.grouping, **shape, **found}
-                )  # fmt: skip
+            found = attempt(one.name, measured, clock)
+            found.pop("median_us", None)
+            rows.append(
+                {"part": "memory", "kernel": one.name, "kind": one.kind, "pattern": one.pattern,
+                 "grouping": one.grouping, **shape, **found}
+            )  # fmt: skip
     return rows
+
+
+def training(device: str, n: int, dtypes: Sequence[str], batch: int, clock: Clock) -> list[Row]:
+    """Every mechanism forward and backward: time, and the most memory beyond inputs and parameters."""
+    rows = []
+    for dtype in dtypes:
+        say(f"training: {dtype}, n = {n}, batch {batch}")
+        for one in contenders.contenders(device, dtype):
+
+            def measured(one: Contender = one, dtype: str = dtype) -> Row:
+                attend = one.make(HEADS, HEAD_DIM, n, device, DTYPES[dtype])
+                parameters = list(attend.train().parameters()) if isinstance(attend, torch.nn.Module) else []
+                tensors = contenders.inputs(batch, HEADS, n, HEAD_DIM, device, DTYPES[dtype])
+                leaves = [*(t.requires_grad_() for t in tensors), *parameters]
+                ahead = torch.randn_like(tensors[0])
+
+                def step() -> Any:
+                    return torch.autograd.grad(attend(*tensors), leaves, ahead, allow_unused=True)
+
+                if not all(bool(grad.isfinite().all()) for grad in step() if grad is not None):
+                    raise RuntimeError("a gradient is not finite")
+                return {**clock.times(step), "peak_bytes": clock.peak_bytes(step)}
+
+            shape = {**_shape(dtype, batch, n), "pass": "forward and backward"}
+            rows.append(
+                {"part": "training", "kernel": one.name, "kind": one.kind, "pattern": one.pattern,
+                 "grouping": one.grouping, **shape, **attempt(one.name, measured, clock)}
+            )  # fmt: skip
+    return with_ratios(rows)
 
 
 def prune_separately(scores: Tensor, pattern: str) -> tuple[Tensor, Tensor]:
@@ -142,10 +173,10 @@ def prune_separately(scores: Tensor, pattern: str) -> tuple[Tensor, Tensor]:
 def overhead(device: str, lengths: Sequence[int], dtypes: Sequence[str], tokens: int, clock: Clock) -> list[Row]:
     """Figure 2: the first product with pruning in its epilogue, without, and followed by a kernel that prunes.
 
-    The separate kernel is written by torch.compile: one pass over the scores.
+    The separate kernel is written by torch.compile, one for all lengths: one pass over the scores.
     """
     rows = []
-    separate = torch.compile(prune_separately) if device == "cuda" else prune_separately
+    separate = torch.compile(prune_separately, dynamic=True) if device == "cuda" else prune_separately
     # The separate kernel last: compiling it takes longer than all measurements.
     for compiled, dtype, n in itertools.product((False, True), dtypes, lengths):
         pattern = contenders.pattern_of(dtype)

@@ -78,24 +78,36 @@ class Clock:
 
     def times(self, run: Run) -> dict[str, float]:
         """Median and spread (p90 - p10) of a call."""
-        marks = []
-        for _ in range(self._warmed(run)):
-            first = self._mark()
-            run()
-            marks.append((first, self._mark()))
+        return self.in_turn({"it": run})["it"]
+
+    def in_turn(self, runs: dict[str, Run]) -> dict[str, dict[str, float]]:
+        """The same of several, one call of each after the other, so that they share the state of the machine."""
+        rounds = min(self._warmed(run) for run in runs.values()) if runs else 0
+        marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in runs}
+        for _ in range(rounds):
+            for name, run in runs.items():
+                first = self._mark()
+                run()
+                marks[name].append((first, self._mark()))
         if self.cuda:
             torch.cuda.synchronize()
-        found = sorted(self._between(*pair) for pair in marks)
-        tenth = len(found) // 10
-        return {
-            "median_us": round(statistics.median(found), 2),
-            "spread_us": round(found[-1 - tenth] - found[tenth], 2),
-        }
+        found: dict[str, dict[str, float]] = {}
+        for name, pairs in marks.items():
+            ordered = sorted(self._between(*pair) for pair in pairs)
+            tenth = len(ordered) // 10
+            found[name] = {
+                "median_us": round(statistics.median(ordered), 2),
+                "spread_us": round(ordered[-1 - tenth] - ordered[tenth], 2),
+            }
+        return found
 
     def stages(self, run: Run) -> dict[str, float]:
         """Microseconds of each stage that the mechanism names, and of what is left: medians over single calls."""
         whole: list[dict[str, float]] = []
+        ends = time.monotonic() + self.case_seconds
         for _ in range(min(self.repeats, 20 if self.case_seconds == float("inf") else 5)):
+            if whole and time.monotonic() > ends:
+                break
             marks: list[tuple[str, Any, Any]] = []
             with observed(self, marks):
                 first = self._mark()

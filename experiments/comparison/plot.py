@@ -168,7 +168,28 @@ def model(rows: Rows) -> Figure:
     return figure
 
 
-DRAWINGS = {"latency": latency, "overhead": overhead, "density": density, "model": model, "memory": memory}
+def training(rows: Rows) -> Figure:
+    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
+    figure, axes = plt.subplots(1, 2 * len(dtypes), figsize=(10 * len(dtypes), 6), squeeze=False)
+    for column, dtype in enumerate(dtypes):
+        mine = [row for row in of(rows, dtype=dtype) if row["median_us"]]
+        for axis, value, label in zip(
+            axes[0][2 * column :],
+            (lambda row: row["median_us"] / 1e3, lambda row: row["peak_bytes"] / 2**20),
+            ("ms, forward and backward", "MiB beyond inputs and parameters"),
+            strict=False,
+        ):
+            axis.barh(range(len(mine)), [value(row) for row in mine], color=[COLOURS[row["kind"]] for row in mine])
+            axis.set_yticks(range(len(mine)), [row["kernel"] for row in mine], fontsize=8)
+            axis.set(xscale="log", xlabel=label, title=f"{dtype}, n = {mine[0]['n_k']}" if mine else dtype)
+    figure.tight_layout()
+    return figure
+
+
+DRAWINGS = {
+    "latency": latency, "overhead": overhead, "density": density, "model": model, "memory": memory,
+    "training": training,
+}  # fmt: skip
 
 
 def main() -> int:

@@ -7,20 +7,22 @@ python experiments/comparison/tables.py --check    # exit 1 when a table is not 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dspattn import zoo
-
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 DOCS = ROOT / "docs"
+sys.path.insert(0, str(ROOT))
+
+from bench.common import pages  # noqa: E402
+from dspattn import zoo  # noqa: E402
+
+WRITER = "experiments/comparison/tables.py"
 BENCH = ROOT / "bench" / "results"
 RESULTS = HERE / "results"
 DASH = "\N{EN DASH}"
@@ -97,7 +99,8 @@ def on_gpu(figure: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def _source(content: dict[str, Any]) -> str:
-    return f"{content['device']['name']}, revision {content['commit']}, `{content['command']}`"
+    revision, dash, dirty = content["commit"].partition("-")
+    return f"{content['device']['name']}, revision {revision[:12]}{dash}{dirty}, `{content['command']}`"
 
 
 def _with_model_ratios(rows: Rows) -> Rows:
@@ -230,9 +233,19 @@ def _short_memory(rows: Rows) -> list[str]:
     return _grid("MiB beyond the inputs, n", lengths, lines)
 
 
+def _short_training(rows: Rows) -> list[str]:
+    names = [name for name in ("full", "cudnn", "sdpa", "pipeline", "fused") if of(rows, kernel=name)]
+    lines = []
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        found = [of(rows, dtype=dtype, kernel=name)[0] for name in names]
+        times = [f"{row['median_us'] / 1e3:.2f}" if row["median_us"] else "cannot" for row in found]
+        lines += [(f"{dtype}, ms", times), (f"{dtype}, MiB beyond the inputs", [_mebibytes(row) for row in found])]
+    return _grid(f"forward and backward, n = {rows[0]['n_k']}, batch {rows[0]['batch']}", names, lines)
+
+
 SHORT: dict[str, Callable[[Rows], list[str]]] = {
     "latency": _short_latency, "crossings": _crossings, "overhead": _short_overhead, "density": _short_density,
-    "model": _short_model, "memory": _short_memory,
+    "model": _short_model, "memory": _short_memory, "training": _short_training,
 }  # fmt: skip
 
 
@@ -281,6 +294,16 @@ def _text(figure: str, content: dict[str, Any]) -> list[str]:
                 "",
                 *_length_table(mine, _mebibytes),
             ]
+        elif figure == "training":
+            size = f"n = {mine[0]['n_k']}, batch {mine[0]['batch']}"
+            lines += [f"Forward and backward, {dtype}, {size}:", "", "| | ms | MiB beyond inputs and parameters |"]
+            lines += ["|---|---|---|"]
+            lines += [
+                f"| {row['kernel']} | {row['median_us'] / 1e3:.2f} | {_mebibytes(row)} |"
+                if row["median_us"]
+                else f"| {row['kernel']} | cannot | |"
+                for row in mine
+            ]
         elif figure in ("latency", "overhead"):
             over = "unfused full attention" if figure == "latency" else "the product alone"
             lines += [f"Speed over {over}, {dtype}:", "", *_length_table(mine, _speed)]
@@ -310,7 +333,7 @@ def figure_text(figure: str) -> Callable[[], str]:
     return make
 
 
-FIGURES = ("latency", "overhead", "density", "model", "memory")
+FIGURES = ("latency", "overhead", "density", "model", "memory", "training")
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "comparison.md": {block: short_text(block) for block in SHORT},
     "zoo.md": {"zoo": zoo_table},
@@ -320,35 +343,12 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
 
 def rewritten(page: str, text: str) -> str:
     """A page with everything between its markers made anew."""
-    for name, make in PAGES[page].items():
-        pattern = rf"(<!-- {name}, written by experiments/comparison/tables.py -->\n).*?(<!-- end of {name} -->)"
-        if not re.search(pattern, text, re.DOTALL):
-            raise SystemExit(f"{page} has no markers of {name!r}")
-        content = make()
-        text = re.sub(
-            pattern, lambda match, content=content: match[1] + content + "\n" + match[2], text, flags=re.DOTALL
-        )
-    return text
+    return str(pages.rewritten(text, WRITER, PAGES[page]))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    options = parser.parse_args(arguments)
-    wrong = 0
-    for page in PAGES:
-        path = DOCS / page
-        before = path.read_text()
-        after = rewritten(page, before)
-        if after == before:
-            continue
-        if options.check:
-            print(f"{path} is not what the zoo and the results say: run {Path(__file__).name}", file=sys.stderr)
-            wrong += 1
-        else:
-            path.write_text(after)
-            print(path)
-    return 1 if wrong else 0
+    named = {f"docs/{page}": tables for page, tables in PAGES.items()}
+    return int(pages.main(arguments, WRITER, __doc__, named))
 
 
 if __name__ == "__main__":

@@ -62,9 +62,9 @@ class TextModel(torch.nn.Module):
         return self.classes(self.norm(x[:, 0]))
 
 
-def _measured(model: TextModel, ids: Tensor, clock: Clock) -> Row:
+def _measured(model: TextModel, ids: Tensor, clock: Clock, times: Row | None = None) -> Row:
     with torch.inference_mode():
-        found: Row = clock.times(lambda: model(ids))
+        found: Row = dict(times) if times is not None else clock.times(lambda: model(ids))
         shares = []
         for _ in range(5 if clock.case_seconds == float("inf") else 1):
             marks: list[tuple[str, Any, Any]] = []
@@ -97,11 +97,32 @@ class _Noted:
         self.marks.append(("attention", self.begin, self.clock._mark()))
 
 
-def _case(one: Contender, heads: int, hidden: int, ids: Tensor, device: str, dtype: torch.dtype, clock: Clock) -> Row:
+def _made(one: Contender, heads: int, hidden: int, ids: Tensor, device: str, dtype: torch.dtype) -> TextModel:
     n = ids.shape[1]
     attends = [one.make(heads, HEAD_DIM, n, device, dtype) for _ in range(LAYERS)]
     torch.manual_seed(0)
-    return _measured(TextModel(heads, hidden, n, attends).to(device=device, dtype=dtype).eval(), ids, clock)
+    return TextModel(heads, hidden, n, attends).to(device=device, dtype=dtype).eval()
+
+
+def _together(chosen: Sequence[Contender], make: Any, ids: Tensor, clock: Clock) -> dict[str, Row]:
+    """Of models that are compared with each other: timed in turn. What cannot run is a row with its reason."""
+    models: dict[str, TextModel] = {}
+    found: dict[str, Row] = {}
+
+    def tried(one: Contender) -> Row:
+        model = make(one)
+        with torch.inference_mode():
+            model(ids)
+        models[one.name] = model
+        return {}
+
+    for one in chosen:
+        found[one.name] = attempt(one.name, partial(tried, one), clock)
+    with torch.inference_mode():
+        times = clock.in_turn({name: partial(model, ids) for name, model in models.items()})
+    for name, model in models.items():
+        found[name] = attempt(name, partial(_measured, model, ids, clock, times[name]), clock)
+    return found
 
 
 def end_to_end(
@@ -119,15 +140,24 @@ def end_to_end(
         batch = max(1, tokens // n)
         ids = torch.randint(0, VOCABULARY, (batch, n), generator=torch.Generator().manual_seed(0)).to(device)
         say(f"model: {dtype}, n = {n}, {count} heads, feed-forward {width}, batch {batch}")
-        for one in contenders.contenders(device, dtype):
-            if (one.kind in ("dense", "ours")) != first or (names and one.name not in names):
-                continue
+        chosen = [
+            one
+            for one in contenders.contenders(device, dtype)
+            if (one.kind in ("dense", "ours")) == first and (not names or one.name in names)
+        ]
 
-            work = partial(_case, one, count, width, ids, device, DTYPES[dtype], clock)
+        def make(one: Contender, count: int = count, width: int = width, ids: Tensor = ids, dtype: str = dtype) -> Any:
+            return _made(one, count, width, ids, device, DTYPES[dtype])
+
+        # Dense attention and this package's are compared with each other; the others are many, and come one by one.
+        found: dict[str, Row] = {}
+        for group in [chosen] if first else [[one] for one in chosen]:
+            found |= _together(group, make, ids, clock)
+        for one in chosen:
             rows.append(
                 {"part": "model", "kernel": one.name, "kind": one.kind, "pattern": one.pattern,
                  "grouping": one.grouping, "dtype": dtype, "batch": batch, "heads": count,
                  "kv_heads": count, "n_q": n, "n_k": n, "d": HEAD_DIM, "feed_forward": width,
-                 "layers": LAYERS, "mask": "full", "pass": "forward", **attempt(one.name, work, clock)}
+                 "layers": LAYERS, "mask": "full", "pass": "forward", **found[one.name]}
             )  # fmt: skip
     return rows

@@ -7,7 +7,8 @@
 `tokens` turns the texts into one file, so that the machine with the GPU needs neither texts nor tokenizer. `measure`
 trains the models of one seed side by side: each takes a step in turn, on the same windows of text, so that they share
 the state of the machine, and which one begins changes from step to step. A step is forward, backward, clipping and
-AdamW; weights are fp32, on a GPU forward and backward run in bf16 (autocast). At the end each model reads the whole
+AdamW; weights are fp32, on a GPU forward and backward run in bf16 (autocast). Dense attention is PyTorch's
+scaled_dot_product_attention, by the kernel that it chooses. At the end each model reads the whole
 test text. If the asked steps would not fit into --budget-seconds, all runs take fewer; the file says how many.
 """
 
@@ -27,13 +28,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(ROOT / "experiments" / "quality")]
 
 import finetune as example  # noqa: E402
-from gpu_perplexity import Budget, losses_of, paired_change, read_tokens  # noqa: E402
+from gpu_perplexity import (  # noqa: E402
+    Budget,
+    commands,
+    has_written_tokens,
+    losses_of,
+    paired_change,
+    read_tokens,
+)
 from quality_tasks import DataError, read_text  # noqa: E402
 
 from bench.common import results, timing  # noqa: E402
@@ -140,7 +149,7 @@ def train(
 ) -> list[dict[str, Any]]:
     """All runs of a seed, step by step in turn; a row each."""
     runs = [start(base, attention, seed, options) for attention in ATTENTIONS]
-    for step in range(options.steps):
+    for step in tqdm(range(options.steps), desc=f"seed {seed}", unit=" steps", disable=None):
         batch = example.batch_of(step, seed, windows, options.batch)
         first = step % len(runs)
         for run in runs[first:] + runs[:first]:
@@ -171,26 +180,17 @@ def train(
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    tokens = commands.add_parser("tokens", help="write the token file")
-    tokens.add_argument("--data", type=Path, required=True, help="folder with wikitext2")
-    tokens.add_argument("--out", type=Path, default=ROOT / "out" / "finetune" / "tokens.npz")
-    run = commands.add_parser("measure", help="train and time")
-    run.add_argument("--tokens", type=Path, default=ROOT / "out" / "finetune" / "tokens.npz")
-    run.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser, run = commands(__doc__, "train and time", "wikitext2", ROOT / "out" / "finetune" / "tokens.npz")
     run.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    run.add_argument("--steps", type=int, default=100, help="at most")
+    run.add_argument("--steps", type=int, default=120, help="at most")
     run.add_argument("--length", type=int, default=1024, help="tokens of a window")
-    run.add_argument("--batch", type=int, default=16, help="windows of a step")
+    run.add_argument("--batch", type=int, default=8, help="windows of a step")
     run.add_argument("--rate", type=float, default=2e-4, help="highest learning rate")
     run.add_argument("--warm-up", type=int, default=10, help="steps until it is reached; then it falls as a cosine")
     run.add_argument("--limit", type=int, help="tokens of the test text (default: all)")
     run.add_argument("--budget-seconds", type=float, default=150.0, help="of the whole run, loading included")
     run.add_argument("--tiny", action="store_true", help="a small random model on random tokens")
     run.add_argument("--out", type=Path, default=HERE / "results" / "finetune.json")
-    for command in (tokens, run):
-        command.add_argument("--cache", help="folder of the model (default: $DSPATTN_CACHE or ~/.cache/dspattn)")
     options = parser.parse_args(arguments)
     for name in ("steps", "length", "batch"):
         if options.command == "measure" and getattr(options, name) < 1:
@@ -213,19 +213,18 @@ def load(options: argparse.Namespace) -> tuple[Any, Tensor, Tensor]:
     else:
         tokens = read_tokens(options.tokens, None)
         model, _ = load_smollm2(folder=options.cache)
-    count = len(tokens["train"]) // options.length
+    count = (len(tokens["train"]) - 1) // options.length
     if count < options.batch:
         raise DataError(f"--batch: expected at most the {count} windows of the training text, got {options.batch}")
-    windows = tokens["train"][: count * options.length].view(count, options.length)
+    # One token more than attention sees: the last one is predicted only.
+    windows = tokens["train"].unfold(0, options.length + 1, options.length)
     return model, windows, tokens["test"][: options.limit]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     try:
-        if options.command == "tokens":
-            counts = write_tokens(options.data, options.out, options.cache)
-            print(f"{options.out}: " + ", ".join(f"{count} tokens of {name}" for name, count in counts.items()))
+        if has_written_tokens(options, write_tokens):
             return 0
         budget = Budget(options.budget_seconds)
         base, windows, text = load(options)

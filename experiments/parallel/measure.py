@@ -1,6 +1,7 @@
-"""Times one process against several, one thread each, on CPUs: causal attention of a long sequence, balanced ring.
+"""Times one process against several, one thread each, on CPUs: causal attention of a long sequence, balanced.
 
-    python experiments/parallel/measure.py --worlds 1,2 --n 8192 --heads 4 --d 64 --out results.json
+    python experiments/parallel/measure.py --worlds 1,2 --n 8192 --heads 4 --d 64
+    python experiments/parallel/measure.py --cases ring,all_to_all,ring+backward --out results.json
 
 Needs as many idle cores as processes. The figure that counts is the speed-up of 2 processes at n = 8192.
 """
@@ -8,10 +9,9 @@ Needs as many idle cores as processes. The figure that counts is the speed-up of
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,8 +21,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import dspattn
+from bench.common import results as files
 from dspattn import parallel
+
+CASES = ("ring", "all_to_all", "ring+backward", "all_to_all+backward")
 
 
 def work(rank: int, world: int, store: str, given: dict[str, Any], results: Any) -> None:
@@ -56,6 +61,16 @@ def work(rank: int, world: int, store: str, given: dict[str, Any], results: Any)
         dist.destroy_process_group()
 
 
+def timed(world: int, given: dict[str, Any]) -> list[float]:
+    """Seconds of every turn on ``world`` processes."""
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(work, (world, str(Path(folder) / "store"), given, results), nprocs=world)
+    times: list[float] = results.get()
+    return times
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", default="1,2")
@@ -63,28 +78,33 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--d", type=int, default=64)
     parser.add_argument("--pattern", default="2:4")
-    parser.add_argument("--method", default="ring", choices=["ring", "all_to_all"])
-    parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--cases", default="ring", help=f"some of {', '.join(CASES)}")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    given = {name: getattr(options, name) for name in ("n", "heads", "d", "pattern", "method", "backward", "repeats")}
-    context = multiprocessing.get_context("spawn")
-    rows = []
-    for world in map(int, options.worlds.split(",")):
-        results = context.SimpleQueue()
-        with tempfile.TemporaryDirectory() as folder:
-            arguments = (world, str(Path(folder) / "store"), given, results)
-            multiprocessing.spawn(work, arguments, nprocs=world)
-        times = results.get()
-        rows.append({**given, "world": world, "seconds": statistics.median(times), "all_seconds": times})
-        ratio = rows[0]["seconds"] / rows[-1]["seconds"]
-        print(f"world {world}: {rows[-1]['seconds']:.3f} s, {ratio:.2f} x world {rows[0]['world']}")
-    if options.out:
-        machine = {"machine": platform.machine(), "cores": os.cpu_count(), "load_before": os.getloadavg()[0]}
-        options.out.write_text(
-            json.dumps({"device": machine, "torch": torch.__version__, "rows": rows}, indent=1) + "\n"
-        )
+    cases = options.cases.split(",")
+    if unknown := [case for case in cases if case not in CASES]:
+        parser.error(f"--cases: expected some of {', '.join(CASES)}, got {', '.join(unknown)}")
+    facts = {**files.cpu(), "load_before": round(os.getloadavg()[0], 2)}
+    sizes = {name: getattr(options, name) for name in ("n", "heads", "d", "pattern", "repeats")}
+    rows: list[dict[str, Any]] = []
+    alone: dict[bool, list[float]] = {}  # one process computes the same whatever the method
+    for case in cases:
+        method, _, backward = case.partition("+")
+        given = {**sizes, "method": method, "backward": bool(backward)}
+        for world in map(int, options.worlds.split(",")):
+            times = alone.get(given["backward"]) if world == 1 else None
+            times = times or timed(world, given)
+            if world == 1:
+                alone[given["backward"]] = times
+            rows.append({**given, "world": world, "seconds": statistics.median(times), "all_seconds": times})
+            first = next(row for row in rows if (row["method"], row["backward"]) == (method, bool(backward)))
+            ratio = first["seconds"] / rows[-1]["seconds"]
+            print(
+                f"{case}, world {world}: {rows[-1]['seconds']:.3f} s, {ratio:.2f} x world {first['world']}", flush=True
+            )
+            if options.out:
+                files.write(options.out, facts, rows)
 
 
 if __name__ == "__main__":

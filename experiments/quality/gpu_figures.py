@@ -14,12 +14,13 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "gpu" / "perplexity.json"
+SHARED = RESULTS.with_name("shared.json")  # heads that choose together beside heads that do not
 TEXTS = {"wikitext2": "WikiText-2", "imdb": "IMDB reviews"}
 COLOURS = {"2:4": "#1f66c1", "1:2": "#c2502e"}
 MINUS = "\N{MINUS SIGN}"
 
 Row = dict[str, Any]
-Key = tuple[str, str, str]  # pattern, grouping, rest
+Key = tuple[str, str, str, str]  # pattern, grouping, rest, selection
 
 
 def read_rows(path: Path = RESULTS) -> list[Row]:
@@ -30,14 +31,15 @@ def read_rows(path: Path = RESULTS) -> list[Row]:
 
 
 def key_of(row: Row) -> Key:
-    return row["pattern"], row["grouping"], row["rest"]
+    return row["pattern"], row["grouping"], row["rest"], row.get("selection", "own")
 
 
 def label_of(key: Key) -> str:
-    pattern, grouping, rest = key
+    pattern, grouping, rest, selection = key
     if pattern == "dense":
         return "dense (perplexity)"
-    return f"{pattern} {grouping}, rest {'to the mean' if rest == 'mean' else 'dropped'}"
+    text = f"{pattern} {grouping}, rest {'to the mean' if rest == 'mean' else 'dropped'}"
+    return text + ", heads choose together" * (selection == "shared")
 
 
 def modes_of(rows: list[Row]) -> list[Key]:
@@ -102,7 +104,7 @@ def speed_table(rows: list[Row]) -> str:
 
 
 def _style(key: Key) -> dict[str, Any]:
-    pattern, grouping, rest = key
+    pattern, grouping, rest, _ = key
     return {
         "color": COLOURS.get(pattern, "#1b1c1e"),
         "linestyle": "-" if rest == "mean" else "--",

@@ -2,6 +2,7 @@
 
     python experiments/quality/gpu_perplexity.py tokens --data FOLDER --out out/quality/tokens.npz
     python experiments/quality/gpu_perplexity.py measure --tokens out/quality/tokens.npz --cache FOLDER
+    python experiments/quality/gpu_perplexity.py measure --modes "2:4 interleaved drop,2:4 interleaved drop shared"
 
 `tokens` turns the texts into a file of a megabyte, so that the machine with the GPU needs neither texts nor tokenizer.
 `measure` runs SmolLM2-135M-Instruct over the whole WikiText-2 test and 262,144 tokens of IMDB reviews in windows that
@@ -15,7 +16,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -35,6 +36,7 @@ from quality_tasks import DataError, read_text  # noqa: E402
 
 import dspattn  # noqa: E402
 from bench.common import results, timing  # noqa: E402
+from dspattn.integrations.huggingface import implementation_name, register_pattern  # noqa: E402
 from dspattn.pretrained import PretrainedError, load_smollm2  # noqa: E402
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)  # 8192: as far as the model was trained
@@ -50,6 +52,7 @@ class Mode:
     pattern: str = "dense"
     grouping: str = "none"
     rest: str = "none"
+    selection: str = "own"  # "shared": between the query heads that share a key head
 
     @property
     def dense(self) -> bool:
@@ -57,19 +60,26 @@ class Mode:
 
     @property
     def label(self) -> str:
-        return " ".join([self.pattern] + ([] if self.dense else [self.grouping, self.rest]))
+        parts = [self.pattern] + ([] if self.dense else [self.grouping, self.rest])
+        return " ".join(parts + ["shared"] * (self.selection == "shared"))
 
     @property
     def name(self) -> str:
-        """What transformers knows it by. Dense is PyTorch's own attention: the stock model."""
+        """What transformers knows it by, once :meth:`register` was called. Dense is PyTorch's own: the stock model."""
         if self.dense:
             return "sdpa"
-        parts = ["dspattn", self.pattern.replace(":", "_")]
-        return "_".join(parts + ["consecutive"] * (self.grouping == "consecutive") + ["mean"] * (self.rest == "mean"))
+        return implementation_name(self.pattern, self.grouping, self.rest, self.selection)
+
+    def register(self) -> str:
+        """The name; those of shared selections are not among what the package registers by itself."""
+        if self.selection == "shared":
+            register_pattern(self.pattern, self.grouping, rest=self.rest, selection="shared")
+        return self.name
 
 
 DENSE = Mode()
 MODES = (DENSE, *(Mode(p, g, r) for p in PATTERNS for g in GROUPINGS for r in RESTS))
+SHARED = tuple(Mode(p, "interleaved", "drop", "shared") for p in PATTERNS)  # measured when asked for
 
 
 # ---- the texts
@@ -177,6 +187,8 @@ def attention_call(mode: Mode, q: Tensor, k: Tensor, v: Tensor) -> Any:
     options: dict[str, Any] = {"pattern": mode.pattern, "grouping": mode.grouping}
     if mode.rest != "drop":
         options["rest"] = mode.rest
+    if mode.selection != "own":
+        options["selection"] = mode.selection
     return lambda: dspattn.attention(q, k, v, is_causal=True, enable_gqa=True, **options)
 
 
@@ -248,7 +260,7 @@ def measure(
             for text, ids in tokens.items():
 
                 def lost(mode: Mode = mode, length: int = length, text: str = text, ids: Tensor = ids) -> Any:
-                    model.set_attn_implementation(mode.name)
+                    model.set_attn_implementation(mode.register())
                     sums, counts = losses_of(model, ids, length, device, batch_tokens)
                     if mode.dense:
                         dense[text, length] = sums
@@ -280,40 +292,60 @@ def facts(device: str) -> dict[str, Any]:
     return {**found, "versions": versions, "model": "SmolLM2-135M-Instruct (Q4_1 weights, expanded)"}
 
 
+def commands(
+    description: str | None, measure: str, texts: str, tokens_file: Path
+) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """A program that writes a token file and measures on it, with what every such program is told; and the parser of
+    `measure`, for what is its own."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    both = parser.add_subparsers(dest="command", required=True)
+    tokens = both.add_parser("tokens", help="write the token file")
+    tokens.add_argument("--data", type=Path, required=True, help=f"folder with {texts}")
+    tokens.add_argument("--out", type=Path, default=tokens_file)
+    run = both.add_parser("measure", help=measure)
+    run.add_argument("--tokens", type=Path, default=tokens_file)
+    run.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    for command in (tokens, run):
+        command.add_argument("--cache", help="folder of the model (default: $DSPATTN_CACHE or ~/.cache/dspattn)")
+    return parser, run
+
+
+def has_written_tokens(options: argparse.Namespace, write: Callable[[Path, Path, str | None], dict[str, int]]) -> bool:
+    """Whether the command was to write the token file; it then stands there."""
+    if options.command != "tokens":
+        return False
+    counts = write(options.data, options.out, options.cache)
+    print(f"{options.out}: " + ", ".join(f"{count} tokens of {name}" for name, count in counts.items()))
+    return True
+
+
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     def numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    tokens = commands.add_parser("tokens", help="write the token file")
-    tokens.add_argument("--data", type=Path, required=True, help="folder with wikitext2 and imdb (see README.md)")
-    tokens.add_argument("--out", type=Path, default=ROOT / "out" / "quality" / "tokens.npz")
-    run = commands.add_parser("measure", help="run the model and time attention")
-    run.add_argument("--tokens", type=Path, default=ROOT / "out" / "quality" / "tokens.npz")
-    run.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser, run = commands(
+        __doc__, "run the model and time attention", "wikitext2 and imdb (see README.md)",
+        ROOT / "out" / "quality" / "tokens.npz",
+    )  # fmt: skip
     run.add_argument("--lengths", type=numbers, default=list(LENGTHS), help="windows, e.g. 512,1024")
     run.add_argument("--modes", type=lambda text: text.split(","), help="labels, e.g. '2:4 interleaved mean'")
     run.add_argument("--limit", type=int, help="tokens of each text (default: all)")
     run.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
     run.add_argument("--budget-seconds", type=float, default=150.0, help="of the whole run; the rest is left out")
     run.add_argument("--out", type=Path, default=HERE / "results" / "gpu" / "perplexity.json")
-    for command in (tokens, run):
-        command.add_argument("--cache", help="folder of the model (default: $DSPATTN_CACHE or ~/.cache/dspattn)")
     options = parser.parse_args(arguments)
     if options.command == "measure" and options.modes:
-        unknown = [label for label in options.modes if label not in {mode.label for mode in MODES}]
+        known = [mode.label for mode in (*MODES, *SHARED)]
+        unknown = [label for label in options.modes if label not in known]
         if unknown:
-            run.error(f"--modes: expected some of {', '.join(mode.label for mode in MODES)}, got {', '.join(unknown)}")
+            run.error(f"--modes: expected some of {', '.join(known)}, got {', '.join(unknown)}")
     return options
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
-        if options.command == "tokens":
-            counts = write_tokens(options.data, options.out, options.cache)
-            print(f"{options.out}: " + ", ".join(f"{count} tokens of {name}" for name, count in counts.items()))
+        if has_written_tokens(options, write_tokens):
             return 0
         budget = Budget(options.budget_seconds)
         tokens = read_tokens(options.tokens, options.limit)
@@ -330,7 +362,7 @@ def main(arguments: list[str] | None = None) -> int:
     def keep(rows: list[dict[str, Any]], left_out: list[str]) -> None:
         results.write(options.out, {**head, "left_out": left_out}, rows)
 
-    modes = [mode for mode in MODES if not options.modes or mode.label in options.modes]
+    modes = [mode for mode in (*MODES, *SHARED) if mode.label in options.modes] if options.modes else MODES
     _, left_out = measure(
         model, tokens, options.lengths, modes, options.device, options.batch_tokens, budget, keep
     )  # fmt: skip

@@ -174,6 +174,11 @@ def main(arguments: list[str] | None = None) -> int:
         (ROOT / "docs" / "quality.md", short_table(results), "quality table"),
         (ROOT / "docs" / "quality.md", rest_table(HERE / "results" / "rest"), "rest table"),
         (ROOT / "docs" / "quality.md", finetune_figures.table(), "finetune table"),
+        (
+            ROOT / "docs" / "quality.md",
+            gpu_figures.losses_table(gpu_figures.read_rows(gpu_figures.SHARED)),
+            "shared table",
+        ),
         (ROOT / "docs" / "log" / "quality.md", full_table(results), "quality table"),
         (ROOT / "docs" / "log" / "quality.md", kept_table(), "kept scores"),
         (ROOT / "docs" / "quality.md", gpu_figures.losses_table(default_groups), "context table"),

@@ -13,6 +13,7 @@ from . import formulas
 RESULTS = Path("experiments/theory/results")
 PICTURES = Path("docs/images/theory")
 BENCH = Path("bench/results")
+MODELS = ("smollm2", "minilm")
 
 
 def _positive(text: str) -> int:
@@ -41,25 +42,35 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--windows", type=_positive, default=2, help="windows of WikiText-2 (default: %(default)s)")
     parser.add_argument("--rows", type=_positive, default=24, help="rows measured per map (default: %(default)s)")
     parser.add_argument("--pairs", type=_positive, default=150, help="STS-B pairs (default: %(default)s)")
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="of the tasks (default: both)"
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of SmolLM2-135M's tasks")
+    parser.add_argument(
+        "--tokens", type=Path, help="token ids of WikiText-2 in place of --data (experiments/quality writes the file)"
+    )
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
-    needs_data = options.step in ("maps", "tasks", "all")
-    if needs_data and options.data is None:
+    measures = options.step in ("maps", "tasks", "all")
+    from_tokens = options.step == "tasks" and options.tokens is not None and options.models == ["smollm2"]
+    if measures and options.data is None and not from_tokens:
         parser.error(f"--data: expected a folder for `{options.step}`, got none")
     began = time.monotonic()
     try:
-        if needs_data:
+        if measures:
             from . import measure
 
             if options.step in ("maps", "all"):
                 measure.measure_maps(options.data, options.results, options.windows, options.rows)
             if options.step in ("tasks", "all"):
-                tokens = options.windows * options.window
-                measure.measure_tasks(options.data, options.results, tokens, options.window, options.pairs)
+                measure.measure_tasks(
+                    options.data, options.tokens, options.models, options.results, options.windows, options.window,
+                    options.pairs, options.device,
+                )  # fmt: skip
         if options.step in ("formulas", "all"):
             formulas.evaluate_formulas(formulas.find_program(options.cli), options.results)
         if options.step in ("plots", "all"):

@@ -78,7 +78,7 @@ class MapObserver:
             if not len(eligible):
                 continue
             pick = torch.randperm(len(eligible), generator=self.generator)[: self.rows_per_map]
-            chosen = eligible[pick].sort().values
+            chosen = eligible[pick.to(eligible.device)].sort().values
             full = scores[index].index_select(1, chosen)  # [heads, rows, keys]
             self._qualities(sums, full, chosen, int(keys[index].max()))
             if self.statistics:
@@ -93,8 +93,8 @@ class MapObserver:
         for rule in self.rules:
             kept = kept_keys(rows, rule, places, longest)
             held = (powers * kept).sum(-1)
-            share = (held / totals).sum(-1).T.double().numpy()  # [heads, powers]
-            norm = ((squares * kept).sum(-1) / squares.sum(-1)).sqrt().sum(-1).double().numpy()
+            share = (held / totals).sum(-1).T.double().cpu().numpy()  # [heads, powers]
+            norm = ((squares * kept).sum(-1) / squares.sum(-1)).sqrt().sum(-1).double().cpu().numpy()
             sums.quality[rule.name] = sums.quality.get(rule.name, 0.0) + share
             sums.frobenius[rule.name] = sums.frobenius.get(rule.name, 0.0) + norm
             share_kept = kept[0].sum(-1) / (rows[0] > float("-inf")).sum(-1)

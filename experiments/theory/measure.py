@@ -45,6 +45,8 @@ MAP_POWERS = (1.0, 2.0, 4.0, 7.0)  # the paper sweeps "several typical values" u
 # is that of the differences of their draws. Tokens are drawn in runs, since neighbours are not independent.
 DRAWS = 200
 RUN_TOKENS = 128
+GPU_WINDOWS = 16  # of one pass on a GPU: enough that launches do not count
+OBSERVED_WINDOWS = 32  # on which Q^p is averaged, at most
 SEARCH_POWERS = tuple(np.round(np.concatenate([np.arange(0.1, 1.0, 0.1), np.arange(1.0, 10.01, 0.25)]), 2).tolist())
 
 
@@ -153,25 +155,34 @@ def _drawn_perplexities(losses: Sequence[Array]) -> list[float]:
     return drawn
 
 
-def _perplexities(data: Path, tokens: int, window: int) -> tuple[list[dict[str, Any]], int]:
-    model, tokenizer = pretrained.load_smollm2()
+def _losses(model: Any, windows: torch.Tensor, at_once: int) -> list[Array]:
+    """Next-token losses of every window, so many windows in a pass."""
+    found: list[Array] = []
+    for part in windows.split(at_once):
+        logits = model(part, use_cache=False).logits[:, :-1]
+        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), part[:, 1:], reduction="none")
+        found += list(losses.double().cpu().numpy())
+    return found
+
+
+def _perplexities(windows: torch.Tensor, device: str) -> list[dict[str, Any]]:
+    model, _ = pretrained.load_smollm2()
     model.set_attn_implementation(attention.register())
-    windows = wikitext_windows(tokenizer, data, tokens, window)
+    model, windows = model.to(device), windows.to(device)
+    at_once = 1 if device == "cpu" else GPU_WINDOWS
     rules = [DENSE, *TASK_RULES]
     observer = MapObserver(rules, SEARCH_POWERS, rows_per_map=12, least_keys=1, statistics=False)
     values, draws = {}, {}
     for rule in rules:
         began = time.monotonic()
         with attention.using(rule):
-            losses = [evaluate.token_losses(model, ids)[0].numpy() for ids in windows]
+            losses = _losses(model, windows, at_once)
         values[rule.name] = evaluate.perplexity(np.concatenate(losses))
         draws[rule.name] = _drawn_perplexities(losses)
         _say(f"  {rule.name}: perplexity {values[rule.name]:.3f} ({time.monotonic() - began:.1f} s)")
     with attention.using(observer=observer):
-        for ids in windows:
-            model(ids.unsqueeze(0), use_cache=False)
-    count = sum(len(ids) - 1 for ids in windows)
-    return _task_rows("SmolLM2-135M", "WikiText-2", "perplexity", values, draws, rules, observer), count
+        _losses(model, windows[:OBSERVED_WINDOWS], at_once)
+    return _task_rows("SmolLM2-135M", "WikiText-2", "perplexity", values, draws, rules, observer)
 
 
 def _spearmans(data: Path, pairs: int) -> tuple[list[dict[str, Any]], int]:
@@ -193,15 +204,44 @@ def _spearmans(data: Path, pairs: int) -> tuple[list[dict[str, Any]], int]:
     return _task_rows("MiniLM", "STS-B", "spearman", values, draws, rules, observer), len(gold)
 
 
-def measure_tasks(data: Path, out: Path, tokens: int, window: int, pairs: int) -> None:
-    """Perplexity of SmolLM2-135M and STS-B correlation of MiniLM under every rule, with Q^p on the same inputs."""
-    perplexity_rows, token_count = _perplexities(data, tokens, window)
-    spearman_rows, pair_count = _spearmans(data, pairs)
+def measure_perplexities(windows: torch.Tensor, out: Path, device: str) -> None:
+    """Perplexity of SmolLM2-135M under every rule, with Q^p on (the first of) the same windows."""
+    rows = _perplexities(windows, device)
     result_files.write(
-        out / "tasks.json",
-        perplexity_rows + spearman_rows,
+        out / "tasks_smollm2.json",
+        rows,
         _versions(),
+        torch.cuda.get_device_name() if device == "cuda" else None,
         powers=list(SEARCH_POWERS),
-        counts={"WikiText-2": token_count, "STS-B": pair_count},
-        window=window,
+        counts={"WikiText-2": windows.shape[0] * (windows.shape[1] - 1)},
+        window=windows.shape[1],
+        observed_windows=min(OBSERVED_WINDOWS, len(windows)),
     )
+
+
+def measure_correlations(data: Path, out: Path, pairs: int) -> None:
+    """STS-B correlation of MiniLM under every rule, with Q^p on an eighth of the same sentences."""
+    rows, count = _spearmans(data, pairs)
+    result_files.write(
+        out / "tasks_minilm.json", rows, _versions(), powers=list(SEARCH_POWERS), counts={"STS-B": count}
+    )
+
+
+def measure_tasks(
+    data: Path | None, tokens: Path | None, models: Sequence[str], out: Path, windows: int, window: int, pairs: int,
+    device: str,
+) -> None:  # fmt: skip
+    """What every rule costs each of ``models`` at its task; ``tokens``, a file of token ids, stands in for the text."""
+    if "smollm2" in models:
+        if tokens is None:
+            assert data is not None
+            _, tokenizer = pretrained.load_smollm2()
+            found = torch.stack(wikitext_windows(tokenizer, data, windows * window, window))
+        else:
+            with np.load(tokens) as stored:
+                ids = torch.from_numpy(stored["wikitext2"].astype(np.int64))[: windows * window]
+            found = ids[: len(ids) // window * window].view(-1, window)
+        measure_perplexities(found, out, device)
+    if "minilm" in models:
+        assert data is not None
+        measure_correlations(data, out, pairs)

@@ -411,7 +411,7 @@ def draw_all(results_folder: Path, pictures: Path, bench_folder: Path) -> list[P
     formulas = result_files.read(results_folder / "theory.json")
     theory: Rows = formulas["rows"]
     predictions: Rows = result_files.read(results_folder / "prediction.json")["rows"]
-    tasks = result_files.read(results_folder / "tasks.json")
+    tasks = result_files.read_tasks(results_folder)
     maps = {model: result_files.read(results_folder / file) for model, file in MODELS.items()}
     quality_file = results_folder.parents[1] / "quality" / "results" / "wikitext2_1024.json"
     longer = [

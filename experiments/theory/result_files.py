@@ -20,7 +20,10 @@ def _git(*arguments: str) -> str:
 
 
 def _revision() -> str:
-    """The git revision of this source tree, -dirty when its code has uncommitted changes; "unknown" outside git."""
+    """The git revision of this source tree, -dirty when its code has uncommitted changes; outside git what
+    DSPATTN_COMMIT says, else "unknown"."""
+    if named := os.environ.get("DSPATTN_COMMIT"):
+        return named
     revision = _git("rev-parse", "--short=12", "HEAD")
     if not revision:
         return "unknown"
@@ -41,21 +44,24 @@ def _processor() -> str:
 
 
 def _command() -> str:
-    """The command line without the places of one machine: the data are DATA, the program is dspattn."""
+    """The command line without the places of one machine: the data are DATA, the tokens TOKENS, the program dspattn."""
     arguments = list(sys.argv[1:])
-    for option, name in (("--data", "DATA"), ("--cli", "dspattn")):
+    for option, name in (("--data", "DATA"), ("--tokens", "TOKENS"), ("--cli", "dspattn")):
         if option in arguments[:-1]:
             arguments[arguments.index(option) + 1] = name
     return " ".join(["python -m experiments.theory", *map(shlex.quote, arguments)])
 
 
-def write(path: Path, rows: list[dict[str, Any]], versions: dict[str, str], **more: Any) -> None:
-    """Writes a result file; ``more`` are further top-level entries such as the powers that ``rows`` refer to."""
+def write(
+    path: Path, rows: list[dict[str, Any]], versions: dict[str, str], device: str | None = None, **more: Any
+) -> None:
+    """Writes a result file; ``more`` are further top-level entries such as the powers that ``rows`` refer to. The
+    device is the processor where none is named."""
     content: dict[str, Any] = {
         "command": _command(),
         "commit": _revision(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device": {"name": _processor(), "cores": os.cpu_count()},
+        "device": {"name": device or _processor(), "cores": os.cpu_count()},
         "versions": {"python": platform.python_version(), **versions},
         **more,
     }
@@ -77,3 +83,18 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
         raise ValueError(f"{path}: expected an object with a list `rows`")
     return content
+
+
+TASKS = ("tasks_smollm2.json", "tasks_minilm.json")
+
+
+def read_tasks(folder: Path) -> dict[str, Any]:
+    """Both models' tasks as one: their rows, powers, and numbers of items."""
+    found = [read(folder / name) for name in TASKS]
+    if found[0]["powers"] != found[1]["powers"]:
+        raise ValueError(f"{folder}: expected the same powers in {' and '.join(TASKS)}")
+    return {
+        "powers": found[0]["powers"],
+        "rows": [row for content in found for row in content["rows"]],
+        "counts": {task: count for content in found for task, count in content["counts"].items()},
+    }

@@ -74,7 +74,7 @@ def _kept_members(members: Sequence[Tensor], keep: int) -> list[Tensor]:
     """For each member of a group, whether fewer than ``keep`` others are ahead of it; ties keep the lower key."""
     kept = []
     for i, own in enumerate(members):
-        ahead = torch.zeros(own.shape, dtype=torch.uint8)
+        ahead = torch.zeros(own.shape, dtype=torch.uint8, device=own.device)
         for j, other in enumerate(members):
             if j != i:
                 ahead += (other >= own) if j < i else (other > own)
@@ -104,8 +104,8 @@ def _row_spread_kept(scores: Tensor, rule: Rule) -> Tensor:
     present = (scores[..., :1, :, :] > float("-inf")).sum(-1, keepdim=True)  # [..., 1, queries, 1]: heads are alike
     stride = ((present + rule.group - 1) // rule.group).clamp(min=1)
     padded = torch.nn.functional.pad(scores, (0, 1), value=float("-inf"))
-    kept = torch.zeros(padded.shape, dtype=torch.bool)
-    groups = torch.arange(int(stride.max()))
+    kept = torch.zeros(padded.shape, dtype=torch.bool, device=scores.device)
+    groups = torch.arange(int(stride.max()), device=scores.device)
     places = []
     for element in range(rule.group):
         place = groups + element * stride
@@ -165,8 +165,8 @@ def _fixed_kept(allowed: Tensor, rule: Rule, places: Tensor | None, longest: int
         return (((place + 1) * rate - 1e-4).ceil() > (place * rate - 1e-4).ceil()) & allowed
     # window: the first key and the keys nearest the query's own place, which in causal rows is the last one.
     queries, keys = allowed.shape[-2:]
-    own = torch.arange(keys - queries, keys) if places is None else places
-    distance = (torch.arange(keys) - own.view(-1, 1)).abs()
+    own = torch.arange(keys - queries, keys, device=allowed.device) if places is None else places
+    distance = (torch.arange(keys, device=allowed.device) - own.view(-1, 1)).abs()
     distance = torch.where(place == 0, -1, distance).where(allowed, keys + 1).short()
     threshold = distance.sort(dim=-1).values.gather(-1, budget - 1)
     return (distance <= threshold) & allowed

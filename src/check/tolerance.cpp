@@ -61,16 +61,20 @@ ForwardTolerance forward_tolerance(const CaseData& data, const cpu::Reference& g
     if (open) return;
     const PlainRow plain(context, walk, dtype);
     plain_lse[row] = plain.lse;
+    // A score is rounded twice, as a product and scaled: that multiplies a weight, which cannot pass 1.
+    std::vector<double> moved;
+    for (const auto& key : context.kept) {
+      const double score = walk.swallowed(key.score) ? 0 : key.score;
+      const double deviation = std::abs(score) * std::sqrt(2 * rounding_variance(dtype));
+      moved.push_back(key.weight > 0 ? std::min(1.0, key.weight * std::expm1(deviation)) : 0);
+    }
     for (std::int64_t c = 0; c < walk.d_v; ++c) {
       const std::size_t at = row * static_cast<std::size_t>(walk.d_v) + static_cast<std::size_t>(c);
       double squares = 0, scores = 0;
-      for (const auto& key : context.kept) {
+      for (std::size_t j = 0; j < context.kept.size(); ++j) {
+        const auto& key = context.kept[j];
         squares += std::pow(key.weight * key.factor * key.v[c], 2);
-        // A score is rounded twice, as a product and scaled: that multiplies a weight, which cannot pass 1.
-        const double score = walk.swallowed(key.score) ? 0 : key.score;
-        const double deviation = std::abs(score) * std::sqrt(2 * rounding_variance(dtype));
-        const double moved = key.weight > 0 ? std::min(1.0, key.weight * std::expm1(deviation)) : 0;
-        const double part = moved * (key.factor * key.v[c] - given.out[at]);
+        const double part = moved[j] * (key.factor * key.v[c] - given.out[at]);
         scores += part * part;
       }
       variance = std::max(variance, squares * rounding_variance(dtype));

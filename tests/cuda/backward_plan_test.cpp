@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/backward/plan.h"
 
 namespace dspattn::cuda::sm90::backward {
@@ -32,11 +33,11 @@ BackwardPlan plan_of(const Problem& problem, int dim) {
 TEST(BackwardPlan, AnItemIsAKeyTileOfAKeyHead) {
   const BackwardPlan small = plan_of(problem_of(4, 8, 2, 1024, 1000, 64), 64);
   EXPECT_EQ(small.keys, 128);
-  EXPECT_EQ(small.tile_q, 128);
+  EXPECT_EQ(small.tile_q, 64);
   EXPECT_EQ(small.key_tiles, 8);
   EXPECT_EQ(small.items, 8 * 4 * 2);
   EXPECT_EQ(small.ctas, 64);
-  EXPECT_EQ(small.query_tiles, 4 * 8);
+  EXPECT_EQ(small.query_tiles, 4 * 16);
   // Beyond d = 128 a key tile is half a block; a block that is begun has both halves.
   const BackwardPlan large = plan_of(problem_of(4, 8, 8, 1024, 1000, 256), 256);
   EXPECT_EQ(large.keys, 64);
@@ -66,7 +67,7 @@ TEST(BackwardPlan, TheWorkspaceIsLinearInTheRows) {
   // Of a packed batch it is the rows that count, not sequences times the longest.
   Problem packed = problem_of(1, 2, 2, 4096, 4096, 64);
   packed.packed = Packed{{stand_in(3), DType::i32, {65}}, {stand_in(4), DType::i32, {65}}, 4096, 4096};
-  EXPECT_EQ(plan_of(packed, 64).query_tiles, 4096 / 128 + 64 + 1);
+  EXPECT_EQ(plan_of(packed, 64).query_tiles, 4096 / 64 + 64 + 1);
 }
 
 TEST(BackwardPlan, PartsOfTheWorkspaceDoNotOverlap) {
@@ -75,11 +76,12 @@ TEST(BackwardPlan, PartsOfTheWorkspaceDoNotOverlap) {
   const ScratchOffsets& at = plan.scratch;
   EXPECT_LE(at.taken + 4, at.q);
   EXPECT_LE(at.q + tiles * 64 * 128 * 2, at.d_out);
-  EXPECT_LE(at.d_out + tiles * 64 * 128 * 2, at.rows);
-  EXPECT_LE(at.rows + tiles * 64 * 8, at.counts);
-  EXPECT_LE(at.counts + 2 * tiles * 2 * 4, at.sums);
+  EXPECT_LE(at.d_out + tiles * 64 * 128 * 2, at.numbers);
+  EXPECT_LE(at.numbers + tiles * (64 * 8 + kTileNumberBytes), at.counts);
+  EXPECT_LE(at.counts + 2 * tiles * 4, at.sums);
   EXPECT_LE(at.sums + 2 * tiles * 64 * 128 * 4, at.bytes);
-  for (const std::size_t offset : {at.taken, at.q, at.d_out, at.rows, at.counts, at.sums}) EXPECT_EQ(offset % 256, 0u);
+  for (const std::size_t offset : {at.taken, at.q, at.d_out, at.numbers, at.counts, at.sums})
+    EXPECT_EQ(offset % 256, 0u);
 }
 
 TEST(BackwardPlan, SaysWhatItDoes) {

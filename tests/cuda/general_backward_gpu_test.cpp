@@ -6,8 +6,11 @@
 // scores nearly tie.
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
+#include "api/device_memory.h"
 #include "cuda/general_classes.h"
 
 namespace dspattn {
@@ -49,6 +52,108 @@ TEST_P(GeneralBackward, GivesTheSameBitsOverReruns) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Classes, GeneralBackward, ::testing::ValuesIn(general_classes()), name_of<GeneralClass>);
+
+// A problem set up by hand.
+check::Case problem_of(DType dtype, std::int64_t n_q, std::int64_t n_k, std::int64_t d) {
+  check::Case drawn;
+  drawn.seed = 5;
+  drawn.pass = Pass::backward;
+  drawn.dtype = dtype;
+  drawn.bias_dtype = dtype;
+  drawn.pattern = {2, 4};
+  drawn.heads = 2;
+  drawn.n_q = n_q;
+  drawn.n_k = n_k;
+  drawn.d = drawn.d_v = d;
+  return drawn;
+}
+
+void expect_right(const check::Case& drawn) {
+  const std::string kernel = "general_" + std::string(name(drawn.dtype));
+  check::CheckOptions options;
+  options.device = {DeviceType::cuda, 0};
+  expect_passed(
+      check::check_drawn(drawn, check::library_runner(api::memory_of(options.device), kernel, kernel), options));
+}
+
+class GeneralBackwardEdges : public ::testing::TestWithParam<DType> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = no_ampere(); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+// Capped scores with a bias are rounded as the forward rounds them: weights are relative to its LSE.
+TEST_P(GeneralBackwardEdges, SoftCapsBesideHugeBiases) {
+  check::Case drawn = problem_of(GetParam(), 20, 36, 40);
+  drawn.bias.emplace();
+  drawn.extreme_bias = true;
+  for (const bool lowest : {false, true}) {
+    drawn.lowest_bias = lowest;
+    drawn.soft_cap = lowest ? 5 : 50;
+    drawn.d_bias = !lowest;
+    expect_right(drawn);
+  }
+}
+
+// The cap's slope at a score that is NaN must not reach keys that its row does not see.
+TEST_P(GeneralBackwardEdges, NanOfASoftCapStaysInTheWindow) {
+  check::Case drawn = problem_of(GetParam(), 12, 12, 32);
+  drawn.causal = true;
+  drawn.window_left = 1;
+  drawn.nan_in_q = true;
+  for (const bool capped : {true, false}) {
+    drawn.soft_cap = capped ? std::optional<double>(50) : std::nullopt;
+    expect_right(drawn);
+  }
+}
+
+// An LSE of the size of the lowest bias, rounded, says nothing of a row's weights.
+TEST_P(GeneralBackwardEdges, TheSameLowestBiasOfAllKeys) {
+  check::Case drawn = problem_of(GetParam(), 24, 40, 32);
+  drawn.bias.emplace();
+  drawn.bias->one = {true, true, true, false};
+  drawn.bias->zero_stride = {false, false, false, true};
+  drawn.bias_dtype = DType::f32;
+  drawn.lowest_bias = true;
+  drawn.scale = 0.16617;
+  drawn.fp32_results = drawn.dtype != DType::f32;
+  drawn.d_lse = drawn.d_bias = true;
+  for (const std::uint64_t seed : {5, 6, 7, 8}) {  // whether the bias is the lowest number is drawn
+    drawn.seed = seed;
+    expect_right(drawn);
+  }
+}
+
+// Past d = 256 dQ's columns are shared out over CTAs, and eight warps share a key tile; fp32's forward has one warp.
+TEST_P(GeneralBackwardEdges, HeadDimsPast256) {
+  check::Case drawn = problem_of(GetParam(), 12, 36, 300);
+  drawn.d_v = 264;
+  expect_right(drawn);
+  drawn.bias.emplace();
+  drawn.bias->one = {false, true, true, false};
+  drawn.fp32_products = Fp32Products::tf32_allowed;
+  drawn.d_bias = true;
+  expect_right(drawn);
+}
+
+// Several key blocks and query tiles that wait for each other, and what instances without features must know of.
+TEST_P(GeneralBackwardEdges, SharesOfManyKeyBlocks) {
+  for (const std::int64_t d : {64, 128}) {
+    check::Case drawn = problem_of(GetParam(), 90, 260, d);
+    drawn.kv_heads = 1;
+    drawn.grouping = Grouping::interleaved;
+    drawn.causal = d == 128;
+    drawn.window_left = d == 128 ? std::optional<std::int64_t>(150) : std::nullopt;
+    drawn.nan_in_q = true;
+    drawn.pattern = d == 128 ? Pattern{1, 2} : Pattern{2, 4};
+    drawn.sinks = drawn.d_sinks = drawn.d_lse = true;
+    expect_right(drawn);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, GeneralBackwardEdges, ::testing::Values(DType::bf16, DType::f16, DType::f32),
+                         [](const ::testing::TestParamInfo<DType>& of) { return std::string(name(of.param)); });
 
 // No row of the table but the general ones serves all features, so that each of them must be served by one row
 // together.

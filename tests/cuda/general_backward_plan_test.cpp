@@ -31,15 +31,16 @@ Problem problem_of(DType type, std::int64_t n_q, std::int64_t n_k, std::int64_t 
 
 TEST(GeneralBackwardPlan, EveryShapeFitsEveryCard) {
   for (const DType type : {DType::bf16, DType::f32}) {
-    for (const std::int64_t d : {64, 128, 256}) {
+    for (const std::int64_t d : {64, 128, 256, 512}) {
       for (const DeviceFacts& device : {kH200, kGeForce}) {
+        if (type == DType::f32 && d == 512 && device.shared_bytes < 200 * 1024) continue;  // refused
         const BackwardPlan plan = plan_backward(problem_of(type, 1000, 1000, d), {}, device);
         for (const KernelPlan& kernel : {plan.queries, plan.keys}) {
           EXPECT_LE(kernel.resident * (kernel.shared_bytes + 1024), device.shared_bytes + 1024) << to_string(plan);
           EXPECT_EQ(kRowUnit % kernel.rows, 0);
         }
         EXPECT_EQ(plan.keys.ctas, 2 * 4 * ((1000 + 127) / 128) * (128 / plan.keys.keys));
-        EXPECT_EQ(plan.queries.ctas, 2 * 8 * ((1000 + plan.queries.rows - 1) / plan.queries.rows));
+        EXPECT_EQ(plan.queries.ctas, 2 * 8 * ((1000 + plan.queries.rows - 1) / plan.queries.rows) * plan.column_parts);
       }
     }
   }
@@ -47,7 +48,7 @@ TEST(GeneralBackwardPlan, EveryShapeFitsEveryCard) {
 
 TEST(GeneralBackwardPlan, TwoStagesWhereAllCtasHaveThem) {
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kH200).queries.stages, 2);
-  EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kH200).keys.stages, 1);
+  EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kH200).keys.stages, 2);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 64), {}, kH200).keys.stages, 2);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kGeForce).keys.stages, 1);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 64), {}, kH200).queries.resident, 4);
@@ -56,7 +57,38 @@ TEST(GeneralBackwardPlan, TwoStagesWhereAllCtasHaveThem) {
   EXPECT_EQ(plan_backward(problem_of(DType::f32, 512, 512, 256), {}, kH200).keys.stages, 1);
 }
 
-TEST(GeneralBackwardPlan, FullProductsAndReferencesAreForFp32) {
+TEST(GeneralBackwardPlan, ACtaHasAsManyKeysAsItCan) {
+  EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kH200).keys.keys, 128);
+  EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 64), {}, kH200).keys.keys, 128);
+  EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kGeForce).keys.keys, 64);
+  EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 256), {}, kH200).keys.keys, 32);
+  EXPECT_EQ(plan_backward(problem_of(DType::f32, 512, 512, 64), {}, kH200).keys.keys, 128);
+}
+
+TEST(GeneralBackwardPlan, FeaturesHaveAnInstanceOfTheirOwn) {
+  Problem problem = problem_of(DType::bf16, 512, 512, 64);
+  const auto is_plain = [&] { return plan_backward(problem, {}, kH200).is_plain; };
+  EXPECT_TRUE(is_plain());
+  EXPECT_EQ(plan_backward(problem, {}, kH200).keys.threads, 9 * 32);  // one of them copies
+  problem.soft_cap = 30;
+  EXPECT_FALSE(is_plain());
+  EXPECT_EQ(plan_backward(problem, {}, kH200).keys.threads, 8 * 32);
+  problem.soft_cap.reset();
+  problem.dropout.probability = 0.1;
+  EXPECT_FALSE(is_plain());
+  problem.dropout.probability = 0;
+  problem.mask.allowed = {stand_in(3), DType::b8, {1, 1, 512, 512}};
+  EXPECT_FALSE(is_plain());
+  problem.mask.allowed = {};
+  problem.pattern = {1, 4};
+  EXPECT_FALSE(is_plain());
+  problem.pattern = Pattern::dense();
+  EXPECT_TRUE(is_plain());
+  EXPECT_FALSE(plan_backward(problem_of(DType::bf16, 512, 512, 256), {}, kH200).is_plain);
+  EXPECT_FALSE(plan_backward(problem_of(DType::f32, 512, 512, 64), {}, kH200).is_plain);
+}
+
+TEST(GeneralBackwardPlan, FullProductsAreForFp32AndReferencesForBiases) {
   Problem problem = problem_of(DType::f32, 64, 64, 64);
   EXPECT_EQ(plan_backward(problem, {}, kH200).kind, Kind::any);
   EXPECT_FALSE(plan_backward(problem, {}, kH200).finds_references);
@@ -66,7 +98,7 @@ TEST(GeneralBackwardPlan, FullProductsAndReferencesAreForFp32) {
   EXPECT_TRUE(plan_backward(problem, {}, kH200).finds_references);
   problem.q.dtype = problem.k.dtype = problem.v.dtype = DType::bf16;
   EXPECT_EQ(plan_backward(problem, {}, kH200).kind, Kind::any);
-  EXPECT_FALSE(plan_backward(problem, {}, kH200).finds_references);
+  EXPECT_TRUE(plan_backward(problem, {}, kH200).finds_references);
 }
 
 TEST(GeneralBackwardPlan, TheWorkspaceIsLinearInTheRows) {
@@ -74,9 +106,12 @@ TEST(GeneralBackwardPlan, TheWorkspaceIsLinearInTheRows) {
     return plan_backward(problem_of(DType::bf16, n, n, 64), d_bias, kH200).workspace.bytes;
   };
   const std::size_t one = bytes(1024, {}), two = bytes(2048, {});
-  EXPECT_EQ(two, 2 * one);
-  // Of every row of 8 heads Q and dO and four numbers, of every key of 4 heads K and V; rows have 16 bytes more.
-  EXPECT_EQ(one, std::size_t{2 * 1024} * (8 * (2 * 144 + 16) + 4 * 2 * 144));
+  constexpr std::size_t kTaken = 256;  // a counter, and up to the next part
+  EXPECT_EQ(two - kTaken, 2 * (one - kTaken));
+  // Of every row of 8 heads Q and dO and four numbers, of every key of 4 heads K and V; rows have 16 bytes more. And
+  // two sums of dQ, with a count for every 64 rows.
+  EXPECT_EQ(one, std::size_t{2 * 1024} * (8 * (2 * 144 + 16) + 4 * 2 * 144 + 8 * 2 * 64 * 4) +
+                     2 * 2 * 8 * 1024 / 64 * 4 + kTaken);
   // A gradient that is written as it is needs nothing; one that is summed, a number for every row of every head.
   EXPECT_EQ(bytes(1024, {stand_in(4), DType::f32, {1, 8, 1024, 1024}}), one);
   EXPECT_EQ(bytes(1024, {stand_in(4), DType::f32, {1, 1, 1, 1024}}), one + 2 * 8 * 1024 * 4);

@@ -28,16 +28,15 @@ TEST(Hidden, HoldsForEveryRowAndKey) {
         for (const int last : {0, 30, 62, 63, 64, 100, 127, 500}) {
           const Hidden hidden = cuda::tile::hidden_of_border(position, kRows, last, left, right);
           ++seen_of_kind[static_cast<int>(hidden)];
+          if (hidden == Hidden::anything) continue;  // says nothing of any key
+          // No row sees a key of the second half; or all rows see every key of the first.
+          const bool wanted = hidden == Hidden::upper;
+          const int first_key = wanted ? 0 : kHalf;
           for (int row = 0; row < kRows; ++row) {
-            for (int key = 0; key < cuda::tile::kBlockKeys; ++key) {
+            for (int key = first_key; key < first_key + kHalf; ++key) {
               const int from_diagonal = key - (position + row);
               const bool seen = from_diagonal >= -left && from_diagonal <= right && key <= last;
-              if (hidden == Hidden::lower && key >= kHalf) {
-                ASSERT_FALSE(seen) << position << " " << row << " " << key;
-              }
-              if (hidden == Hidden::upper && key < kHalf) {
-                ASSERT_TRUE(seen) << position << " " << row << " " << key;
-              }
+              if (seen != wanted) FAIL() << position << " " << row << " " << key;
             }
           }
         }

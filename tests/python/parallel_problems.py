@@ -87,11 +87,11 @@ def masks_of(problem):
         masks["attn_mask"] = torch.rand(shape, generator=generator) < 0.7
     if "bias" in problem["masks"]:
         masks["attn_bias"] = torch.randint(-4, 5, (1, 1, *shape[2:]), generator=generator).float() / 4
-    return masks
+    return {name: mask.to(problem.get("device", "cpu")) for name, mask in masks.items()}
 
 
 def options_of(problem):
-    names = ("pattern", "grouping", "is_causal", "window", "scale", "alignment", "offset")
+    names = ("pattern", "grouping", "is_causal", "window", "scale", "alignment", "offset", "allow_tf32")
     options = {name: problem[name] for name in names if name in problem}
     if problem["fp32"]:
         options["out_dtype"] = torch.float32
@@ -112,7 +112,7 @@ def whole(problem):
     q, k, v = (t.requires_grad_() for t in (q, k, v))
     options = options_of(problem)
     if "lengths" in problem:
-        cu = torch.tensor([0, *problem["lengths"]], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        cu = torch.tensor([0, *problem["lengths"]], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(q.device)
         out, lse = dspattn.varlen_attention(q, k, v, cu, cu, **options)
     else:
         out, lse = dspattn.attention(q, k, v, enable_gqa=True, **options, **masks_of(problem))

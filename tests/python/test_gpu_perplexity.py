@@ -79,11 +79,11 @@ def test_a_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert gpu.main(["tokens", "--data", str(tmp_path), "--out", str(tokens)]) == 0
     assert "700 tokens of wikitext2, 600 tokens of imdb" in capsys.readouterr().out
     options = ["measure", "--tokens", str(tokens), "--device", "cpu", "--batch-tokens", "512", "--out", str(out)]
-    modes = ["--modes", "2:4 interleaved drop,1:2 consecutive drop"]
+    modes = ["--modes", "2:4 interleaved drop,1:2 consecutive drop,2:4 interleaved drop shared"]
     assert gpu.main([*options, "--lengths", "128,256", *modes]) == 0
     content = json.loads(out.read_text())
     assert {"command", "commit", "date", "device", "versions", "rows", "left_out"} <= set(content)
-    assert content["left_out"] == [] and len(content["rows"]) == 2 * 3 * 3
+    assert content["left_out"] == [] and len(content["rows"]) == 2 * 4 * 3
     losses = [row for row in content["rows"] if row["part"] == "perplexity"]
     assert not any("skipped" in row for row in content["rows"])
     for row in losses:
@@ -93,13 +93,19 @@ def test_a_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     rows = figures.read_rows(out)
     table = figures.losses_table(rows)
     assert "| WikiText-2, windows of | 128 | 256 |" in table and "| 2:4 interleaved, rest dropped | " in table
-    assert figures.speed_table(rows).count("x") == 4
+    assert figures.speed_table(rows).count("x") == 6
+    own, together = (
+        {(row["text"], row["n"]): row["change_percent"] for row in losses
+         if (row["pattern"], row["selection"]) == ("2:4", selection)} for selection in ("own", "shared")
+    )  # fmt: skip
+    assert own.keys() == together.keys() and all(own[key] != together[key] for key in own)
+    assert "2:4 interleaved, rest dropped, heads choose together" in table
     pytest.importorskip("matplotlib")
     assert figures.main(["--results", str(out), "--out", str(tmp_path)]) == 0
     assert all((tmp_path / f"quality_{name}.png").stat().st_size > 10_000 for name in ("context", "speed"))
 
     assert gpu.main([*options, "--lengths", "128", "--budget-seconds", "-1", *modes]) == 0
-    assert len(json.loads(out.read_text())["left_out"]) == 3
+    assert len(json.loads(out.read_text())["left_out"]) == 4
 
 
 def test_what_is_wrong_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

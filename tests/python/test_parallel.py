@@ -108,6 +108,45 @@ def test_the_same_keys_are_kept(pool, method, grouping):
             assert torch.equal(torch.from_numpy(kept), wanted)
 
 
+MEAN_CASES = [
+    {}, {"is_causal": True}, {"window": (150, 3)}, {"is_causal": True, "window": (20, None)},
+    {"key_lengths": torch.tensor([700, 131])},
+    {"is_causal": True, "attn_mask": torch.arange(700).ge(200).view(1, 1, 1, -1)},
+]  # fmt: skip
+
+
+def means_on_rank(group, rank, method):
+    q, k, v, cu = of_means()
+    found = []
+    with torch.no_grad():
+        for options in MEAN_CASES:
+            pieces = [parallel.shard(t, 2, group) for t in (q, k, v)]
+            out = parallel.attention(*pieces, enable_gqa=True, rest="mean", group=group, method=method, **options)
+            found.append(parallel.unshard(out, 2, group).numpy())
+        rows = [parallel.shard(t[0].transpose(0, 1), 0, group, cu_seqlens=cu) for t in (q, k, v)]
+        out = parallel.varlen_attention(*rows, cu, is_causal=True, rest="mean", group=group, method=method)
+        found.append(parallel.unshard(out, 0, group, cu_seqlens=cu).numpy())
+    return found
+
+
+def of_means():
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(2, heads, 700, 8, generator=generator) for heads in (4, 2, 2))
+    return q, k, v, torch.tensor([0, 20, 690, 700], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+def test_the_rest_goes_to_the_mean_of_all_ranks_values(pool, method):
+    q, k, v, cu = of_means()
+    wanted = [dspattn.attention(q, k, v, enable_gqa=True, rest="mean", **options) for options in MEAN_CASES]
+    rows = [t[0].transpose(0, 1) for t in (q, k, v)]
+    wanted.append(dspattn.varlen_attention(*rows, cu, cu, is_causal=True, rest="mean"))
+    for world in (2, 3):
+        for found in succeeded(pool.run(means_on_rank, method, size=world)):
+            for ours, expected in zip(found, wanted, strict=True):
+                torch.testing.assert_close(torch.from_numpy(ours), expected, atol=1e-5, rtol=1e-5)
+
+
 def sharded_and_back(group, rank):
     x = torch.arange(2 * 700 * 3).view(2, 700, 3)
     cu = [0, 300, 300, 310, 700]
@@ -291,6 +330,8 @@ def test_a_group_of_one_and_wrong_arguments():
         parallel.attention(q, q, q, method="star")
     with pytest.raises(dspattn.DspattnError, match="method: expected"):
         parallel.context(method="star")
+    with pytest.raises(dspattn.DspattnError, match=r"key_lengths\.dtype: expected int32 or int64, got float32"):
+        parallel.attention(q, q, q, key_lengths=torch.tensor([3.9]))
     with pytest.raises(dspattn.DspattnError, match="cu_seqlens: expected 300 rows"):
         parallel.varlen_attention(*[q[0].transpose(0, 1)] * 3, [0, 100])
     with pytest.raises(dspattn.DspattnError, match="enable_gqa: expected True for 2 heads"):

@@ -5,7 +5,9 @@ with the kernels' reasons."""
 import pytest
 import torch
 
+import dspattn
 import parallel_problems as problems
+from dspattn import parallel
 from parallel_pool import Failure, Pool
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use")
@@ -64,3 +66,34 @@ def test_float32_equals_one_process(pool, method, lengths):
     for name, ours, wanted in zip(problems.GRADIENTS, joined(pool, problem), problems.whole(problem), strict=True):
         allowed = 5e-3 * float(wanted[wanted.isfinite()].abs().max())
         torch.testing.assert_close(ours, wanted, atol=allowed, rtol=5e-3, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_problems_equal_one_process(pool, seed):
+    """Those of the processes on CPUs, all in float32: uneven lengths, packed batches, grouped heads,
+    both groupings, masks, forward and all gradients."""
+    problem = problems.draw(seed) | {"device": "cuda", "world": 2, "dtype": "float32", "allow_tf32": False}
+    worst = problems.difference(problem, joined(pool, problem), problems.whole(problem))
+    assert max(worst.values(), default=0.0) <= 1.0, f"{worst} of what is allowed: {problem}"
+
+
+def means(group, rank, method, causal):
+    q, k, v = of_means()
+    options = {"is_causal": causal, "rest": "mean", "allow_tf32": False, "enable_gqa": True}
+    with torch.no_grad():
+        pieces = [parallel.shard(t, 2, group) for t in (q, k, v)]
+        out = parallel.unshard(parallel.attention(*pieces, group=group, method=method, **options), 2, group)
+        return float((out - dspattn.attention(q, k, v, **options)).abs().max())
+
+
+def of_means():
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randn(2, heads, 700, 32, generator=generator).cuda() for heads in (4, 2, 2)]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+def test_the_rest_goes_to_the_mean_of_all_ranks_values(pool, method, causal):
+    for difference in pool.run(means, method, causal):
+        assert not isinstance(difference, Failure), difference
+        assert difference < 2e-5

@@ -48,3 +48,11 @@ def test_the_page_has_the_table(simulate):
     rates = simulate.measured_rates(ROOT / "bench/results/forward_h200.json", 128)
     machine = simulate.Machine(rates, 450e9, 50e9, 10e-6, 8)
     assert simulate.table(simulate.Model(32, 8, 128), machine) in (ROOT / "docs/parallel.md").read_text()
+
+
+def test_measured_runs_of_processes_take_what_is_computed(simulate):
+    """At least as long, and at most a fifth longer: the model leaves out what starting, agreeing and merging cost."""
+    found = simulate.check(ROOT / "experiments/parallel/results/cpu_aarch64.json")
+    assert found
+    for case, measured, computed in found:
+        assert 0.97 * computed <= measured <= 1.2 * computed, case

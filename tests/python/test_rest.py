@@ -89,11 +89,34 @@ def test_what_it_refuses() -> None:
     out = dspattn.attention(q.requires_grad_(), k, v, enable_gqa=True, rest="mean")
     with pytest.raises(dspattn.DspattnError, match='rest: expected "drop" for gradients'):
         out.sum().backward()
-    with (
-        pytest.raises(dspattn.DspattnError, match='rest: expected "drop" for a sequence cut over ranks'),
-        dspattn.parallel.context(),
-    ):
-        dspattn.attention(q, k, v, enable_gqa=True, rest="mean")
+
+
+def test_cut_over_one_rank() -> None:
+    """What several ranks do (test_parallel.py), alone: results of the kept keys, all scores' LSE, sums by block."""
+    q, k, v = tensors(300, 420)
+    cases: list[dict[str, Any]] = [
+        {}, {"is_causal": True}, {"is_causal": True, "alignment": "bottom_right"}, {"window": (150, 3)},
+        {"window": (20, 0)}, {"key_lengths": torch.tensor([420, 77])}, {"is_causal": True, "offset": -40},
+        {"attn_mask": torch.arange(420).ge(140).view(1, 1, 1, -1)},
+        {"attn_mask": torch.rand(2, 4, 1, 420, generator=torch.Generator().manual_seed(1)) < 0.3, "is_causal": True},
+        {"attn_bias": torch.zeros(1, 1, 1, 420).index_fill(3, torch.arange(130), float("-inf"))},
+    ]  # fmt: skip
+    v[:, :, 410:] = float("nan")  # of keys that most cases hide
+    for options in cases:
+        wanted, wanted_lse = dspattn.attention(q, k, v, enable_gqa=True, rest="mean", return_lse=True, **options)
+        for method in ("ring", "all_to_all"):
+            out, lse = dspattn.parallel.attention(
+                q, k, v, enable_gqa=True, rest="mean", return_lse=True, method=method, **options
+            )
+            torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5, equal_nan=True)
+            torch.testing.assert_close(lse, wanted_lse, atol=1e-5, rtol=1e-5)
+            if method == "ring" and "is_causal" in options:
+                assert bool(wanted.isfinite().any())
+    out = dspattn.parallel.attention(q.requires_grad_(), k, v, enable_gqa=True, rest="mean")
+    with pytest.raises(dspattn.DspattnError, match='rest: expected "drop" for gradients'):
+        out.sum().backward()
+    with pytest.raises(dspattn.DspattnError, match=r'attn_mask: expected one row for rest="mean"'):
+        dspattn.parallel.attention(q, k, v, torch.ones(300, 420) > 0, enable_gqa=True, rest="mean")
 
 
 def test_compiled_and_mapped() -> None:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._inputs import Alignment, Window, parse_alignment, parse_window, wants_fp32
+from .._inputs import Alignment, Window, lengths_as_int32, parse_alignment, parse_window, wants_fp32
 from ..errors import DspattnError
-from ..patterns import Grouping, Rest, Selection, group_period, parse_grouping, parse_pattern
+from ..patterns import Grouping, Rest, Selection, group_period, parse_grouping, parse_pattern, parse_rest
 from .call import Call, Masks, Plan, Rule, require_served
 from .heads import Heads, repeats_heads
 from .layout import Layout, layout_of
@@ -75,8 +75,8 @@ def attention(
         method: ``"ring"`` sends keys and values around; ``"all_to_all"`` exchanges heads for rows.
         layout: how the queries were cut, where not as :func:`shard` does by default; the keys are cut by its rule.
 
-    The other arguments are those of :func:`dspattn.attention` and speak of the whole sequence; ``rest`` and
-    ``selection`` are ``"drop"`` and ``"own"``, and there are neither dropout nor sinks.
+    The other arguments are those of :func:`dspattn.attention` and speak of the whole sequence; ``selection`` is
+    ``"own"``, and there are neither dropout nor sinks. ``rest="mean"`` has no gradients.
 
     Raises:
         DspattnError: on every rank, where a rank's arguments cannot be served or differ from the others'; where a
@@ -86,7 +86,7 @@ def attention(
 
     def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
         nonlocal lead
-        _require_parts(rest, selection, dropout_p, sinks)
+        _require_parts(selection, dropout_p, sinks)
         tensors = []
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             if tensor.dim() not in (3, 4) or tensor.dim() != query.dim():
@@ -101,10 +101,12 @@ def attention(
         left, right = parse_window(window)
         rule = Rule(
             *parse_pattern(pattern), parse_grouping(grouping), is_causal, parse_alignment(alignment), left, right,
-            scale, not allow_tf32, kernel, offset, soft_cap,
+            scale, not allow_tf32, kernel, offset, soft_cap, parse_rest(rest) and pattern != "dense",
         )  # fmt: skip
         allowed, bias = _masks(attn_mask, attn_bias)
-        lengths = None if key_lengths is None else key_lengths.to(torch.int32)
+        if rule.rest_mean and any(mask is not None and mask.shape[2] > 1 for mask in (allowed, bias)):
+            raise DspattnError(['attn_mask: expected one row for rest="mean", which serves every query, got several'])
+        lengths = None if key_lengths is None else lengths_as_int32("key_lengths", key_lengths)
         return (tensors[0], tensors[1], tensors[2]), rule, Masks(allowed, bias, lengths)
 
     def layouts(ranks: Ranks, rows: Tensor) -> tuple[Layout, Layout]:
@@ -162,14 +164,14 @@ def varlen_attention(
     """
 
     def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
-        _require_parts(rest, selection, dropout_p, sinks)
+        _require_parts(selection, dropout_p, sinks)
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             if tensor.dim() != 3:
                 raise DspattnError([f"{name}: expected 3 dimensions [rows, heads, d], got {list(tensor.shape)}"])
         left, right = parse_window(window)
         rule = Rule(
             *parse_pattern(pattern), parse_grouping(grouping), is_causal, True, left, right, scale, not allow_tf32,
-            kernel, offset, soft_cap,
+            kernel, offset, soft_cap, parse_rest(rest) and pattern != "dense",
         )  # fmt: skip
         return tuple(t.unsqueeze(0).transpose(1, 2) for t in (query, key, value)), rule, Masks()  # type: ignore[return-value]
 
@@ -186,18 +188,13 @@ def varlen_attention(
     return (out, lse.squeeze(0)) if return_lse else out
 
 
-def _require_parts(rest: str, selection: str, dropout_p: float, sinks: Tensor | None) -> None:
+def _require_parts(selection: str, dropout_p: float, sinks: Tensor | None) -> None:
     """Raise for what a rank cannot compute from a part of the keys."""
     reasons = []
     if dropout_p != 0.0:
         reasons.append(f"dropout_p: expected 0 for a sequence cut over ranks, got {dropout_p}")
     if sinks is not None:
         reasons.append("sinks: expected None for a sequence cut over ranks (every part would count them), got some")
-    if rest != "drop":
-        reasons.append(
-            f'rest: expected "drop" for a sequence cut over ranks (results of parts do not merge with any other), '
-            f"got {rest!r}"
-        )
     if selection != "own":
         reasons.append(
             f'selection: expected "own" for a sequence cut over ranks (others ask for whole rows), got {selection!r}'
@@ -244,7 +241,7 @@ def _run(
         # A ring merges parts in fp32; where heads are exchanged, only sums over ranks are.
         fp32 = method == "ring" or dtype == torch.float32
         wide = fp32 or repeats_heads(q.shape[1], k.shape[1], ranks.world)
-        plan = Plan(fp32, wide, found["requires_grad"])
+        plan = Plan(fp32, wide, found["requires_grad"] and not rule.rest_mean, method == "ring")
         require_served(rule, masks, (q, k, v), facts.get("cu_seqlens") is not None, plan)
     except DspattnError as refusal:
         error = refusal

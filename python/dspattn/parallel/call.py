@@ -4,7 +4,7 @@ the operators, whichever way the pieces travel."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,14 +32,18 @@ class Rule:
     kernel: str
     offset: int
     soft_cap: float | None = None
+    rest_mean: bool = False
 
-    def options(self, offset: int, top_left: bool, longest: int, fp32: bool = True) -> dict[str, Any]:
-        """Arguments of the operator by name. Results that are to be merged are in fp32."""
+    def options(
+        self, offset: int, top_left: bool, longest: int, fp32: bool = True, *, merged: bool = False
+    ) -> dict[str, Any]:
+        """Arguments of the operator by name. Results that are to be merged are in fp32, and of the kept keys alone."""
         return {
             "max_q": longest, "max_k": longest, "keep": self.keep, "group": self.group,
             "interleaved": self.interleaved, "causal": self.causal, "top_left": top_left, "window_left": self.left,
             "window_right": self.right, "scale": self.scale, "full_fp32": self.full_fp32, "kernel": self.kernel,
             "offset": offset, "fp32_results": fp32, "soft_cap": self.soft_cap,
+            "rest_mean": self.rest_mean and not merged,
         }  # fmt: skip
 
 
@@ -74,6 +78,11 @@ class Pair:
     rows: slice
     keys: slice
     arguments: dict[str, Any]  # by the names of ProblemArguments
+    chunk: Chunk | None = None  # the keys' place in their sequence, where it is cut
+
+    def dense(self) -> Pair:
+        """The same with nothing pruned."""
+        return replace(self, arguments=self.arguments | {"keep": 1, "group": 1})
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,7 @@ class Plan:
     fp32: bool  # results of forward in fp32
     wide: bool  # gradients in fp32
     backward: bool  # whether gradients are wanted
+    merged: bool = False  # whether results of parts of the keys are put together
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,8 @@ class Call:
                     continue
                 offset = self.diagonal(q.sequence) + q.start - k.start
                 if self._sees(offset, q.rows, k.rows):
-                    yield Pair(rows, keys, self.masks.of(rows, k) | self.rule.options(offset, True, 0))
+                    arguments = self.masks.of(rows, k) | self.rule.options(offset, True, 0, merged=True)
+                    yield Pair(rows, keys, arguments, k)
 
     def local_pair(self, like: Tensor) -> Pair | None:
         """The sequences that this rank holds alone, as one packed batch. None where there are none."""
@@ -155,7 +166,11 @@ def require_served(rule: Rule, masks: Masks, tensors: tuple[Tensor, Tensor, Tens
             }
             if masks.key_lengths is not None:
                 arguments["key_lengths"] = torch.zeros(0, dtype=torch.int32, device=q.device)
-        out, lse = forward(Pair(slice(0), slice(0), arguments), q_like, k_like, v_like)
+        pair = Pair(slice(0), slice(0), arguments)
+        if rule.rest_mean and plan.merged and not is_packed:
+            pair = replace(pair, arguments=arguments | {"rest_mean": False})
+            forward(pair.dense(), q_like, k_like, v_like)
+        out, lse = forward(pair, q_like, k_like, v_like)
         if plan.backward:
             d_out = torch.zeros_like(out)
             wide = arguments | {"fp32_results": plan.wide}

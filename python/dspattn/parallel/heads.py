@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import call as calls
 from .call import Call, Masks, Pair
-from .ring import refuse_lse_gradient
+from .ring import refuse_gradients
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,8 @@ class Heads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_lse_gradient(d_lse)
         exchange: Exchange = ctx.exchange
+        refuse_gradients(exchange.call, d_lse)
         q, k, v, out, lse = ctx.saved_tensors
         rows = exchange.call.queries.rows(exchange.call.ranks.rank)
         if d_out is None:  # the other ranks may have one, and wait for this one's

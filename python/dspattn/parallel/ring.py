@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import DspattnError
 from . import call as calls
 from .call import Call
+from .means import RowMeans, with_means
 
 
 class Travelling:
@@ -95,6 +97,35 @@ def ring_forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, T
     return out, lse
 
 
+def ring_forward_mean(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with the pruned keys' weight at the mean of V: beside the kept keys' results, the LSE of all scores says
+    how much that is, and the means are put together from every rank's V."""
+    batch, heads, rows, _ = q.shape
+    cut = slice(0, call.queries.cut_rows(call.ranks.rank))
+    row_means = RowMeans(call, q, v)
+    out = torch.zeros((batch, rows, heads, v.shape[3]), dtype=torch.float32, device=q.device).transpose(1, 2)
+    lse = torch.full((batch, heads, rows), float("-inf"), dtype=torch.float32, device=q.device)
+    dense_lse = lse.clone()
+
+    def compute(source: int, k_part: Tensor, v_part: Tensor) -> None:
+        for pair in call.pairs(source):
+            q_rows, keys, values = q[:, :, pair.rows], k_part[:, :, pair.keys], v_part[:, :, pair.keys]
+            _merge_into(out[:, :, pair.rows], lse[:, :, pair.rows], *calls.forward(pair, q_rows, keys, values))
+            _, part_lse = calls.forward(pair.dense(), q_rows, keys, values)
+            dense_lse[:, :, pair.rows] = torch.logaddexp(dense_lse[:, :, pair.rows], part_lse)
+            assert pair.chunk is not None
+            row_means.pass_by(pair.rows, pair.chunk, values)
+
+    _each_source(call, k, v, compute, lambda source: None)
+    out[:, :, cut] = with_means(out[:, :, cut], lse[:, :, cut], dense_lse[:, :, cut], row_means.means())
+    local = call.local_pair(q)
+    if local is not None:
+        out[:, :, local.rows], dense_lse[:, :, local.rows] = calls.forward(
+            local, *(t[:, :, local.rows] for t in (q, k, v))
+        )
+    return out, dense_lse
+
+
 def _merge_into(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """Adds a part to what is there: as dspattn.merge, in place."""
     joined = torch.logaddexp(lse, part_lse)
@@ -159,7 +190,7 @@ class Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = ring_forward(call, q, k, v)
+        out, lse = (ring_forward_mean if call.rule.rest_mean else ring_forward)(call, q, k, v)
         out = out.to(dtype)
         ctx.call = call
         ctx.save_for_backward(q, k, v, out, lse)
@@ -168,7 +199,7 @@ class Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_lse_gradient(d_lse)
+        refuse_gradients(ctx.call, d_lse)
         q, k, v, out, lse = ctx.saved_tensors
         if d_out is None:  # the other ranks may have one, and wait for this one's keys
             d_out = torch.zeros_like(out)
@@ -178,6 +209,9 @@ class Ring(torch.autograd.Function):
         return None, None, d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype)
 
 
-def refuse_lse_gradient(d_lse: Tensor | None) -> None:
+def refuse_gradients(call: Call, d_lse: Tensor | None) -> None:
+    """Raise where gradients are wanted that there are none of."""
+    if call.rule.rest_mean:
+        raise DspattnError(['rest: expected "drop" for gradients ("mean" is for inference and has none), got "mean"'])
     if d_lse is not None:
         raise NotImplementedError("return_lse: the gradient through the LSE of a parallel call is not computed")

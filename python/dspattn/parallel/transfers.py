@@ -83,6 +83,13 @@ class Ranks:
         self._guarded("gathering", lambda: dist.all_gather(parts, padded, self.group))
         return [part[:count].to(local.device) for part, count in zip(parts, rows, strict=True)]
 
+    def add_up(self, local: Tensor) -> None:
+        """Replaces a tensor by the sum of every rank's."""
+        if self.world > 1:
+            travelling = local.to(self.wire(local))
+            self._guarded("adding up", lambda: dist.all_reduce(travelling, group=self.group))
+            local.copy_(travelling)
+
     def exchange(self, send: Sequence[Tensor], receive_shapes: Sequence[int]) -> list[Tensor]:
         """Sends tensor p, flat, to rank p; returns what each rank sent here, of the sizes given."""
         if self.world == 1:

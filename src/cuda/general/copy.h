@@ -142,7 +142,9 @@ __device__ __forceinline__ void copy_tile(std::uint32_t to, const Source& source
   const int chunk = own_thread() & 7;
   const int first = own_thread() >> 3;
   const std::uint8_t* data = source.data + (first_key + key_of(part, first)) * source.row_bytes + 16 * chunk;
-  const std::uint32_t target = to + static_cast<std::uint32_t>(Place::offset(first, 0, chunk));
+  // Rows a multiple of eight apart are swizzled alike: places are sums, too.
+  constexpr bool kPlacesAreSums = kRowsOfAPass<C> % 8 == 0;
+  const std::uint32_t target = to + (kPlacesAreSums ? static_cast<std::uint32_t>(Place::offset(first, 0, chunk)) : 0u);
   constexpr int kPasses = C::kTileK / kRowsOfAPass<C>;
   // Where a thread has many, addresses take registers.
   [[maybe_unused]] constexpr int kAtOnce = kPasses * C::kPanels > 64 ? 1 : kPasses;
@@ -152,8 +154,8 @@ __device__ __forceinline__ void copy_tile(std::uint32_t to, const Source& source
 #pragma unroll
     for (int panel = 0; panel < C::kPanels; ++panel) {
       const int bytes = source.columns * C::kElementBytes - 16 * (8 * panel + chunk);
-      ptx::cp_async_16(target + static_cast<std::uint32_t>(Place::offset(row, panel, 0)), from + 128 * panel,
-                       bytes > 0 ? 16 : 0);
+      const int place = kPlacesAreSums ? Place::offset(row, panel, 0) : Place::offset(first + row, panel, chunk);
+      ptx::cp_async_16(target + static_cast<std::uint32_t>(place), from + 128 * panel, bytes > 0 ? 16 : 0);
     }
   }
 }
@@ -175,6 +177,7 @@ struct NextTile {
   }
   template <typename C, typename Place, typename KeyOf>
   __device__ __forceinline__ void copy(std::uint32_t to, int columns, int row_bytes, KeyOf key_of) const {
+    static_assert(kRowsOfAPass<C> % 8 == 0, "rows of a pass are swizzled alike");
     const int chunk = own_thread() & 7;
     const std::uint32_t target = to + static_cast<std::uint32_t>(Place::offset(own_thread() >> 3, 0, chunk));
     const int bytes = columns * C::kElementBytes - 16 * chunk;

@@ -34,7 +34,7 @@ core::KernelRow backward_row() {
   core::KernelRow row;
   const core::KernelRow forward = forward_row<kType>();
   static const std::string summary = "any card since Ampere, " + std::string(dspattn::name(kType)) +
-                                     ", every pattern, every mask, packed batches, d up to 256";
+                                     ", every pattern, every mask, packed batches, d up to 512";
   row.info = {forward.info.name, Pass::backward, DeviceType::cuda, summary};
   row.takes.dtype = kType;
   row.why_not = [](const Problem& problem, core::Refusals& refusals) {

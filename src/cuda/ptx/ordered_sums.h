@@ -12,6 +12,30 @@ __device__ __forceinline__ void add_global_16(float* to, float a, float b, float
                : "memory");
 }
 
+// Four neighbouring floats of a sum, when a count has said that it is complete: from the L2 cache, where it is added
+// up.
+__device__ __forceinline__ float4 load_sum_16(const float* from) {
+  float4 x;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(from)
+               : "memory");
+  return x;
+}
+
+// What it stands at. Nothing else is promised to be visible: additions that wait for the answer come behind those that
+// were counted, because all of them are done in the L2 cache.
+__device__ __forceinline__ std::int32_t count_now(const std::int32_t* counter) {
+  std::int32_t count;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+  return count;
+}
+
+// Adds to a float. Does not wait.
+__device__ __forceinline__ void add_global(float* to, float a) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(a) : "memory");
+}
+
 // Until the counter has reached `least`: what its last adder had seen or done before is then visible.
 __device__ __forceinline__ void await_count(const std::int32_t* counter, std::int32_t least) {
   std::int32_t count;

@@ -18,17 +18,10 @@
 
 #include <cstdint>
 
+#include "cuda/tile/tile_range.h"
 #include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::tile {
-
-// Query tiles [begin, end) of a sequence.
-struct TileRange {
-  int begin = 0;
-  int end = 0;
-
-  DSPATTN_HOST_DEVICE constexpr int count() const { return end > begin ? end - begin : 0; }
-};
 
 // The quotient rounded down, of negative numbers too.
 DSPATTN_HOST_DEVICE constexpr int floor_divide(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
@@ -107,9 +100,8 @@ DSPATTN_HOST_DEVICE constexpr GradientItem gradient_item(int item, const Divisor
   return {sequence_head, key_tiles.value - 1 - (item - sequence_head * key_tiles.value)};
 }
 
-// An fp32 sum of a query tile lies as its threads hold it: for each of two warpgroups, and there four registers of each
-// of 128 threads after the other. Row and column of register i (0..3) of group `four` of thread `thread`: of the
-// warpgroup's accumulator.
+// An fp32 sum of a query tile lies as threads hold it: in panels of 64 x 64, and there four registers of each of 128
+// threads after the other. Row and column of register i (0..3) of group `four` of thread `thread`: of the panel.
 DSPATTN_HOST_DEVICE constexpr int sum_row(int thread, int i) {
   return (thread >> 5) * 16 + ((thread & 31) >> 2) + (i >> 1) * 8;
 }

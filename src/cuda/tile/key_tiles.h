@@ -14,6 +14,7 @@
 
 #include "cuda/tile/key_map.h"
 #include "cuda/tile/pair_map.h"
+#include "cuda/tile/tile_range.h"
 #include "cuda/tile/walk.h"
 #include "dspattn/pattern.h"
 
@@ -95,12 +96,6 @@ DSPATTN_HOST_DEVICE constexpr int key_of_v_row(const KeyTiles& tiles, int part, 
     return key_of_column<kLayout, kTileK>(tiles, part, column);
   }
 }
-
-// Tiles [begin, end) of a row of keys.
-struct TileRange {
-  int begin = 0;
-  int end = 0;
-};
 
 // The tiles that any of rows [first, last] sees.
 DSPATTN_HOST_DEVICE constexpr TileRange visible_tiles(const KeyTiles& tiles, const RowBand& band, int first, int last) {

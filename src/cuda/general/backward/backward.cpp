@@ -1,6 +1,7 @@
 #include "cuda/general/backward/backward.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "core/dropout.h"
 #include "core/geometry.h"
@@ -52,6 +53,9 @@ Prepared prepared_of(const BackwardPlan& plan, void* workspace) {
           reinterpret_cast<RowNumbers*>(base + at.numbers),
           base + at.keys,
           reinterpret_cast<float*>(base + at.bias_parts),
+          reinterpret_cast<float*>(base + at.sums),
+          reinterpret_cast<std::int32_t*>(base + at.counts),
+          reinterpret_cast<std::int32_t*>(base + at.taken),
           plan.head_rows,
           plan.head_tiles};
 }
@@ -87,7 +91,11 @@ BackwardParams params_of(const BackwardArgs& args, const BackwardPlan& plan) {
   p.row_units = plan.row_units;
   p.tile_units = plan.tile_units;
   p.row_tiles = plan.row_tiles;
+  p.key_tiles = plan.keys.keys / 32;
   p.key_groups = plan.key_groups;
+  p.adds_queries = plan.adds_queries ? (std::getenv("DSPATTN_GB_UNORDERED") != nullptr ? 2 : 1) : 0;
+  p.wraps = plan.wraps ? 1 : 0;
+  p.key_tile_q = plan.keys.rows;
   p.query_stages = plan.queries.stages;
   p.key_stages = plan.keys.stages;
   p.vector_q = vector(problem.q);
@@ -119,9 +127,11 @@ void clear(const TensorView& tensor, cudaStream_t stream) {
 
 void size_why_not(const Problem& problem, core::Refusals& refusals) {
   const core::Geometry geometry = core::geometry_of(problem);
-  if (const std::int64_t larger = std::max(geometry.d, geometry.d_v); larger > kBackwardDims[2]) {
-    refusals.add(
-        [&] { return "d, d_v: takes up to " + std::to_string(kBackwardDims[2]) + ", got " + std::to_string(larger); });
+  // fp32 rows past 256 columns need more shared memory than small cards have.
+  const bool is_small = problem.q.dtype == DType::f32 && device_facts(problem.device.index).shared_bytes < 200 * 1024;
+  const int most = is_small ? kBackwardDims[2] : kBackwardDims[3];
+  if (const std::int64_t larger = std::max(geometry.d, geometry.d_v); larger > most) {
+    refusals.add([&] { return "d, d_v: takes up to " + std::to_string(most) + ", got " + std::to_string(larger); });
   }
   constexpr std::int64_t kMaxTiles = (std::int64_t{1} << 31) - 1;  // CTAs of a grid
   if (const std::int64_t tiles = geometry.batch * geometry.kv_heads * ((geometry.n_k + 7) / 8); tiles > kMaxTiles) {
@@ -173,13 +183,16 @@ void backward_launch(const BackwardArgs& args) {
   if (args.d_sinks.present()) launch_sink_gradients(params, stream);
   if (plan.finds_references && queries.ctas > 0) {
     params.target = Target::references;
-    launch.queries(params, queries, stream);
+    launch.queries(params, {grid_of(plan.queries.ctas / plan.column_parts), queries.threads, queries.shared_bytes},
+                   stream);
   }
   params.target = Target::queries;
-  if (queries.ctas > 0) launch.queries(params, queries, stream);
+  if (queries.ctas > 0 && !plan.adds_queries) launch.queries(params, queries, stream);
   if (plan.keys.ctas > 0) {
-    launch.keys(params, {grid_of(plan.keys.ctas), plan.keys.threads, plan.keys.shared_bytes}, stream);
+    const auto launch_keys = plan.is_plain ? launch.plain_keys : launch.keys;
+    launch_keys(params, {grid_of(plan.keys.ctas), plan.keys.threads, plan.keys.shared_bytes}, stream);
   }
+  if (plan.adds_queries) launch_finish_queries(params, type, stream);
   if (!args.d_bias.present()) return;
   params.target = Target::bias;
   const BiasGradient& g = params.bias_gradient;

@@ -35,7 +35,7 @@ __device__ __forceinline__ void store_bias_element(const BackwardParams& params,
 // What a CTA has added up, to memory. `scratch`: of shared memory, 32 words a warp. The sums of 16 rows hold a Block.
 template <typename C>
 __device__ __forceinline__ void store_bias(const BackwardParams& params, const BiasPart& part, std::uint32_t scratch,
-                                           float (&sums)[C::Queries::kRowBlocks][C::kHeadDim / 2]) {
+                                           float (&sums)[C::Queries::kRowBlocks][C::Queries::kColumns / 2]) {
   using Q = typename C::Queries;
   const BiasGradient& g = params.bias_gradient;
   const auto lane = static_cast<int>(own_lane());
@@ -110,12 +110,13 @@ __device__ __forceinline__ void store_bias(const BackwardParams& params, const B
 
 // Where a walk begins.
 template <typename C>
-__device__ __forceinline__ void clear_sums(Target target, float (&sums)[C::Queries::kRowBlocks][C::kHeadDim / 2]) {
+__device__ __forceinline__ void clear_sums(Target target,
+                                           float (&sums)[C::Queries::kRowBlocks][C::Queries::kColumns / 2]) {
 #pragma unroll
   for (int block = 0; block < C::Queries::kRowBlocks; ++block) {
 #pragma unroll
-    for (int i = 0; i < C::kHeadDim / 2; ++i) {
-      sums[block][i] = C::kIsFp32 && target == Target::references && i < 2 ? -INFINITY : 0.0f;
+    for (int i = 0; i < C::Queries::kColumns / 2; ++i) {
+      sums[block][i] = target == Target::references && i < 2 ? -INFINITY : 0.0f;
     }
   }
 }

@@ -1,17 +1,20 @@
-// dK and dV. A CTA owns tiles of 32 keys, whose K and V stay in shared memory, and walks the query tiles that see them,
-// of all heads that share the key head; nothing is added across CTAs.
+// dK, dV and shares of dQ, by a CTA that owns key tiles and walks the query tiles that see them, of all heads that
+// share the key head; dK and dV stay in registers and are written once. See docs/general_backward.md.
 //
-// kSplit warps share a key tile: each makes scores, weights and dS of its part of the query rows, rows being queries as
-// in the forward, and stores weights and dS to shared memory; then each adds all rows to its part of the columns of dK
-// and dV, which stay in registers. See docs/general_backward.md.
+// Two or four warps share a key tile. For every query tile each first makes the weights and dS of its part of the rows,
+// which go to shared memory; then each adds all rows to its part of the columns of dK and dV; then all warps share the
+// product dS K, and add it to the query tile's sums when it is the CTA's turn (tile/gradient_walk.h).
 #pragma once
 
 #include <cstdint>
 
+#include "cuda/general/backward/plain_scores.h"
 #include "cuda/general/backward/scores.h"
 #include "cuda/general/backward/walk.h"
 #include "cuda/ptx/address.h"
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/ordered_sums.h"
+#include "cuda/tile/gradient_walk.h"
 
 namespace dspattn::cuda::general::backward {
 
@@ -21,22 +24,50 @@ struct KeyItem {
   ScoreItem score;       // its head is that of the step
   int first_tile;        // of the sequence's key tiles
   tile::TileRange rows;  // query tiles
+  int walk;              // the first of them
   int first_head, kv_head;
+};
+
+// A step: one query tile of one head.
+struct Step {
+  int head, tile;
+  int before = 0;                 // shares of dQ that come before this CTA's
+  std::int32_t* count = nullptr;  // how many are in
+  float* sums = nullptr;          // what they are added to
+};
+
+struct KeyShared {
+  KeyItem item;
+  Step steps[3];  // the step before, this one, the next
+  int step_count;
 };
 
 template <typename C>
 __device__ __forceinline__ void describe_keys(const BackwardParams& params, KeyItem& item) {
-  const int index = static_cast<int>(blockIdx.x);
+  using K = typename C::Keys;
+  // Where dQ is added up in order, a CTA waits for those of lower numbers only: numbers are taken as CTAs begin, the
+  // last keys of a sequence first (tile/gradient_walk.h).
+  const bool ordered = K::kAddsQueries && params.adds_queries != 0;
+  const int index = ordered ? atomicAdd(params.prepared.taken, 1) : static_cast<int>(blockIdx.x);
   const int sequence_head = index / params.key_groups;
   const int sequence = sequence_head / params.kv_heads;
   item.kv_head = sequence_head - sequence * params.kv_heads;
   item.first_head = item.kv_head * params.work.heads_per_kv_head.value;
-  item.first_tile = (index - sequence_head * params.key_groups) * C::Keys::kTiles;
+  const int group = index - sequence_head * params.key_groups;
+  item.first_tile = (ordered ? params.key_groups - 1 - group : group) * params.key_tiles;
   item.sequence = sequence_rows(params, sequence);
   item.score = {item.sequence.rows, sequence, item.first_head, item.sequence.band};
   const int begin = params.tiles.first_key(item.first_tile);
-  const int end = params.tiles.first_key(item.first_tile + C::Keys::kTiles - 1) + params.tiles.span;
-  item.rows = tile::row_tiles_that_see(item.sequence.band, item.sequence.rows, begin, end, C::Keys::kTileQ);
+  const int end = params.tiles.first_key(item.first_tile + params.key_tiles - 1) + params.tiles.span;
+  const tile::RowBand& band = item.sequence.band;
+  if (ordered) {  // every part of a block of 128 keys has the same rows, so that shares can be counted
+    const int block = item.first_tile / kTileUnit;
+    item.rows = tile::query_tiles_of(band, item.sequence.rows, block, K::kTileQ);
+    item.walk = tile::first_of_walk(item.rows, block, K::kTileQ, params.wraps != 0);
+  } else {
+    item.rows = tile::row_tiles_that_see(band, item.sequence.rows, begin, end, K::kTileQ);
+    item.walk = item.rows.begin;
+  }
 }
 
 // Shared memory: K and V of every key tile; weights and dS of every key tile; stages of Q, dO and numbers.
@@ -44,6 +75,7 @@ template <typename C>
 struct KeyMemory {
   using K = typename C::Keys;
   std::uint32_t shared;
+  int tiles;
 
   __device__ __forceinline__ std::uint32_t keys(int tile) const {
     return shared + static_cast<std::uint32_t>(tile * C::kKeysBytes);
@@ -52,50 +84,116 @@ struct KeyMemory {
     return keys(tile) + static_cast<std::uint32_t>(C::kTileK * C::kStride);
   }
   __device__ __forceinline__ std::uint32_t weights(int tile) const {
-    if constexpr (K::kWeightsOverKeys) return keys(tile);
-    return shared + static_cast<std::uint32_t>(K::kTiles * C::kKeysBytes + tile * 2 * K::kWeightBytes);
+    return K::kWeightsOverKeys
+               ? keys(tile)
+               : shared + static_cast<std::uint32_t>(tiles * C::kKeysBytes + tile * 2 * K::kWeightBytes);
   }
   __device__ __forceinline__ std::uint32_t d_scores(int tile) const {
     return K::kWeightsOverKeys ? values(tile) : weights(tile) + K::kWeightBytes;
   }
   __device__ __forceinline__ std::uint32_t q(int stage) const {
-    return shared + static_cast<std::uint32_t>(K::kFixedBytes + stage * K::kRowsBytes);
+    return shared + static_cast<std::uint32_t>(tiles * K::kTileBytes + stage * K::kRowsBytes);
   }
   __device__ __forceinline__ std::uint32_t d_out(int stage) const { return q(stage) + K::kTileQ * C::kStride; }
-  __device__ __forceinline__ std::uint32_t numbers(int stage) const { return d_out(stage) + K::kTileQ * C::kStride; }
+  __device__ __forceinline__ std::uint32_t numbers(int stage) const { return q(stage) + 2 * K::kTileQ * C::kStride; }
 };
 
-// A step: a query tile of one of the heads.
-struct Step {
-  int head;
-  int tile;
-};
-__device__ __forceinline__ Step step_of(const KeyItem& item, int step) {
-  const int count = item.rows.end - item.rows.begin;
-  const int head = step / count;
-  return {item.first_head + head, item.rows.begin + step - head * count};
-}
+// Everybody of the CTA.
+__device__ __forceinline__ void meet() { ptx::named_barrier_sync(1, static_cast<int>(blockDim.x)); }
 
+// What there is to do beside the products: rows are copied, and shares of dQ must be added in order. Where there is a
+// producer (run), its warp does all of it; else all warps copy, and two of them wait and count.
 template <typename C>
-__device__ __forceinline__ const std::uint8_t* prepared_keys(const BackwardParams& params, const KeyItem& item) {
-  const Prepared& p = params.prepared;
-  return p.keys + (item.kv_head * p.head_tiles + item.sequence.prepared_tile + item.first_tile) * C::kKeysBytes;
-}
-
-template <typename C>
-__device__ __forceinline__ void load_rows(const BackwardParams& params, const KeyItem& item, const KeyMemory<C>& memory,
-                                          int step, int stage) {
+struct KeySupply {
   using K = typename C::Keys;
-  const Step of = step_of(item, step);
-  const std::int64_t row =
-      of.head * params.prepared.head_rows + item.sequence.prepared_row + static_cast<std::int64_t>(of.tile) * K::kTileQ;
-  copy_bytes<K::kThreads, K::kTileQ * C::kStride>(memory.q(stage), params.prepared.q + row * C::kStride);
-  copy_bytes<K::kThreads, K::kTileQ * C::kStride>(memory.d_out(stage), params.prepared.d_out + row * C::kStride);
-  copy_bytes<K::kThreads, K::kTileQ * C::kNumberBytes>(memory.numbers(stage), params.prepared.numbers + row);
-  if (K::kWeightsOverKeys || step == 0) {
-    copy_bytes<K::kThreads, K::kTiles * C::kKeysBytes>(memory.keys(0), prepared_keys<C>(params, item));
+  const BackwardParams& params;
+  KeyShared& shared;
+  KeyMemory<C> memory;
+
+  __device__ __forceinline__ bool adds() const { return K::kAddsQueries && params.adds_queries != 0; }
+
+  // Step `number`: where its share goes, and when; by one thread.
+  __device__ __forceinline__ void describe(int number) const {
+    const KeyItem& item = shared.item;
+    const int rows = item.rows.count();
+    const int head = number / rows;
+    Step step{item.first_head + head, tile::tile_of_step(item.rows, item.walk, number - head * rows)};
+    if (adds()) {
+      const int first = step.tile * K::kTileQ;
+      const tile::KeyBlockRange seen =
+          tile::key_blocks_of(item.score.band, first, min(first + K::kTileQ, item.score.rows) - 1);
+      const int parts = kTileUnit / params.key_tiles;
+      const tile::Turn turn = tile::turn_of(seen, step.tile, K::kTileQ, item.first_tile / kTileUnit,
+                                            item.first_tile / params.key_tiles % parts, parts, params.wraps != 0);
+      const Prepared& p = params.prepared;
+      const std::int64_t sum =
+          (static_cast<std::int64_t>(turn.sum) * params.work.heads.value + step.head) * (p.head_rows / K::kTileQ) +
+          item.sequence.prepared_row / K::kTileQ + step.tile;
+      step.before = turn.before;
+      step.count = p.counts + sum;
+      step.sums = p.sums + sum * K::kTileQ * C::kHeadDim;
+    }
+    shared.steps[number % 3] = step;
   }
-}
+
+  // A step's rows, and with the first one K and V; by `threads` threads of which this is number `thread`.
+  __device__ __forceinline__ void load(int number, int thread, int threads) const {
+    const Step& step = shared.steps[number % 3];
+    const KeyItem& item = shared.item;
+    const Prepared& p = params.prepared;
+    const int stage = number & (params.key_stages - 1);
+    const std::int64_t row = step.head * p.head_rows + item.sequence.prepared_row + step.tile * K::kTileQ;
+    const auto copy = [&](std::uint32_t to, const void* from, int bytes) {
+      const auto* source = static_cast<const std::uint8_t*>(from) + 16 * thread;
+#pragma unroll 4
+      for (int at = 16 * thread; at < bytes; at += 16 * threads, source += 16 * threads) {
+        ptx::cp_async_16(to + static_cast<std::uint32_t>(at), source);
+      }
+    };
+    copy(memory.q(stage), p.q + row * C::kStride, K::kTileQ * C::kStride);
+    copy(memory.d_out(stage), p.d_out + row * C::kStride, K::kTileQ * C::kStride);
+    copy(memory.numbers(stage), p.numbers + row, K::kTileQ * C::kNumberBytes);
+    if (!K::kWeightsOverKeys && number > 0) return;
+    const std::int64_t tile = item.kv_head * p.head_tiles + item.sequence.prepared_tile + item.first_tile;
+    copy(memory.keys(0), p.keys + tile * C::kKeysBytes, params.key_tiles * C::kKeysBytes);
+  }
+
+  // The share of the step before is in.
+  __device__ __forceinline__ void pass_on(int number) const {
+    if (adds() && number > 0 && params.adds_queries == 1) ptx::count_up(shared.steps[(number - 1) % 3].count);
+  }
+  __device__ __forceinline__ void await(int number) const {
+    const Step& step = shared.steps[number % 3];
+    if (adds() && params.adds_queries == 1) ptx::await_count(step.count, step.before);
+  }
+
+  // The producer's walk; the meetings are those of consume().
+  __device__ __forceinline__ void run() const {
+    const int steps = shared.step_count;
+    const int ahead = params.key_stages - 1;  // 1: rows come one step ahead
+    const auto lane = static_cast<int>(own_lane());
+    load(0, lane, 32);
+#pragma unroll 1
+    for (int number = 0; number < steps; ++number) {
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+      if (lane == 0 && number + 1 < steps) describe(number + 1);
+      meet();
+      if (ahead != 0 && number + 1 < steps) load(number + 1, lane, 32);
+      if (lane == 0) {
+        pass_on(number);
+        await(number);
+      }
+      meet();
+      if (ahead == 0) {
+        meet();
+        if (number + 1 < steps) load(number + 1, lane, 32);
+      }
+    }
+    meet();
+    if (lane == 0) pass_on(steps);
+  }
+};
 
 // A warp's key tile of the CTA's, and which of the tile's warps it is.
 template <typename C>
@@ -109,13 +207,12 @@ __device__ __forceinline__ int own_part() {
 
 // Weights and dS of this warp's rows of a query tile, to shared memory.
 template <typename C>
-__device__ __forceinline__ void weigh_rows(const BackwardParams& params, const KeyItem& item,
-                                           const KeyMemory<C>& memory, int step, int stage) {
+__device__ __forceinline__ void weigh_rows(const BackwardParams& params, const KeyItem& item, const Step& step,
+                                           const KeyMemory<C>& memory, int stage, int pass) {
   using K = typename C::Keys;
-  const Step of = step_of(item, step);
   const int tile = own_tile<C>();
-  const int own = own_part<C>() * 16 * K::kRowBlocks;  // of the query tile
-  const int first = of.tile * K::kTileQ;
+  const int own = (pass * K::kSplit + own_part<C>()) * 16 * K::kRowBlocks;  // of the query tile
+  const int first = step.tile * K::kTileQ;
   const int first_key = params.tiles.first_key(item.first_tile + tile);
   const auto rows = [own](int bytes) { return static_cast<std::uint32_t>(own * bytes); };
   const TilePlace place{
@@ -128,18 +225,55 @@ __device__ __forceinline__ void weigh_rows(const BackwardParams& params, const K
       first_key,
       params.tiles.part(item.first_tile + tile),
       tile::sees_span(params.tiles, item.score.band, first_key, first, min(first + K::kTileQ, item.score.rows) - 1)};
-  const ScoreItem whose{item.score.rows, item.score.sequence, of.head, item.score.band};
+  const ScoreItem whose{item.score.rows, item.score.sequence, step.head, item.score.band};
   const auto at = [&](int block) {
     return rows(K::kWeightStride) + static_cast<std::uint32_t>(16 * block * K::kWeightStride);
   };
   Block<C> weights[K::kRowBlocks], d_scores[K::kRowBlocks];
-  make_weights<C>(params, whose, place, weights, d_scores, [&](int block, const Block<C>& left) {
+  const auto take_weights = [&](int block, const Block<C>& left) {
     if constexpr (K::kWeightsOverKeys) __syncwarp();  // all lanes have read K, whose place is written now
     store_weights<C>(memory.weights(tile) + at(block), left);
-  });
+  };
+  if constexpr (C::kPlain) {
+    make_plain_weights<C>(params, whose, place, weights, d_scores, take_weights);
+  } else {
+    make_weights<C>(params, whose, place, weights, d_scores, take_weights);
+  }
   if constexpr (K::kWeightsOverKeys) __syncwarp();  // and V
 #pragma unroll
   for (int i = 0; i < K::kRowBlocks; ++i) store_weights<C>(memory.d_scores(tile) + at(i), d_scores[i]);
+}
+
+// This warp's chunks of the CTA's share of a query tile's dQ.
+template <typename C>
+__device__ __forceinline__ void add_queries_in_turn(const Step& step, const KeyMemory<C>& memory) {
+  using K = typename C::Keys;
+  using S = typename C::Share;
+  const int warp = own_thread() >> 5, half = warp & 1;
+#pragma unroll 1
+  for (int quarter = warp >> 1; quarter < 4; quarter += memory.tiles * K::kSplit / 2) {
+    ShareSums<C> share = {};
+    constexpr int kAtOnce = K::kMaxTiles > 1 ? 2 : 1;  // a CTA has an even number of tiles, or one
+#pragma unroll 1
+    for (int tile = 0; tile < memory.tiles; tile += kAtOnce) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        add_share<C>(share, memory.d_scores(tile + i) + static_cast<std::uint32_t>(half * S::kRows * K::kWeightStride),
+                     memory.keys(tile + i) + static_cast<std::uint32_t>(quarter * S::kColumns * C::kElementBytes));
+      }
+    }
+    float* to = step.sums + (half * 4 + quarter) * 32 * S::kElements + own_lane();
+    const auto element = [&](int i) {
+      return share[i / (S::kElements / S::kRowBlocks)][i % (S::kElements / S::kRowBlocks)];
+    };
+    if (step.before == 0) {
+#pragma unroll
+      for (int i = 0; i < S::kElements; ++i) to[i * 32] = element(i);
+    } else {
+#pragma unroll
+      for (int i = 0; i < S::kElements; ++i) ptx::add_global(to + i * 32, element(i));
+    }
+  }
 }
 
 // A warp's part of a gradient to the rows of its keys.
@@ -166,43 +300,74 @@ __device__ __forceinline__ void store_keys(const BackwardParams& params, const K
   }
 }
 
+// Warps that compute.
 template <typename C>
-__global__ void __launch_bounds__(C::Keys::kThreads, C::Keys::kCtas)
-    general_key_gradients(const __grid_constant__ BackwardParams params) {
+__device__ __forceinline__ void consume(const BackwardParams& params, const KeySupply<C>& supply) {
   using K = typename C::Keys;
-  DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 128);
-  alignas(KeyItem) __shared__ std::uint8_t item_bytes[sizeof(KeyItem)];
-  KeyItem& item = *reinterpret_cast<KeyItem*>(item_bytes);
-  if (threadIdx.x == 0) describe_keys<C>(params, item);
-  __syncthreads();  // all can read it
-  const KeyMemory<C> memory{ptx::shared_address(shared)};
-  const int ahead = params.key_stages - 1;  // 1: a query tile's rows come one ahead
-  const int steps = params.work.heads_per_kv_head.value * (item.rows.end - item.rows.begin);
+  const KeyMemory<C>& memory = supply.memory;
+  const KeyShared& shared = supply.shared;
+  const int ahead = params.key_stages - 1;
+  const auto load = [&](int number) {
+    if (!K::kProducer && number < shared.step_count) supply.load(number, own_thread(), static_cast<int>(blockDim.x));
+  };
   KeySums<C> d_k = {}, d_v = {};
-  if (steps > 0) load_rows<C>(params, item, memory, 0, 0);
+  load(0);
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    const int stage = step & ahead;
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<0>();
-    __syncthreads();  // this step's rows are there for all, and all have left the step before
-    if (ahead != 0 && step + 1 < steps) load_rows<C>(params, item, memory, step + 1, stage ^ 1);
-    if (own_part<C>() < K::kRowWarps) weigh_rows<C>(params, item, memory, step, stage);
-    if constexpr (K::kSplit == 1) {
-      __syncwarp();  // all lanes' weights are there
-    } else {
-      ptx::named_barrier_sync(1 + own_tile<C>(), 32 * K::kSplit);  // the key tile's weights are there for its warps
+  for (int number = 0; number < shared.step_count; ++number) {
+    const int stage = number & ahead;
+    const Step& step = shared.steps[number % 3];
+    if constexpr (!K::kProducer) {
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+      if (own_thread() == 0 && number + 1 < shared.step_count) supply.describe(number + 1);
     }
+    meet();  // this step's rows are there for all, and all have left the step before
+    if (ahead != 0) load(number + 1);
+    if (own_part<C>() < K::kRowWarps) {
+#pragma unroll 1
+      for (int pass = 0; pass < K::kPasses; ++pass) weigh_rows<C>(params, shared.item, step, memory, stage, pass);
+    }
+    if constexpr (!K::kProducer) {
+      if (own_thread() == 0) supply.pass_on(number);
+      if (own_thread() == 32) supply.await(number);
+    }
+    meet();  // weights and dS are there for all, and it is this CTA's turn
     const auto columns = static_cast<std::uint32_t>(own_part<C>() * K::kColumns * C::kElementBytes);
     add_keys<C>(d_v, memory.weights(own_tile<C>()), memory.d_out(stage) + columns);
     add_keys<C>(d_k, memory.d_scores(own_tile<C>()), memory.q(stage) + columns);
-    if (ahead == 0 && step + 1 < steps) {
-      __syncthreads();  // all have left the stage
-      load_rows<C>(params, item, memory, step + 1, 0);
+    if constexpr (K::kAddsQueries) {
+      if (params.adds_queries != 0) add_queries_in_turn<C>(step, memory);
+    }
+    if (ahead == 0) {
+      meet();  // all have left the stage
+      load(number + 1);
     }
   }
-  store_keys<C>(params, item, params.d_v, params.fp32_d_v != 0, 1.0f, d_v);
-  store_keys<C>(params, item, params.d_k, params.fp32_d_k != 0, params.d_k_scale, d_k);
+  if (shared.step_count > 0) meet();  // all have added
+  if (!K::kProducer && own_thread() == 0) supply.pass_on(shared.step_count);
+  store_keys<C>(params, shared.item, params.d_v, params.fp32_d_v != 0, 1.0f, d_v);
+  store_keys<C>(params, shared.item, params.d_k, params.fp32_d_k != 0, params.d_k_scale, d_k);
+}
+
+template <typename C>
+__global__ void __launch_bounds__(C::Keys::kMaxThreads, C::Keys::kCtas)
+    general_key_gradients(const __grid_constant__ BackwardParams params) {
+  using K = typename C::Keys;
+  DSPATTN_ALIGNED_SHARED(std::uint8_t, bytes, 128);
+  alignas(KeyShared) __shared__ std::uint8_t item_bytes[sizeof(KeyShared)];
+  KeyShared& shared = *reinterpret_cast<KeyShared*>(item_bytes);
+  const KeySupply<C> supply{params, shared, {ptx::shared_address(bytes), params.key_tiles}};
+  if (threadIdx.x == 0) {
+    describe_keys<C>(params, shared.item);
+    shared.step_count = params.work.heads_per_kv_head.value * shared.item.rows.count();
+    if (shared.step_count > 0) supply.describe(0);
+  }
+  __syncthreads();  // all can read them
+  if (!K::kProducer || static_cast<int>(threadIdx.x) < 32 * K::kSplit * params.key_tiles) {
+    consume<C>(params, supply);
+  } else if (shared.step_count > 0) {
+    supply.run();
+  }
 }
 
 }  // namespace dspattn::cuda::general::backward

@@ -19,9 +19,11 @@ using Launcher = void (*)(const BackwardParams& params, const LaunchArgs& args, 
 struct Launchers {
   Launcher queries = nullptr;
   Launcher keys = nullptr;
+  Launcher plain_keys = nullptr;  // Features::plain
 };
 
-// Of a compiled head dim. One definition per translation unit of instances (instance.cu.in).
+// Of a compiled head dim; what is not compiled for it is null. One definition per translation unit of instances
+// (instance.cu.in).
 template <DType kType, Kind kKind>
 Launchers launchers(int dim);
 

@@ -17,7 +17,7 @@ using namespace blocks;
 struct alignas(16) RowNumbers {
   float lse;        // base 2; +inf where the row sees no key, NaN where the row is undefined
   float d;          // dO.O - dLSE
-  float reference;  // a score; not 0 only where fp32 could not tell the row's scores from its LSE
+  float reference;  // a score; not 0 only where the LSE's rounding would hide the weights (references.h)
   std::uint32_t dropout;
 };
 
@@ -29,14 +29,18 @@ enum class Target : std::int32_t {
 };
 
 // Copies of the inputs in the workspace as shared memory will have them (config.h), by head; what does not exist is
-// zeros, and so are NaN of K and V and rows that are undefined: in products they would meet weights of 0.
+// zeros, and so are NaN of K, what is not finite in V, and rows that are undefined: in products they would meet weights
+// of 0. Infinities of K are the largest number.
 struct Prepared {
-  std::uint8_t* q = nullptr;      // [heads][rows][stride], times 2^-e (16-bit) or rounded to tf32
-  std::uint8_t* d_out = nullptr;  // the same of dO
-  RowNumbers* numbers = nullptr;  // [heads][rows]
-  std::uint8_t* keys = nullptr;   // [kv_heads][tiles]: 32 rows of K, 32 rows of V, in the order of the scores' columns
-  float* bias_parts = nullptr;    // [batch][heads][n_q|1][n_k|1], where rows or keys are summed
-  std::int64_t head_rows = 0;     // of a head, of all sequences
+  std::uint8_t* q = nullptr;       // [heads][rows][stride], times 2^-e (16-bit) or rounded to tf32
+  std::uint8_t* d_out = nullptr;   // the same of dO
+  RowNumbers* numbers = nullptr;   // [heads][rows]
+  std::uint8_t* keys = nullptr;    // [kv_heads][tiles]: 32 rows of K, 32 rows of V, in the order of the scores' columns
+  float* bias_parts = nullptr;     // [batch][heads][n_q|1][n_k|1], where rows or keys are summed
+  float* sums = nullptr;           // [sum][query tile]: dQ / scale, where CTAs of the key-stationary kernel add to it
+  std::int32_t* counts = nullptr;  // [sum][query tile]: shares that are in
+  std::int32_t* taken = nullptr;   // items that CTAs have taken
+  std::int64_t head_rows = 0;      // of a head, of all sequences
   std::int64_t head_tiles = 0;
 };
 
@@ -84,12 +88,16 @@ struct BackwardParams {
   int keep = 0;           // of a group; 0: all
   int sequences = 0, kv_heads = 0;
   int d = 0, value_d = 0;
-  int stride = 0;      // bytes of a prepared row
-  int tf32 = 0;        // prepared rows are rounded
-  int row_units = 0;   // of kRowUnit rows, of a sequence
-  int tile_units = 0;  // of kTileUnit key tiles, of a sequence
-  int row_tiles = 0;   // of the query-stationary kernel, of a sequence
-  int key_groups = 0;  // of tiles that a CTA of the key-stationary kernel takes, of a sequence
+  int stride = 0;        // bytes of a prepared row
+  int tf32 = 0;          // prepared rows are rounded
+  int row_units = 0;     // of kRowUnit rows, of a sequence
+  int tile_units = 0;    // of kTileUnit key tiles, of a sequence
+  int row_tiles = 0;     // of the query-stationary kernel, of a sequence
+  int key_tiles = 0;     // of a CTA of the key-stationary kernel
+  int key_groups = 0;    // of tiles that a CTA of the key-stationary kernel takes, of a sequence
+  int adds_queries = 0;  // the key-stationary kernel makes dQ, too
+  int wraps = 0;         // see tile/gradient_walk.h; then there are two sums
+  int key_tile_q = 0;    // rows of its query tiles
   int query_stages = 1, key_stages = 1;
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0, vector_d_out = 0;  // rows are 16-byte aligned
   int fp32_out = 0, fp32_d_out = 0, fp32_d_q = 0, fp32_d_k = 0, fp32_d_v = 0;      // tensors in fp32

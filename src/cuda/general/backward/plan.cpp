@@ -1,11 +1,13 @@
 #include "cuda/general/backward/plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 #include <sstream>
 
 #include "core/geometry.h"
 #include "cuda/general/plan.h"
+#include "cuda/general/problem.h"
 #include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::general::backward {
@@ -30,21 +32,61 @@ void take_config(BackwardPlan& plan, const DeviceFacts& device) {
   plan.queries.rows = Q::kTileQ;
   plan.queries.keys = C::kTileK;
   plan.queries.threads = Q::kThreads;
+  plan.column_parts = Q::kColumnParts;
   choose_stages(plan.queries, device, 2, Q::kCtas, &Q::shared_bytes);
   using K = typename C::Keys;
   plan.keys.rows = K::kTileQ;
-  plan.keys.keys = K::kTiles * C::kTileK;
-  plan.keys.threads = K::kThreads;
-  choose_stages(plan.keys, device, K::kWeightsOverKeys ? 1 : 2, K::kCtas, &K::shared_bytes);
+  plan.adds_queries = K::kAddsQueries && plan.kind != Kind::precise;
+  // As many keys as a CTA can have, so that few CTAs add to a dQ; a CTA of fewer has company.
+  const int most = std::getenv("DSPATTN_GB_TILES") != nullptr ? std::atoi(std::getenv("DSPATTN_GB_TILES")) : 4;
+  const auto fits = [&](int tiles) { return K::shared_bytes(tiles, 1) + kReservedBytes <= device.shared_bytes; };
+  int tiles = std::min(most, K::kMaxTiles);
+  while (!fits(tiles)) tiles /= 2;
+  plan.keys.keys = tiles * C::kTileK;
+  plan.keys.threads = 32 * (tiles * K::kSplit + (K::kProducer ? 1 : 0));
+  choose_stages(plan.keys, device, K::kWeightsOverKeys ? 1 : 2, K::kCtas * K::kMaxTiles / tiles,
+                [&](int stages) { return K::shared_bytes(tiles, stages); });
+}
+
+// Both kinds of fp32 products have the same shapes, and both 16-bit types.
+template <DType kType, int kDim>
+void take_config_of(BackwardPlan& plan, const DeviceFacts& device) {
+  if constexpr (compiled_at(kType, Kind::any, Features::plain, kDim)) {
+    if constexpr (kDim == 64) {
+      if (plan.is_plain && std::getenv("DSPATTN_GB_TALL") != nullptr) return take_config<Config<kType, Kind::any, kDim, Features::tall>>(plan, device);
+      if (plan.is_plain && std::getenv("DSPATTN_GB_LEAN") != nullptr)
+        return take_config<Config<kType, Kind::any, kDim, Features::lean>>(plan, device);
+    }
+    if (plan.is_plain) return take_config<Config<kType, Kind::any, kDim, Features::plain>>(plan, device);
+  }
+  take_config<Config<kType, Kind::any, kDim>>(plan, device);
 }
 
 template <DType kType>
 void take_config_at(BackwardPlan& plan, const DeviceFacts& device) {
-  static_assert(std::size(kBackwardDims) == 3);
-  // Both kinds of fp32 products have the same shapes, and both 16-bit types.
-  plan.dim == kBackwardDims[0]   ? take_config<Config<kType, Kind::any, kBackwardDims[0]>>(plan, device)
-  : plan.dim == kBackwardDims[1] ? take_config<Config<kType, Kind::any, kBackwardDims[1]>>(plan, device)
-                                 : take_config<Config<kType, Kind::any, kBackwardDims[2]>>(plan, device);
+  static_assert(std::size(kBackwardDims) == 4);
+  plan.dim == kBackwardDims[0]   ? take_config_of<kType, kBackwardDims[0]>(plan, device)
+  : plan.dim == kBackwardDims[1] ? take_config_of<kType, kBackwardDims[1]>(plan, device)
+  : plan.dim == kBackwardDims[2] ? take_config_of<kType, kBackwardDims[2]>(plan, device)
+                                 : take_config_of<kType, kBackwardDims[3]>(plan, device);
+}
+
+// The smallest head dim that there is an instance for.
+int dim_of(const BackwardPlan& plan, DType type, std::int64_t larger) {
+  const Features features = plan.is_plain ? Features::plain : Features::all;
+  for (const int dim : kBackwardDims) {
+    if (dim >= larger && compiled_at(type, plan.kind, features, dim)) return dim;
+  }
+  return *std::rbegin(kBackwardDims);
+}
+
+// Whether the instance without features serves it.
+bool is_plain(const Problem& problem, int unit_keys) {
+  const Pattern& pattern = problem.pattern;
+  const bool served = pattern.is_dense() || pattern == Pattern{2, 4} || pattern == Pattern{1, 2};
+  return served && problem.q.dtype != DType::f32 && unit_keys == tile::kBlockKeys && !problem.soft_cap &&
+         problem.dropout.probability == 0 && !problem.mask.bias.present() && !problem.mask.allowed.present() &&
+         scaling_of(problem).score_scale == 1;
 }
 
 // Parts of the workspace one behind the other.
@@ -62,6 +104,11 @@ WorkspaceOffsets lay_out(const BackwardPlan& plan, const core::Geometry& geometr
   take(at.keys, geometry.kv_heads * plan.head_tiles * 64 * plan.stride);
   const bool summed = d_bias.present() && (d_bias.extent(2) == 1 || d_bias.extent(3) == 1);
   take(at.bias_parts, summed ? geometry.batch * geometry.heads * d_bias.extent(2) * d_bias.extent(3) * 4 : 0);
+  if (!plan.adds_queries) return at;
+  const std::int64_t sums = plan.wraps ? 2 : 1;
+  take(at.sums, sums * rows * plan.dim * 4);
+  take(at.counts, sums * rows / plan.keys.rows * 4);
+  take(at.taken, 4);
   return at;
 }
 
@@ -73,13 +120,12 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
   BackwardPlan plan;
   plan.kind = fp32 && problem.fp32_products == Fp32Products::full ? Kind::precise : Kind::any;
   const std::int64_t larger = std::max(geometry.d, geometry.d_v);
-  plan.dim = larger <= kBackwardDims[0]   ? kBackwardDims[0]
-             : larger <= kBackwardDims[1] ? kBackwardDims[1]
-                                          : kBackwardDims[2];
-  fp32 ? take_config_at<DType::f32>(plan, device) : take_config_at<DType::bf16>(plan, device);
-
   const tile::KeyTiles tiles = tile::key_tiles(tile::TileLayout::places, problem.pattern, problem.grouping, 32);
   const int unit_keys = kTileUnit * tiles.span >> tiles.parts_log2;
+  plan.is_plain = larger <= 128 && is_plain(problem, unit_keys) && geometry.n_q > 0 && geometry.n_k > 0;
+  plan.dim = dim_of(plan, problem.q.dtype, larger);
+  fp32 ? take_config_at<DType::f32>(plan, device) : take_config_at<DType::bf16>(plan, device);
+
   plan.row_tiles = tile::divide_up(geometry.n_q, plan.queries.rows);
   plan.row_units = tile::divide_up(geometry.n_q, kRowUnit);
   plan.tile_units = tile::divide_up(geometry.n_k, unit_keys);
@@ -88,9 +134,12 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
       kRowUnit * (problem.packed ? problem.q.extent(2) / kRowUnit + geometry.batch : geometry.batch * plan.row_units);
   plan.head_tiles = kTileUnit * (problem.packed ? problem.k.extent(2) / unit_keys + geometry.batch
                                                 : geometry.batch * plan.tile_units);
-  plan.queries.ctas = geometry.batch * geometry.heads * plan.row_tiles;
+  plan.queries.ctas = geometry.batch * geometry.heads * plan.row_tiles * plan.column_parts;
   plan.keys.ctas = geometry.batch * geometry.kv_heads * plan.key_groups;
-  plan.finds_references = fp32 && problem.mask.bias.present();
+  // Shares of dQ are counted by blocks of 128 keys.
+  plan.adds_queries = plan.adds_queries && unit_keys == tile::kBlockKeys && geometry.n_q > 0 && geometry.n_k > 0;
+  plan.wraps = plan.adds_queries && !problem.mask.causal && !problem.mask.window_right && geometry.n_q > plan.keys.rows;
+  plan.finds_references = problem.mask.bias.present();
   plan.workspace = lay_out(plan, geometry, d_bias);
   return plan;
 }
@@ -106,6 +155,7 @@ std::string to_string(const BackwardPlan& plan) {
        << ", compiled for d = " << plan.dim << "\n";
   describe("dQ          ", plan.queries);
   describe("dK, dV      ", plan.keys);
+  if (plan.is_plain) text << "no features  of masks and weights are compiled in\n";
   text << "workspace   " << plan.workspace.bytes << " bytes";
   if (plan.finds_references) text << "\nreferences  found again where an LSE is too large";
   return text.str();

@@ -25,7 +25,7 @@ struct KernelPlan {
 
 // Where the parts of the workspace begin, in bytes from its own begin.
 struct WorkspaceOffsets {
-  std::size_t q = 0, d_out = 0, numbers = 0, keys = 0, bias_parts = 0;
+  std::size_t q = 0, d_out = 0, numbers = 0, keys = 0, bias_parts = 0, sums = 0, counts = 0, taken = 0;
   std::size_t bytes = 0;  // of all
 };
 
@@ -34,9 +34,13 @@ struct BackwardPlan {
   int dim = 0;     // compiled for
   int stride = 0;  // bytes of a prepared row
   int row_tiles = 0, row_units = 0;
+  int column_parts = 1;  // of dQ, where a CTA of the query-stationary kernel does not make all columns
   int key_groups = 0, tile_units = 0;
   std::int64_t head_rows = 0, head_tiles = 0;  // prepared ones
   KernelPlan queries, keys;
+  bool adds_queries = false;      // the key-stationary kernel makes dQ, too: no kernel of its own
+  bool wraps = false;             // walks begin at their own place and go around; two sums for every query tile
+  bool is_plain = false;          // Features::plain
   bool finds_references = false;  // references.h
   WorkspaceOffsets workspace;
 };

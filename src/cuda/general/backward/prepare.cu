@@ -6,6 +6,7 @@
 #include "cuda/general/backward/walk.h"
 #include "cuda/ptx/packed_half.h"
 #include "cuda/ptx/single.h"
+#include "cuda/tile/gradient_walk.h"
 
 namespace dspattn::cuda::general::backward {
 namespace {
@@ -30,6 +31,12 @@ __device__ __forceinline__ float element(const void* data, std::int64_t at, bool
   ptx::unpack_f16x2(bits, low, high);
   return low;
 }
+
+// The largest number of the type; of fp32, the largest that tf32 holds.
+template <DType kType>
+inline constexpr float kLargest = kType == DType::f32    ? 0x1.ffcp127f
+                                  : kType == DType::bf16 ? 0x1.fep127f
+                                                         : 65504.0f;
 
 // Some elements of a row, from column `column` on; those at and past the end are zeros.
 template <DType kType>
@@ -85,6 +92,16 @@ struct Chunk {
 #pragma unroll
     for (float& value : values) value = 0.0f;
   }
+  // Of V: rows that keep an infinite one are undefined by their D, to others it is nothing.
+  __device__ __forceinline__ void clear_infinite() {
+#pragma unroll
+    for (float& value : values) value = std::isinf(value) ? 0.0f : value;
+  }
+  // Of K: a row whose score is -inf does not see the key. It may as well see one of no weight.
+  __device__ __forceinline__ void bound_infinite() {
+#pragma unroll
+    for (float& value : values) value = std::isinf(value) ? copysignf(kLargest<kType>, value) : value;
+  }
 };
 
 // 1 twice.
@@ -137,6 +154,16 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constan
   const int sequence = params.work.heads.quotient(sequence_head);
   const int head = params.work.heads.remainder(sequence_head);
   const SequenceRows rows = sequence_rows(params, sequence);
+  if (params.adds_queries != 0 && static_cast<int>(threadIdx.x) < kRowUnit / params.key_tile_q) {
+    // No share of these query tiles is in.
+    const std::int64_t head_tiles = params.prepared.head_rows / params.key_tile_q;
+    const std::int64_t number = (rows.prepared_row + begin) / params.key_tile_q + threadIdx.x;
+    for (int sum = 0; sum < 1 + params.wraps; ++sum) {
+      params.prepared.counts[(static_cast<std::int64_t>(sum) * params.work.heads.value + head) * head_tiles + number] =
+          0;
+    }
+  }
+  if (params.adds_queries != 0 && blockIdx.x == 0 && threadIdx.x == 0) *params.prepared.taken = 0;
   if (begin >= rows.rows) return;
   const RowLanes own(params.stride);
 #pragma unroll 1
@@ -206,16 +233,21 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_keys(const __grid_constan
     std::uint8_t* to =
         params.prepared.keys +
         ((kv_head * params.prepared.head_tiles + rows.prepared_tile + tile) * 2 * kTileK + i % kTileK) * params.stride;
-    const auto copy = [&](const RowsView& view, int columns, int vector, std::uint8_t* row) {
+    const auto copy = [&](const RowsView& view, int columns, int vector, bool values, std::uint8_t* row) {
       for (int chunk = own.lane; chunk < own.chunks; chunk += own.lanes) {
         Chunk<kType> x(view.data, view.offset(rows.batch, kv_head, at), chunk * kChunk<kType>, present ? columns : 0,
                        vector, false);
         x.clear_nan();
+        if (values) {
+          x.clear_infinite();
+        } else {
+          x.bound_infinite();
+        }
         x.store(row + 16 * chunk, params.tf32 != 0, kOnePair<kType>);
       }
     };
-    copy(params.k, params.d, params.vector_k, to);
-    copy(params.v, params.value_d, params.vector_v, to + kTileK * params.stride);
+    copy(params.k, params.d, params.vector_k, false, to);
+    copy(params.v, params.value_d, params.vector_v, true, to + kTileK * params.stride);
   }
 }
 
@@ -296,6 +328,56 @@ __global__ void __launch_bounds__(kThreads) sum_bias(const __grid_constant__ Bac
   }
 }
 
+// dQ from its sums, which lie as the key-stationary kernel's lanes hold them (Share of config.h).
+template <DType kType>
+__global__ void __launch_bounds__(kThreads) finish_queries(const __grid_constant__ BackwardParams params) {
+  const int rows_of_tile = params.key_tile_q;
+  const int tiles = (params.work.n_q + rows_of_tile - 1) / rows_of_tile;
+  const int sequence_head = static_cast<int>(blockIdx.x) / tiles;
+  const int tile = static_cast<int>(blockIdx.x) - sequence_head * tiles;
+  const int sequence = params.work.heads.quotient(sequence_head);
+  const int head = params.work.heads.remainder(sequence_head);
+  const SequenceRows rows = sequence_rows(params, sequence);
+  const int first = tile * rows_of_tile;
+  if (first >= rows.rows) return;
+  const int dim = (params.stride - 16) / (kType == DType::f32 ? 4 : 2);
+  const tile::KeyBlockRange seen = tile::key_blocks_of(rows.band, first, min(first + rows_of_tile, rows.rows) - 1);
+  const std::int64_t head_tiles = params.prepared.head_rows / rows_of_tile;
+  const float* sums[2];
+  for (int sum = 0; sum < 2; ++sum) {
+    const bool any =
+        (sum == 0 || params.wraps != 0) && tile::shares_of(seen, tile, rows_of_tile, 1, params.wraps != 0, sum) > 0;
+    const std::int64_t number = (static_cast<std::int64_t>(sum) * params.work.heads.value + head) * head_tiles +
+                                rows.prepared_row / rows_of_tile + tile;
+    sums[sum] = any ? params.prepared.sums + number * rows_of_tile * dim : nullptr;
+  }
+  // Two neighbouring columns at a time: elements e and e + 1 of a lane of a chunk of 16 rows or more.
+  const int of_block = dim / 8, of_chunk = rows_of_tile / 32 * of_block;
+  for (int i = static_cast<int>(threadIdx.x); i < rows_of_tile * dim / 2; i += kThreads) {
+    const int lane = i % 32, chunk = i / 32 * 2 / of_chunk, e = i / 32 * 2 % of_chunk;
+    const int block = e / of_block, element = e % of_block;
+    const int row = first + chunk / 4 * (rows_of_tile / 2) + 16 * block + (element / 2 & 1) * 8 + lane / 4;
+    const int column = chunk % 4 * (dim / 4) + 8 * (element / 4) + 2 * (lane & 3);
+    if (row >= rows.rows) continue;
+    float x[2] = {0, 0};
+    for (const float* sum : sums) {
+      if (sum == nullptr) continue;
+      x[0] += sum[(chunk * of_chunk + e) * 32 + lane];
+      x[1] += sum[(chunk * of_chunk + e + 1) * 32 + lane];
+    }
+    store_pair<kType>(params.d_q, params.fp32_d_q != 0, params.d_q.offset(rows.batch, head, rows.q_row + row), column,
+                      x[0] * params.d_q_scale, x[1] * params.d_q_scale);
+  }
+}
+
+template <DType kType>
+void finish(const BackwardParams& params, cudaStream_t stream) {
+  const std::int64_t tiles = (params.work.n_q + params.key_tile_q - 1) / params.key_tile_q;
+  if (const unsigned ctas = grid_of(tiles * params.sequences * params.work.heads.value); ctas > 0) {
+    launch("finish_queries", &finish_queries<kType>, {.ctas = ctas, .threads = kThreads}, stream, params);
+  }
+}
+
 template <DType kType>
 void prepare(const BackwardParams& params, cudaStream_t stream) {
   const std::int64_t sequences = params.sequences;
@@ -327,6 +409,12 @@ void launch_clear_sinks(float* d_sinks, std::int64_t stride, unsigned heads, cud
 void launch_sink_gradients(const BackwardParams& params, cudaStream_t stream) {
   const auto heads = static_cast<unsigned>(params.work.heads.value);
   launch("sink_gradients", &sink_gradients, {.ctas = heads, .threads = kThreads}, stream, params);
+}
+
+void launch_finish_queries(const BackwardParams& params, DType type, cudaStream_t stream) {
+  type == DType::bf16  ? finish<DType::bf16>(params, stream)
+  : type == DType::f16 ? finish<DType::f16>(params, stream)
+                       : finish<DType::f32>(params, stream);
 }
 
 void launch_sum_bias(const BackwardParams& params, DType type, bool zeros, cudaStream_t stream) {

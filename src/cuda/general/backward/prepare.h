@@ -23,6 +23,9 @@ void launch_prepare(const BackwardParams& params, DType type, cudaStream_t strea
 
 void launch_sink_gradients(const BackwardParams& params, cudaStream_t stream);
 
+// dQ from the sums that the key-stationary kernel has added up.
+void launch_finish_queries(const BackwardParams& params, DType type, cudaStream_t stream);
+
 // The gradient of a bias from parts. Where there are none (`zeros`: nothing to sum) it is 0.
 void launch_sum_bias(const BackwardParams& params, DType type, bool zeros, cudaStream_t stream);
 

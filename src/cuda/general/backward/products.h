@@ -62,7 +62,8 @@ __device__ __forceinline__ void multiply_rows(Block<C> (&acc)[kBlocks], std::uin
     // blocks of eight.
     const std::uint32_t own = rows + (lane & 15) * C::kStride + (lane >> 4) * 16;
     const std::uint32_t key = keys + ((lane >> 4) * 8 + (lane & 7)) * C::kStride + (lane >> 3 & 1) * 16;
-#pragma unroll 4
+    [[maybe_unused]] constexpr int kAtOnce = C::kLean ? 2 : C::kPlain ? 8 : 4;  // with features registers are shorter
+#pragma unroll kAtOnce
     for (std::uint32_t at = 0; at < C::kRowBytes; at += 32) {
       std::uint32_t a[kBlocks][4];
 #pragma unroll
@@ -86,10 +87,10 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   return C::kType == DType::bf16 ? ptx::pack_bf16x2(low, high) : ptx::pack_f16x2(low, high);
 }
 
-// sums += values * keys: 16 kBlocks rows by the columns of K, whose tile is at `keys`.
+// sums += values * keys: 16 kBlocks rows by columns of K, whose tile is at `keys`, from the first of them on.
 template <typename C, int kBlocks>
-__device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::kHeadDim / 2], const Block<C> (&values)[kBlocks],
-                                            std::uint32_t keys) {
+__device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::Queries::kColumns / 2],
+                                            const Block<C> (&values)[kBlocks], std::uint32_t keys) {
   using Element = ElementOf<C::kType>;
   const std::uint32_t lane = own_lane();
   if constexpr (C::kKind == Kind::precise) {
@@ -107,7 +108,7 @@ __device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::kHeadDim /
         }
         const std::uint32_t key = own + (column / 2 * 8 + 2 * source + column % 2) * C::kStride;
 #pragma unroll
-        for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
+        for (int columns = 0; columns < C::Queries::kColumns / 8; ++columns) {
           std::uint32_t bits[2];
           ptx::load_shared_bytes<8>(key + columns * 32, bits);
 #pragma unroll
@@ -129,7 +130,7 @@ __device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::kHeadDim /
         for (int i = 0; i < 4; ++i) a[block][i] = ptx::nearest_tf32(values[block][4 * step + (i & 1) * 2 + (i >> 1)]);
       }
 #pragma unroll
-      for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
+      for (int columns = 0; columns < C::Queries::kColumns / 8; ++columns) {
         const std::uint32_t at = own + step * 8 * C::kStride + columns * 32;
         const std::uint32_t b0 = ptx::load_shared(at), b1 = ptx::load_shared(at + C::kStride);
 #pragma unroll
@@ -150,7 +151,7 @@ __device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::kHeadDim /
           a[block][i] = pack<C>(values[block][8 * step + 2 * i], values[block][8 * step + 2 * i + 1]);
       }
 #pragma unroll
-      for (int columns = 0; columns < C::kHeadDim / 8; columns += 2) {
+      for (int columns = 0; columns < C::Queries::kColumns / 8; columns += 2) {
         std::uint32_t b[4];
         ptx::ldmatrix_x4_trans(b, own + step * 16 * C::kStride + columns * 16);
 #pragma unroll
@@ -227,6 +228,60 @@ __device__ __forceinline__ void add_keys(KeySums<C>& sums, std::uint32_t weights
         for (int m = 0; m < 2; ++m) {
           ptx::mma_32_bytes<Element>(four(sums[m] + 4 * columns), a[m], b[0], b[1]);
           ptx::mma_32_bytes<Element>(four(sums[m] + 4 * columns + 4), a[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+}
+
+// A warp's chunk of a query tile's dQ.
+template <typename C>
+using ShareSums = float[C::Share::kRowBlocks][C::Share::kColumns / 2];
+
+// share += d_scores * keys of one key tile: d_scores at the warp's first row, keys at its first column.
+template <typename C>
+__device__ __forceinline__ void add_share(ShareSums<C>& share, std::uint32_t d_scores, std::uint32_t keys) {
+  using Element = ElementOf<C::kType>;
+  using K = typename C::Keys;
+  using S = typename C::Share;
+  const std::uint32_t lane = own_lane();
+  if constexpr (C::kIsFp32) {  // keys 2t and 2t + 1 of eight as columns t and t + 4 of the operand
+    const std::uint32_t row = d_scores + (lane >> 2) * K::kWeightStride + 8 * (lane & 3);
+    const std::uint32_t own = keys + 2 * (lane & 3) * C::kStride + 4 * (lane >> 2);
+#pragma unroll
+    for (int step = 0; step < C::kTileK / 8; ++step) {
+      std::uint32_t a[S::kRowBlocks][4];
+#pragma unroll
+      for (int i = 0; i < 2 * S::kRowBlocks; ++i) {
+        std::uint32_t pair[2];
+        ptx::load_shared_bytes<8>(row + i * 8 * K::kWeightStride + step * 32, pair);
+        a[i / 2][i % 2] = pair[0];
+        a[i / 2][i % 2 + 2] = pair[1];
+      }
+#pragma unroll
+      for (int columns = 0; columns < S::kColumns / 8; ++columns) {
+        const std::uint32_t at = own + step * 8 * C::kStride + columns * 32;
+        const std::uint32_t b0 = ptx::load_shared(at), b1 = ptx::load_shared(at + C::kStride);
+#pragma unroll
+        for (int i = 0; i < S::kRowBlocks; ++i) ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns), a[i], b0, b1);
+      }
+    }
+  } else {
+    const std::uint32_t row = d_scores + (lane & 15) * K::kWeightStride + (lane >> 4) * 16;
+    const std::uint32_t own = keys + (lane & 15) * C::kStride + (lane >> 4) * 16;
+#pragma unroll
+    for (int step = 0; step < C::kTileK / 16; ++step) {
+      std::uint32_t a[S::kRowBlocks][4];
+#pragma unroll
+      for (int i = 0; i < S::kRowBlocks; ++i) ptx::ldmatrix_x4(a[i], row + i * 16 * K::kWeightStride + step * 32);
+#pragma unroll
+      for (int columns = 0; columns < S::kColumns / 8; columns += 2) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, own + step * 16 * C::kStride + columns * 16);
+#pragma unroll
+        for (int i = 0; i < S::kRowBlocks; ++i) {
+          ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns), a[i], b[0], b[1]);
+          ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns + 4), a[i], b[2], b[3]);
         }
       }
     }

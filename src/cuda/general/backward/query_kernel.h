@@ -1,5 +1,5 @@
 // dQ, by a CTA that owns query rows and walks the key tiles that they see; nothing is added across CTAs. The same walk
-// makes the gradient of a bias, which is dS summed over what the bias is broadcast over, and, where an fp32 LSE is too
+// makes the gradient of a bias, which is dS summed over what the bias is broadcast over, and, where an LSE is too
 // large to tell anything of its row's weights, finds the row's largest score and sum. See docs/general_backward.md.
 //
 // A warp owns 16 or 32 rows; K and V come a tile ahead where shared memory allows.
@@ -31,7 +31,7 @@ struct QueryItem {
 // Tile of rows number `number` of the CTA's.
 template <typename C>
 __device__ __forceinline__ void describe_rows(const BackwardParams& params, int number, QueryItem& item) {
-  const auto index = static_cast<int>(blockIdx.x);
+  auto index = static_cast<int>(blockIdx.x);
   int sequence, head, row_tile;
   if (params.target == Target::bias) {
     if (number == 0) item.bias = bias_part(params, index);
@@ -41,6 +41,7 @@ __device__ __forceinline__ void describe_rows(const BackwardParams& params, int 
     row_tile = place.row_tile;
     item.tiles_of_rows = item.bias.tiles_of_rows;
   } else {
+    if (params.target == Target::queries) index /= C::Queries::kColumnParts;
     const int sequence_head = index / params.row_tiles;
     sequence = params.work.heads.quotient(sequence_head);
     head = params.work.heads.remainder(sequence_head);
@@ -100,12 +101,18 @@ struct QueryLoader {
 };
 
 template <typename C>
-using QuerySums = float[C::Queries::kRowBlocks][C::kHeadDim / 2];
+using QuerySums = float[C::Queries::kRowBlocks][C::Queries::kColumns / 2];
 
 // Of the CTA's: a warp's first row.
 template <typename C>
 __device__ __forceinline__ int warp_row() {
   return (own_thread() >> 5) * 16 * C::Queries::kRowBlocks;
+}
+
+// Of dQ: the first of the CTA's columns.
+template <typename C>
+__device__ __forceinline__ int first_column() {
+  return static_cast<int>(blockIdx.x) % C::Queries::kColumnParts * C::Queries::kColumns;
 }
 
 // One key tile: its part of what is asked for is added to the sums.
@@ -126,12 +133,17 @@ __device__ __forceinline__ void add_tile(const BackwardParams& params, const Que
                         tile::sees_span(params.tiles, item.score.band, first_key, item.row_begin,
                                         min(item.row_begin + Q::kTileQ, item.score.rows) - 1)};
   Block<C> weights[Q::kRowBlocks], d_scores[Q::kRowBlocks];
-  make_weights<C>(params, item.score, place, weights, d_scores, [](int, const Block<C>&) {});
-  if (params.target == Target::queries) return add_queries<C>(sums, d_scores, memory.keys(stage));
-  if (C::kIsFp32 && params.target == Target::references) {
+  if (params.target == Target::references) {
+    Slopes<C> slopes[Q::kRowBlocks];
+    make_scores<C>(params, item.score, place, weights, slopes);
 #pragma unroll
     for (int i = 0; i < Q::kRowBlocks; ++i) add_to_references<C>(params.scales.exp2_scale, weights[i], sums[i]);
     return;
+  }
+  make_weights<C>(params, item.score, place, weights, d_scores, [](int, const Block<C>&) {});
+  if (params.target == Target::queries) {
+    return add_queries<C>(sums, d_scores,
+                          memory.keys(stage) + static_cast<std::uint32_t>(first_column<C>() * C::kElementBytes));
   }
 #pragma unroll
   for (int i = 0; i < Q::kRowBlocks; ++i) {
@@ -149,10 +161,11 @@ __device__ __forceinline__ void store_queries(const BackwardParams& params, cons
     if (row >= item.score.rows) continue;
     const std::int64_t offset = params.d_q.offset(item.sequence.batch, item.score.head, item.sequence.q_row + row);
 #pragma unroll
-    for (int c = 0; c < C::kHeadDim / 8; ++c) {
+    for (int c = 0; c < C::Queries::kColumns / 8; ++c) {
       const float* from = sums[i / 2] + 4 * c + i % 2 * 2;
-      store_pair<C::kType>(params.d_q, params.fp32_d_q != 0, offset, 8 * c + 2 * static_cast<int>(own_lane() & 3),
-                           from[0] * params.d_q_scale, from[1] * params.d_q_scale);
+      store_pair<C::kType>(params.d_q, params.fp32_d_q != 0, offset,
+                           first_column<C>() + 8 * c + 2 * static_cast<int>(own_lane() & 3), from[0] * params.d_q_scale,
+                           from[1] * params.d_q_scale);
     }
   }
 }
@@ -174,7 +187,7 @@ __global__ void __launch_bounds__(C::Queries::kThreads, C::Queries::kCtas)
     if (threadIdx.x == 0) describe_rows<C>(params, number, item);
     __syncthreads();  // all can read it
     if (item.row_begin >= item.score.rows) continue;
-    if (C::kIsFp32 && params.target == Target::references && !any_far<C>(params, item)) return;
+    if (params.target == Target::references && !any_far<C>(params, item)) return;
     if (item.tiles.begin < item.tiles.end) {
       loader.load_rows();
       loader.load_keys(item.tiles.begin, 0);
@@ -197,7 +210,7 @@ __global__ void __launch_bounds__(C::Queries::kThreads, C::Queries::kCtas)
     if (item.row_begin < item.score.rows) store_queries<C>(params, item, sums);
   } else if (params.target == Target::bias) {
     store_bias<C>(params, item.bias, loader.memory.q(), sums);
-  } else if constexpr (C::kIsFp32) {
+  } else {
     store_references<C>(params, item, sums);
   }
 }

@@ -1,6 +1,6 @@
-// Rows of fp32 whose LSE lies so far from 0 that its rounding hides the weights: their largest score and the sum of
+// Rows whose LSE lies so far from 0 that its rounding hides the weights: their largest score and the sum of
 // exponentials relative to it, found once more as the forward did. Such scores are biases of the size of the largest
-// numbers, as models write masks.
+// numbers, as models write masks; 16-bit inputs' scores end at 65504 times a scale, and so do their LSEs.
 #pragma once
 
 #include <cmath>
@@ -12,15 +12,19 @@
 
 namespace dspattn::cuda::general::backward {
 
-// LSEs, base 2, beyond this are of no use: fp32 has steps of 1/8 there.
-inline constexpr float kFarLse = 0x1p20f;
+// LSEs, base 2, beyond this are of little use: fp32 has steps of 1/512 there, half of which is 0.07 % of a weight.
+inline constexpr float kFarLse = 0x1p14f;
 
-// Infinite ones too: a row without a key has one, but so have rows whose LSE fp32 does not hold.
-__device__ __forceinline__ bool is_far(float lse) { return fabsf(lse) >= kFarLse; }
+// Infinite ones of fp32 inputs too: a row without a key has one, but so have rows whose LSE fp32 does not hold.
+template <typename C>
+__device__ __forceinline__ bool is_far(float lse) {
+  return fabsf(lse) >= kFarLse && (C::kIsFp32 || !std::isinf(lse));
+}
 
 // The sums of 16 rows hold, for a lane's two rows: largest score 0, 1, sum 0, 1.
 template <typename C>
-__device__ __forceinline__ void add_to_references(float scale, const Block<C>& scores, float (&sums)[C::kHeadDim / 2]) {
+__device__ __forceinline__ void add_to_references(float scale, const Block<C>& scores,
+                                                  float (&sums)[C::Queries::kColumns / 2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     float largest = sums[row];
@@ -42,15 +46,16 @@ __device__ __forceinline__ bool any_far(const BackwardParams& params, const Item
   bool any = false;
 #pragma unroll 1
   for (int row = static_cast<int>(own_lane()); row < rows; row += 32) {
-    any = any || is_far(params.prepared.numbers[item.prepared_row + row].lse);
+    any = any || is_far<C>(params.prepared.numbers[item.prepared_row + row].lse);
   }
   return __all_sync(~0u, !any) == 0;
 }
 
 // All lanes' shares put together, and written to the rows' numbers. A sink is one more term of the sum.
 template <typename C, typename ItemType>
-__device__ __forceinline__ void store_references(const BackwardParams& params, const ItemType& item,
-                                                 const float (&sums)[C::Queries::kRowBlocks][C::kHeadDim / 2]) {
+__device__ __forceinline__ void store_references(
+    const BackwardParams& params, const ItemType& item,
+    const float (&sums)[C::Queries::kRowBlocks][C::Queries::kColumns / 2]) {
   const float scale = params.scales.exp2_scale;
 #pragma unroll
   for (int i = 0; i < 2 * C::Queries::kRowBlocks; ++i) {
@@ -67,7 +72,7 @@ __device__ __forceinline__ void store_references(const BackwardParams& params, c
     }
     const int row = (own_thread() >> 5) * 16 * C::Queries::kRowBlocks + 8 * i + static_cast<int>(own_lane() >> 2);
     RowNumbers& numbers = params.prepared.numbers[item.prepared_row + row];
-    if ((own_lane() & 3) == 0 && is_far(numbers.lse) && top != -INFINITY && std::isfinite(all)) {
+    if ((own_lane() & 3) == 0 && is_far<C>(numbers.lse) && top != -INFINITY && std::isfinite(all)) {
       numbers.reference = top;
       numbers.lse = ptx::log2_fast(all);
     }

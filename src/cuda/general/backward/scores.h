@@ -153,7 +153,7 @@ struct Slopes {
       for (int e = 0; e < 2; ++e) {
         const float t = tanhf(scores[e] * unit / cap);
         scores[e] = cap / unit * t;
-        slope[e] = 1.0f - t * t;
+        slope[e] = fmaxf(1.0f - t * t, 0.0f);  // 0 of an undefined score: its weight says where that counts
       }
       if constexpr (C::kIsFp32) {
         words[0] = __float_as_uint(slope[0]);
@@ -226,6 +226,15 @@ __device__ __forceinline__ std::uint32_t select(const BackwardParams& params, bo
   return kept;
 }
 
+// 16-bit inputs: scores as the forward rounds them before it takes exponentials.
+template <typename C>
+__device__ __forceinline__ void round_scores(Block<C>& scores) {
+#pragma unroll
+  for (int i = 0; i < C::kTileK / 2; i += 2) {
+    ptx::unpack_f16x2(ptx::pack_f16x2_clamped(scores[i], scores[i + 1]), scores[i], scores[i + 1]);
+  }
+}
+
 // Where a warp's rows and a tile of keys meet.
 struct TilePlace {
   std::uint32_t q, d_out, numbers;  // in shared memory, of the warp's first row
@@ -261,8 +270,15 @@ __device__ __forceinline__ void make_scores(const BackwardParams& params, const 
       if (!caps) {
         kept[i] = select<C>(params, masked, numbers.undefined(), scores[i]);
       } else {
+        if constexpr (!C::kIsFp32) round_scores<C>(scores[i]);
 #pragma unroll
         for (int e = 0; e < C::kTileK / 2; ++e) scores[i][e] = (kept[i] >> e & 1) != 0 ? scores[i][e] : -INFINITY;
+      }
+      if (params.bias.data != nullptr && pass == 1) {
+        // Only then a row may have a reference.
+        const OwnNumbers again = place.numbers_of(i);
+#pragma unroll
+        for (int e = 0; e < C::kTileK / 2; ++e) scores[i][e] -= again.row[row_of(e)].reference;
       }
     }
   }
@@ -276,8 +292,7 @@ __device__ __forceinline__ void weigh(const BackwardParams& params, const OwnNum
     const RowNumbers& row = numbers.row[row_of(i)];
     // Undefined rows have NaN for scores.
     const float lse = std::isnan(row.lse) ? 0.0f : row.lse;
-    const float score = C::kIsFp32 ? scores[i] - row.reference : scores[i];
-    scores[i] = ptx::exp2_fast(fmaf(score, params.scales.exp2_scale, -lse));
+    scores[i] = ptx::exp2_fast(fmaf(scores[i], params.scales.exp2_scale, -lse));
   }
 }
 
@@ -303,14 +318,13 @@ __device__ __forceinline__ void finish_d_scores(const BackwardParams& params, co
 }
 
 // Weights and dS of a warp's rows and a tile of keys; take_weights(block, weights) is given the weights as dropout
-// leaves them. Scores in place of weights, and nothing else, where references are looked for.
+// leaves them.
 template <typename C, int kBlocks, typename TakeWeights>
 __device__ __forceinline__ void make_weights(const BackwardParams& params, const ScoreItem& item,
                                              const TilePlace& place, Block<C> (&weights)[kBlocks],
                                              Block<C> (&d_scores)[kBlocks], TakeWeights take_weights) {
   Slopes<C> slopes[kBlocks];
   make_scores<C>(params, item, place, weights, slopes);
-  if (C::kIsFp32 && params.target == Target::references) return;
   std::uint32_t dropped[kBlocks] = {};
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {

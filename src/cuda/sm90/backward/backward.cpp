@@ -13,7 +13,7 @@ Scratch scratch_of(const ScratchOffsets& at, void* workspace) {
   auto* base = static_cast<std::uint8_t*>(workspace);
   return {base + at.q,
           base + at.d_out,
-          reinterpret_cast<RowNumbers*>(base + at.rows),
+          base + at.numbers,
           reinterpret_cast<float*>(base + at.sums),
           reinterpret_cast<std::int32_t*>(base + at.counts),
           reinterpret_cast<std::int32_t*>(base + at.taken)};
@@ -42,12 +42,14 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.vector_v = flag(problem.v);
   p.vector_out = flag(args.out);
   p.vector_d_out = flag(args.d_out);
+  p.vector_d_q = flag(args.d_q);
   p.vector_d_k = flag(args.d_k);
   p.vector_d_v = flag(args.d_v);
   p.sequences = static_cast<int>(geometry.batch);
   p.kv_heads = static_cast<int>(geometry.kv_heads);
   p.query_tiles = static_cast<int>(plan.query_tiles);
   p.key_tiles = tile::Divisor(static_cast<int>(plan.key_tiles > 0 ? plan.key_tiles : 1));
+  p.block_tiles = tile::kBlockKeys / plan.keys;
   p.items = static_cast<int>(plan.items);
   p.wraps = plan.wraps ? 1 : 0;
   return p;

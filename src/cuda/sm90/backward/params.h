@@ -19,14 +19,24 @@ struct RowNumbers {
   float d;
 };
 
+// Those of a query tile, and what its rows have in common.
+template <int kRows>
+struct alignas(16) TileNumbers {
+  RowNumbers rows[kRows];
+  std::int32_t has_nan;  // a row's log-sum-exp is NaN
+  std::int32_t unused[3];
+};
+inline constexpr int kCountsOfShare = 4;     // every warp of a query warpgroup counts its part
+inline constexpr int kTileNumberBytes = 16;  // beyond those of its rows
+
 // In the workspace, all indexed by query tile: tile `t` of head `h` is number h * query_tiles + t.
 struct Scratch {
-  std::uint8_t* q = nullptr;       // tiles of Q times 2^-e, as they lie in shared memory; absent rows are zeros
-  std::uint8_t* d_out = nullptr;   // and of dO
-  RowNumbers* rows = nullptr;      // [tile][row]
-  float* sums = nullptr;           // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
-  std::int32_t* counts = nullptr;  // [sum][tile][warpgroup]: shares that are in
-  std::int32_t* taken = nullptr;   // items that CTAs have taken
+  std::uint8_t* q = nullptr;        // tiles of Q times 2^-e, as they lie in shared memory; absent rows are zeros
+  std::uint8_t* d_out = nullptr;    // and of dO
+  std::uint8_t* numbers = nullptr;  // TileNumbers
+  float* sums = nullptr;            // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
+  std::int32_t* counts = nullptr;   // [sum][tile]: warps that have added their part of a share
+  std::int32_t* taken = nullptr;    // items that CTAs have taken
 };
 
 struct BackwardParams {
@@ -49,11 +59,12 @@ struct BackwardParams {
   float d_q_scale = 1;     // from sums to dQ
   float d_k_scale = 1;     // from accumulators, whose Q is scaled, to dK
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0, vector_d_out = 0;  // rows are 16-byte aligned
-  int vector_d_k = 0, vector_d_v = 0;
+  int vector_d_q = 0, vector_d_k = 0, vector_d_v = 0;
   int sequences = 0;
   int kv_heads = 0;
   int query_tiles = 0;      // of a head, of all sequences
   tile::Divisor key_tiles;  // of the longest sequence; CTAs' key tiles
+  int block_tiles = 1;      // key tiles of a key block
   int items = 0;
   int wraps = 0;  // see tile/gradient_walk.h; then there are two sums
 };

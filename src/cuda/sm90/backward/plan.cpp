@@ -5,6 +5,7 @@
 
 #include "core/geometry.h"
 #include "cuda/sm90/backward/config.h"
+#include "cuda/sm90/backward/params.h"
 #include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::sm90::backward {
@@ -17,7 +18,7 @@ void take_config(BackwardPlan& plan) {
   plan.dim = kDim;
   plan.tile_q = C::kTileQ;
   plan.keys = C::kKeys;
-  plan.score_keys = C::kTileK;
+  plan.score_keys = kPartKeys;
   plan.stages = C::kStages;
   plan.threads = C::kThreads;
 }
@@ -37,8 +38,8 @@ ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads) {
   take(at.taken, sizeof(std::int32_t));
   take(at.q, tiles * tile_rows * dim * 2);
   take(at.d_out, tiles * tile_rows * dim * 2);
-  take(at.rows, tiles * tile_rows * 2 * sizeof(float));
-  take(at.counts, sums * tiles * 2 * sizeof(std::int32_t));
+  take(at.numbers, tiles * (tile_rows * sizeof(RowNumbers) + kTileNumberBytes));
+  take(at.counts, sums * tiles * sizeof(std::int32_t));
   take(at.sums, sums * tiles * tile_rows * dim * sizeof(float));
   return at;
 }
@@ -64,7 +65,7 @@ BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem,
 std::string to_string(const BackwardPlan& plan) {
   std::ostringstream text;
   text << "CTA         " << plan.keys << " keys, query tiles of " << plan.tile_q << ", compiled for d = " << plan.dim
-       << ", 2 consumer warpgroups, " << plan.stages << " stages"
+       << ", 2 key warpgroups, " << plan.stages << " stages"
        << "\nitems       " << plan.items << ", the last keys of a head first"
        << "\ndQ          shares added in a fixed order, "
        << (plan.wraps ? "two sums: walks begin at their own place and go around" : "one sum") << "\nlaunch      "

@@ -20,7 +20,7 @@ struct BackwardKernel {
 
 // Where the parts of the workspace begin, in bytes from its own begin.
 struct ScratchOffsets {
-  std::size_t q = 0, d_out = 0, rows = 0, sums = 0, counts = 0, taken = 0;
+  std::size_t q = 0, d_out = 0, numbers = 0, sums = 0, counts = 0, taken = 0;
   std::size_t bytes = 0;  // of all
 };
 

@@ -1,6 +1,9 @@
 #include <cmath>
 
+#include "cuda/blocks/sink.h"
 #include "cuda/device/device.h"
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/ordered_sums.h"
 #include "cuda/ptx/packed_half.h"
 #include "cuda/sm90/backward/describe.h"
 #include "cuda/sm90/backward/rows_kernels.h"
@@ -10,7 +13,8 @@ namespace dspattn::cuda::sm90::backward {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kChunk = 8;  // elements of 16 bytes
+constexpr int kPrepareThreads = 128;  // fewer, with more rows each: what every thread computes once costs as much
+constexpr int kChunk = 8;             // elements of 16 bytes
 
 // A query tile: of which head, and what of it exists.
 struct QueryTile {
@@ -39,26 +43,40 @@ struct Chunk {
   std::uint32_t words[4] = {};
 };
 
-// Eight elements of a row; columns at and past the end are zeros.
-__device__ __forceinline__ Chunk load_chunk(const RowsView& view, std::int64_t offset, int column, int columns,
-                                            int vector) {
-  Chunk chunk;
-  const auto* from = static_cast<const std::uint16_t*>(view.data) + offset + column;
-  if (vector != 0) {
-    if (column >= columns) return chunk;
-    const uint4 x = *reinterpret_cast<const uint4*>(from);
-    chunk = {{x.x, x.y, x.z, x.w}};
+// A thread's chunk of the rows of a query tile.
+struct ChunkReader {
+  const std::uint16_t* from;  // of the tile's first row
+  std::int64_t row_stride;
+  int columns;  // of the chunk that exist; the others are zeros
+  int vector;   // 16 bytes at once
+
+  __device__ __forceinline__ ChunkReader(const RowsView& view, const QueryTile& tile, int column, int all, int aligned)
+      : from(static_cast<const std::uint16_t*>(view.data) +
+             view.offset(tile.rows.batch, tile.head, tile.rows.q_row + tile.first) + column),
+        row_stride(view.row_stride),
+        columns(all - column),
+        vector(aligned) {}
+
+  __device__ __forceinline__ Chunk load(int row, bool present) const {
+    Chunk chunk;
+    if (!present) return chunk;
+    const std::uint16_t* at = from + row * row_stride;
+    if (vector != 0) {
+      if (columns <= 0) return chunk;
+      const uint4 x = *reinterpret_cast<const uint4*>(at);
+      return {{x.x, x.y, x.z, x.w}};
+    }
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      if (i < columns) chunk.words[i / 2] |= static_cast<std::uint32_t>(at[i]) << (i % 2 * 16);
+    }
     return chunk;
   }
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    if (column + i < columns) chunk.words[i / 2] |= static_cast<std::uint32_t>(from[i]) << (i % 2 * 16);
-  }
-  return chunk;
-}
+};
 
-__device__ __forceinline__ void unpack(DType type, std::uint32_t word, float& low, float& high) {
-  if (type == DType::bf16) {
+template <DType kType>
+__device__ __forceinline__ void unpack(std::uint32_t word, float& low, float& high) {
+  if constexpr (kType == DType::bf16) {
     low = __uint_as_float(word << 16);
     high = __uint_as_float(word & 0xFFFF0000u);
   } else {
@@ -80,110 +98,173 @@ __device__ __forceinline__ RowNumbers numbers_of(float lse, float d) {
   return {std::isfinite(d) ? lse * kLog2E : NAN, d};
 }
 
-// A tile's rows; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32).
-__device__ __forceinline__ void write_rows(const BackwardParams& params, const QueryTile& tile) {
+// Of a query tile in the workspace.
+__device__ __forceinline__ RowNumbers* numbers_of_tile(const BackwardParams& params, int number) {
+  const int bytes = params.tile_q * static_cast<int>(sizeof(RowNumbers)) + kTileNumberBytes;
+  return reinterpret_cast<RowNumbers*>(params.scratch.numbers + static_cast<std::int64_t>(number) * bytes);
+}
+
+// What a thread has of a row: its sum of dO * O, NaN where a Q is not finite; and its Q times 2^-e.
+template <DType kType>
+__device__ __forceinline__ float scale_and_sum(std::uint32_t q_scale, Chunk& q, const Chunk& d_out, const Chunk& out) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float a0, a1, b0, b1, q0, q1;
+    unpack<kType>(d_out.words[i], a0, a1);
+    unpack<kType>(out.words[i], b0, b1);
+    unpack<kType>(q.words[i], q0, q1);
+    sum = fmaf(a0, b0, fmaf(a1, b1, sum));
+    sum = fmaf(q0, 0.0f, fmaf(q1, 0.0f, sum));
+    q.words[i] =
+        kType == DType::bf16 ? ptx::multiply_bf16x2(q.words[i], q_scale) : ptx::multiply_f16x2(q.words[i], q_scale);
+  }
+  return sum;
+}
+
+// A tile's rows; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32). Whether one of this thread's is
+// NaN.
+template <DType kType>
+__device__ __forceinline__ bool write_rows(const BackwardParams& params, const QueryTile& tile) {
   const int lanes = params.dim / kChunk;
   const std::int64_t bytes = static_cast<std::int64_t>(params.tile_q) * params.dim * 2;
   std::uint8_t* q_tile = params.scratch.q + tile.number * bytes;
   std::uint8_t* d_out_tile = params.scratch.d_out + tile.number * bytes;
+  RowNumbers* numbers_tile = numbers_of_tile(params, tile.number);
   const int chunk = static_cast<int>(threadIdx.x) % lanes;
+  const ChunkReader read_q(params.q, tile, chunk * kChunk, params.d, params.vector_q);
+  const ChunkReader read_d_out(params.d_out, tile, chunk * kChunk, params.value_d, params.vector_d_out);
+  const ChunkReader read_out(params.out, tile, chunk * kChunk, params.value_d, params.vector_out);
+  const std::int64_t first_row = tile.rows.q_row + tile.first;
+  const float* lses = params.lse.data + params.lse.offset(tile.rows.batch, tile.head, first_row);
+  const float* d_lses = params.d_lse.data + params.d_lse.offset(tile.rows.batch, tile.head, first_row);
+  bool has_nan = false;
+  // A batch of rows is loaded before any of it is used: with one at a time the kernel waited for memory.
+  constexpr int kBatch = 2;
+  const int apart = kPrepareThreads / lanes;
 #pragma unroll 1
-  for (int row = static_cast<int>(threadIdx.x) / lanes; row < params.tile_q; row += kThreads / lanes) {
-    const bool present = tile.first + row < tile.rows.rows;
-    const std::int64_t at = tile.rows.q_row + tile.first + (present ? row : 0);
-    const auto load = [&](const RowsView& view, int columns, int vector) {
-      return load_chunk(view, view.offset(tile.rows.batch, tile.head, at), chunk * kChunk, present ? columns : 0,
-                        vector);
-    };
-    Chunk q = load(params.q, params.d, params.vector_q);
-    const Chunk d_out = load(params.d_out, params.value_d, params.vector_d_out);
-    const Chunk out = load(params.out, params.value_d, params.vector_out);
-    float sum = 0;
+  for (int first = static_cast<int>(threadIdx.x) / lanes; first < params.tile_q; first += kBatch * apart) {
+    Chunk q[kBatch], d_out[kBatch], out[kBatch];
+    float lse[kBatch], d_lse[kBatch];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float a0, a1, b0, b1;
-      unpack(params.type, d_out.words[i], a0, a1);
-      unpack(params.type, out.words[i], b0, b1);
-      sum = fmaf(a0, b0, fmaf(a1, b1, sum));
-      float q0, q1;
-      unpack(params.type, q.words[i], q0, q1);
-      sum = fmaf(q0, 0.0f, fmaf(q1, 0.0f, sum));  // NaN where q is not finite
-      q.words[i] = params.type == DType::bf16 ? ptx::multiply_bf16x2(q.words[i], params.scales.q_scale)
-                                              : ptx::multiply_f16x2(q.words[i], params.scales.q_scale);
+    for (int b = 0; b < kBatch; ++b) {
+      const int row = first + b * apart;
+      const bool present = row < params.tile_q && tile.first + row < tile.rows.rows;
+      q[b] = read_q.load(row, present);
+      d_out[b] = read_d_out.load(row, present);
+      out[b] = read_out.load(row, present);
+      lse[b] = present ? lses[row * params.lse.row_stride] : -INFINITY;
+      d_lse[b] = present && params.d_lse.data != nullptr ? d_lses[row * params.d_lse.row_stride] : 0.0f;
     }
-    for (int with = 1; with < lanes; with *= 2) sum += __shfl_xor_sync(~0u, sum, with);
-    RowNumbers numbers{INFINITY, 0};
-    if (present) {
-      const float lse = params.lse.data[params.lse.offset(tile.rows.batch, tile.head, at)];
-      if (params.d_lse.data != nullptr) sum -= params.d_lse.data[params.d_lse.offset(tile.rows.batch, tile.head, at)];
-      numbers = numbers_of(lse, sum);
-    }
-    // Rows whose gradients do not depend on what they hold must not meet a weight of 0 as a NaN.
-    const bool used = std::isfinite(numbers.lse);
-    store_chunk(q_tile, params.tile_q, row, chunk, used ? q : Chunk{});
-    store_chunk(d_out_tile, params.tile_q, row, chunk, used ? d_out : Chunk{});
-    if (chunk == 0) {
-      params.scratch.rows[static_cast<std::int64_t>(tile.number) * params.tile_q + row] = numbers;
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int row = first + b * apart;
+      float sum = scale_and_sum<kType>(params.scales.q_scale, q[b], d_out[b], out[b]);
+      for (int with = 1; with < lanes; with *= 2) sum += __shfl_xor_sync(~0u, sum, with);
+      const RowNumbers numbers = numbers_of(lse[b], sum - d_lse[b]);
+      if (row >= params.tile_q) continue;
+      // Rows whose gradients do not depend on what they hold must not meet a weight of 0 as a NaN.
+      const bool used = std::isfinite(numbers.lse);
+      store_chunk(q_tile, params.tile_q, row, chunk, used ? q[b] : Chunk{});
+      store_chunk(d_out_tile, params.tile_q, row, chunk, used ? d_out[b] : Chunk{});
+      if (chunk == 0) numbers_tile[row] = numbers;
+      has_nan = has_nan || std::isnan(numbers.lse);
     }
   }
+  return has_nan;
 }
 
-__global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__ BackwardParams params) {
+template <DType kType>
+__global__ void __launch_bounds__(kPrepareThreads, 6) prepare_rows(const __grid_constant__ BackwardParams params) {
+  ptx::start_next_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *params.scratch.taken = 0;
   QueryTile tile;
   if (!own_tile(params, tile)) return;
-  write_rows(params, tile);
+  __shared__ std::int32_t has_nan;
+  if (threadIdx.x == 0) has_nan = 0;
+  __syncthreads();  // before anybody sets it
+  if (write_rows<kType>(params, tile)) has_nan = 1;
+  __syncthreads();  // everybody has
+  if (threadIdx.x == 0)
+    *reinterpret_cast<std::int32_t*>(numbers_of_tile(params, tile.number) + params.tile_q) = has_nan;
   const int sums = params.wraps != 0 ? 2 : 1;
   const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
   for (int sum = 0; sum < sums; ++sum) {
-    const std::int64_t number = sum * tiles + tile.number;
-    if (threadIdx.x < 2) params.scratch.counts[2 * number + threadIdx.x] = 0;
+    if (threadIdx.x == 0) params.scratch.counts[sum * tiles + tile.number] = 0;
   }
 }
 
-// Four values of a sum: two columns of two rows.
-__global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ BackwardParams params) {
-  QueryTile tile;
-  if (!own_tile(params, tile)) return;
-  const int share = params.tile_q * params.dim / 2;  // of a warpgroup: 64 rows, or half of the columns
-  const bool by_rows = params.tile_q == 128;
-  const int last = min(tile.first + params.tile_q, tile.rows.rows) - 1;
-  const tile::KeyBlockRange seen = tile::key_blocks_of(band_of(params, tile.sequence, tile.rows), tile.first, last);
-  int shares[2];
+// dQ of two rows, 32 columns of them, from its sums: what one thread had in an accumulator.
+__device__ __forceinline__ void finish_columns(const BackwardParams& params, const QueryTile& tile,
+                                               const bool (&sums)[2], int part) {
+  const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
+  const int thread = part % 128;
+  const int column_of_all = part / 128 * 32;  // as if all panels of 64 rows lay side by side
+  float4 x[2][4] = {};
 #pragma unroll
   for (int sum = 0; sum < 2; ++sum) {
-    shares[sum] = tile::shares_of(seen, tile.first / params.tile_q, params.tile_q, 1, params.wraps != 0, sum);
+    if (!sums[sum]) continue;
+    const std::int64_t first =
+        (sum * tiles + tile.number) * params.tile_q * params.dim + column_of_all * 64 + 4 * thread;
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      x[sum][b] = ptx::load_sum_16(params.scratch.sums + first + 4 * 128 * b);
+    }
   }
-  const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
-  for (int i = static_cast<int>(threadIdx.x); i < share / 2; i += kThreads) {
-    float4 x = make_float4(0, 0, 0, 0);
 #pragma unroll
-    for (int sum = 0; sum < 2; ++sum) {
-      if (shares[sum] == 0) continue;
-      const std::int64_t number = sum * tiles + tile.number;
-      const float4 y = *reinterpret_cast<const float4*>(params.scratch.sums + number * 2 * share + 4 * i);
-      x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+  for (int half = 0; half < 2; ++half) {
+    const int row = tile.first + column_of_all / params.dim * 64 + tile::sum_row(thread, 2 * half);
+    std::uint32_t words[4];
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      const float low = (half == 0 ? x[0][b].x + x[1][b].x : x[0][b].z + x[1][b].z) * params.d_q_scale;
+      const float high = (half == 0 ? x[0][b].y + x[1][b].y : x[0][b].w + x[1][b].w) * params.d_q_scale;
+      words[b] = params.type == DType::bf16 ? ptx::pack_bf16x2(low, high) : ptx::pack_f16x2(low, high);
     }
-    const int warpgroup = i / (share / 4);
-    const int in_share = i - warpgroup * (share / 4);
-    const int thread = in_share % 128;
-    const int column = tile::sum_column(in_share / 128, thread, 0) + (by_rows ? 0 : warpgroup * params.dim / 2);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = tile.first + tile::sum_row(thread, 2 * half) + (by_rows ? warpgroup * 64 : 0);
-      if (row >= tile.rows.rows) continue;
-      const float a = (half == 0 ? x.x : x.z) * params.d_q_scale;
-      const float b = (half == 0 ? x.y : x.w) * params.d_q_scale;
-      const std::uint32_t pair = params.type == DType::bf16 ? ptx::pack_bf16x2(a, b) : ptx::pack_f16x2(a, b);
-      auto* to = static_cast<std::uint16_t*>(params.d_q.data) +
-                 params.d_q.offset(tile.rows.batch, tile.head, tile.rows.q_row + row) + column;
-      if (column + 1 < params.d_q.columns && reinterpret_cast<std::uintptr_t>(to) % 4 == 0) {
-        *reinterpret_cast<std::uint32_t*>(to) = pair;
-      } else {
-        if (column < params.d_q.columns) to[0] = static_cast<std::uint16_t>(pair);
-        if (column + 1 < params.d_q.columns) to[1] = static_cast<std::uint16_t>(pair >> 16);
+    const bool present = row < tile.rows.rows;
+    auto* to = static_cast<std::uint16_t*>(params.d_q.data) +
+               params.d_q.offset(tile.rows.batch, tile.head, tile.rows.q_row + (present ? row : 0));
+    const int first = column_of_all % params.dim;
+    if (params.vector_d_q != 0) {  // lane t takes columns 8t..8t+7 of these 32
+      transpose_quad(words, thread & 3);
+      const int column = first + 8 * (thread & 3);
+      if (present && column < params.d_q.columns) {
+        *reinterpret_cast<uint4*>(to + column) = make_uint4(words[0], words[1], words[2], words[3]);
       }
+      continue;
     }
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      const int column = first + 8 * b + 2 * (thread & 3);
+      if (present && column < params.d_q.columns) to[column] = static_cast<std::uint16_t>(words[b]);
+      if (present && column + 1 < params.d_q.columns) to[column + 1] = static_cast<std::uint16_t>(words[b] >> 16);
+    }
+  }
+}
+
+// Runs beside the last items of the fused backward, on multiprocessors that have none left: a tile waits for its own
+// shares only. The last CTA waits for that kernel's end, so that this one does not end before it.
+__global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ BackwardParams params) {
+  if (blockIdx.x == gridDim.x - 1) ptx::wait_for_kernels_before();
+  QueryTile tile;
+  if (!own_tile(params, tile)) return;
+  const int last = min(tile.first + params.tile_q, tile.rows.rows) - 1;
+  const tile::KeyBlockRange seen = tile::key_blocks_of(band_of(params, tile.sequence, tile.rows), tile.first, last);
+  const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
+  bool sums[2];  // that hold anything
+#pragma unroll
+  for (int sum = 0; sum < 2; ++sum) {
+    const int shares =
+        tile::shares_of(seen, tile.first / params.tile_q, params.tile_q, params.block_tiles, params.wraps != 0, sum);
+    sums[sum] = shares > 0;
+    if (sums[sum] && threadIdx.x == 0) {
+      ptx::await_count(params.scratch.counts + sum * tiles + tile.number, kCountsOfShare * shares);
+    }
+  }
+  __syncthreads();  // all shares are in, for everybody
+#pragma unroll 1
+  for (int part = static_cast<int>(threadIdx.x); part < params.tile_q * params.dim / 16; part += kThreads) {
+    finish_columns(params, tile, sums, part);
   }
 }
 
@@ -227,12 +308,13 @@ void launch_prepare_rows(const BackwardParams& params, cudaStream_t stream) {
   }
   // At least one CTA, which clears the count of items.
   const unsigned ctas = tiles_of(params);
-  launch("prepare_rows", &prepare_rows, {.ctas = ctas > 0 ? ctas : 1, .threads = kThreads}, stream, params);
+  launch("prepare_rows", params.type == DType::bf16 ? &prepare_rows<DType::bf16> : &prepare_rows<DType::f16>,
+         {.ctas = ctas > 0 ? ctas : 1, .threads = kPrepareThreads}, stream, params);
 }
 
 void launch_finish_d_q(const BackwardParams& params, cudaStream_t stream) {
   if (const unsigned ctas = tiles_of(params); ctas > 0) {
-    launch("finish_d_q", &finish_d_q, {.ctas = ctas, .threads = kThreads}, stream, params);
+    launch("finish_d_q", &finish_d_q, {.ctas = ctas, .threads = kThreads, .may_overlap = true}, stream, params);
   }
 }
 

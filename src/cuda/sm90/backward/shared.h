@@ -1,7 +1,8 @@
-// Shared memory of the fused backward: tiles, weights, barriers, the item in work.
+// Shared memory of the fused backward: tiles, dS, barriers, the item in work.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/blocks/barriers.h"
 #include "cuda/blocks/work.h"
@@ -14,15 +15,10 @@ namespace dspattn::cuda::sm90::backward {
 
 // Hardware barriers of a CTA, by number.
 enum class NamedBarrier : int {
-  item = 0,            // all threads: an item is described, or done with
-  producer = 1,        // the producer's 128 threads
-  weights_free = 2,    // consumers: nobody reads the last tile's weights and dS any more
-  weights_stored = 3,  // consumers: this tile's are there
-  shares_added = 4,    // + warpgroup: its share of dQ is added; its threads and the warp that counts it
+  all = 0,      // __syncthreads
+  queries = 1,  // the query warpgroup's 128 threads
 };
-DSPATTN_HOST_DEVICE constexpr int barrier_number(NamedBarrier barrier, int index = 0) {
-  return static_cast<int>(barrier) + index;
-}
+DSPATTN_HOST_DEVICE constexpr int barrier_number(NamedBarrier barrier) { return static_cast<int>(barrier); }
 
 // A key tile of one (sequence, key head), and the query tiles that see it.
 struct Item {
@@ -38,26 +34,58 @@ struct Item {
   tile::TileRange tiles;
 };
 
+// What the key warpgroups need to know of a query tile in work.
+struct TileFacts {
+  int head;        // of the problem
+  int first;       // row of the sequence that it begins with
+  int all_inside;  // 1: each of its rows sees the whole key block, as far as diagonal, window and length go
+  int masked;      // 1: some row may not see some key, for whatever reason
+};
+
+// What the warpgroup with the scores tells the other (Split::products): each of its threads the packed scores of a
+// tile.
+template <typename C>
+struct HandedScores {
+  std::uint32_t words[2][C::kTileQ / 16][128][4];
+};
+struct NothingHanded {};
+
 template <typename C>
 struct alignas(1024) Shared {
+  static constexpr int kSlots = C::kDScoreSlots;
   std::uint8_t q[C::kStages][C::kTileQBytes];
   std::uint8_t d_out[C::kStages][C::kTileQBytes];
-  std::uint8_t k[C::kTileKBytes];
-  std::uint8_t v[C::kTileKBytes];
-  std::uint8_t weights[C::kWeightBytes];  // rows are queries, columns keys in the order of K's rows
-  std::uint8_t d_scores[C::kWeightBytes];
-  alignas(16) RowNumbers rows[C::kStages][C::kTileQ];
-  std::uint64_t full[C::kStages], empty[C::kStages];  // of q, d_out and rows; every consumer warp is done with them
-  std::uint64_t may_add[C::kConsumers];               // a warpgroup's share of dQ is next
-  Item item;
+  std::uint8_t k[C::kKeySlots][C::kTileKBytes];
+  std::uint8_t v[C::kValueSlots][C::kTileKBytes];
+  std::uint8_t d_scores[kSlots][C::kDScoreBytes];  // rows are keys in the order of K's rows, columns queries
+  alignas(16) TileNumbers<C::kTileQ> numbers[C::kStages];
+  alignas(16) std::conditional_t<C::kSplit == Split::products, HandedScores<C>, NothingHanded> handed;
+  TileFacts facts[C::kStages];
+  std::uint64_t full[C::kStages], empty[C::kStages];  // of q, d_out, numbers and facts
+  std::uint64_t stored[kSlots], free[kSlots];         // of d_scores: all is there; dQ is computed
+  std::uint64_t handed_full[2], handed_empty[2];      // of handed (Split::products)
+  // Of items; a CTA's item number m has number m % 2.
+  std::uint64_t described[2];    // items[] says what it is, and its K and V are there
+  std::uint64_t keys_free[2];    // nobody needs its K and V any more
+  std::uint64_t values_free[2];  // nobody needs its V any more
+  std::uint64_t left[2];         // the key warpgroups do not need items[] any more
+  Item items[2];
 
-  // For one thread, before anybody waits.
+  // For one thread, before anybody waits. Arrivals are those of warps.
   __device__ __forceinline__ void init_barriers() {
-    for (int i = 0; i < C::kStages; ++i) {
-      ptx::mbarrier_init(ptx::shared_address(&full[i]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&empty[i]), 4 * C::kConsumers);
-    }
-    for (std::uint64_t& barrier : may_add) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
+    const auto init = [](std::uint64_t& barrier, int arrivals) {
+      ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
+    };
+    for (std::uint64_t& barrier : full) init(barrier, 1);
+    for (std::uint64_t& barrier : empty) init(barrier, 4 * C::kConsumers);
+    for (std::uint64_t& barrier : stored) init(barrier, 4 * C::kParts);
+    for (std::uint64_t& barrier : free) init(barrier, 4);
+    for (std::uint64_t& barrier : handed_full) init(barrier, 4);
+    for (std::uint64_t& barrier : handed_empty) init(barrier, 4);
+    for (std::uint64_t& barrier : described) init(barrier, 4);
+    for (std::uint64_t& barrier : keys_free) init(barrier, 4 * (C::kConsumers + 1));
+    for (std::uint64_t& barrier : values_free) init(barrier, C::kSplit == Split::keys ? 4 * C::kConsumers : 4);
+    for (std::uint64_t& barrier : left) init(barrier, 4 * C::kConsumers);
     ptx::mbarrier_init_fence();
   }
 };
@@ -72,18 +100,38 @@ struct Step {
   int scratch_tile;  // in the workspace
 };
 
+// A place in an item's walk: the heads that share the key head one after the other.
+struct WalkPlace {
+  int in_group = 0;  // which of those heads
+  int step = 0;      // of its walk
+
+  __device__ __forceinline__ void advance(const Item& item) {
+    if (++step < item.tiles.count()) return;
+    step = 0;
+    ++in_group;
+  }
+};
+
 // Number of steps of the item, and one of them.
 __device__ __forceinline__ int steps_of(const BackwardParams& params, const Item& item) {
   return item.tiles.count() * params.work.heads_per_kv_head.value;
 }
-__device__ __forceinline__ Step step_of(const BackwardParams& params, const Item& item, int index) {
-  const int count = item.tiles.count();
-  const int in_group = index / count;
+__device__ __forceinline__ Step step_of(const BackwardParams& params, const Item& item, const WalkPlace& place) {
   Step step;
-  step.head = item.kv_head * params.work.heads_per_kv_head.value + in_group;
-  step.tile = tile::tile_of_step(item.tiles, item.walk, index - in_group * count);
+  step.head = item.kv_head * params.work.heads_per_kv_head.value + place.in_group;
+  step.tile = tile::tile_of_step(item.tiles, item.walk, place.step);
   step.scratch_tile = step.head * params.query_tiles + item.first_tile + step.tile;
   return step;
+}
+
+template <typename C>
+__device__ __forceinline__ TileFacts facts_of(const BackwardParams& params, const Item& item, const Step& step) {
+  const int first = step.tile * C::kTileQ;
+  const tile::KeyBlockRange interior =
+      tile::interior_key_blocks(item.band, first, min(first + C::kTileQ, item.rows) - 1);
+  const bool inside = item.block >= interior.begin && item.block < interior.end;
+  const bool masked = !inside || params.allowed.data != nullptr || params.bias.data != nullptr;
+  return {step.head, first, inside ? 1 : 0, masked ? 1 : 0};
 }
 
 // Of the step's share of dQ.

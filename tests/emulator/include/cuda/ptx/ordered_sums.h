@@ -17,6 +17,12 @@ inline void add_global_16(float* to, float a, float b, float c, float d) {
   to[3] += d;
 }
 
+inline float4 load_sum_16(const float* from) { return {from[0], from[1], from[2], from[3]}; }
+
+inline std::int32_t count_now(const std::int32_t* counter) { return *counter; }
+
+inline void add_global(float* to, float a) { *to += a; }
+
 inline void await_count(const std::int32_t* counter, std::int32_t least) {
   if (*counter < least) emulator::Machine::fail("waits for a CTA that has not begun");
 }

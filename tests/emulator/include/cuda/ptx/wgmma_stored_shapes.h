@@ -1,4 +1,4 @@
-// wgmma on 16-bit types with both operands in shared memory, emulated.
+// wgmma on 16-bit types with both operands in shared memory, or A in registers, emulated.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,13 @@ void wgmma_stored_first(float (&d)[kCount], std::uint64_t a, std::uint64_t b) {
 template <DType kType, int kDepthRowsA, int kDepthRowsB, int kCount>
 void wgmma_stored(float (&d)[kCount], std::uint64_t a, std::uint64_t b) {
   wgmma_stored_any<kType, kDepthRowsA, kDepthRowsB>(d, a, b, true);
+}
+
+template <DType kType, int kCount>
+void wgmma_gradient(float (&d)[kCount], const std::uint32_t* a, std::uint64_t b) {
+  emulator::issue(
+      {.type = kType, .columns = 2 * kCount, .accumulate = true, .b_descriptor = b, .b_rows_are_depth = true},
+      {.accumulators = d, .a = {a[0], a[1], a[2], a[3]}});
 }
 
 }  // namespace dspattn::cuda::ptx

@@ -1,0 +1,283 @@
+// A key warpgroup of the fused backward: 64 keys of the CTA's key tile against every query tile that sees it.
+//
+//   S = K Q^T, pruned     P = exp(S - LSE)     dP = V dO^T     dS = P (dP - D)     dV += P dO     dK += dS Q
+//
+// All tiles have keys as rows, so that P and dS are operands of dV and dK as they lie in registers; dK and dV stay
+// there too, for the whole walk over query tiles. dS goes to shared memory besides, for the query warpgroup's dQ.
+// Where a head dim is too large for both gradients (Split::products), one warpgroup has the scores and dV, and hands
+// the pruned scores to the other, which has dP and dK.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/backward/products.h"
+#include "cuda/sm90/backward/scores.h"
+#include "cuda/sm90/backward/store.h"
+#include "cuda/sm90/backward/weigh.h"
+
+namespace dspattn::cuda::sm90::backward {
+
+template <typename C>
+struct KeyWarpgroup {
+  const BackwardParams& params;
+  Shared<C>& shared;
+  int number = 0;       // of query tiles so far; stages and parities follow from it, which saves registers
+  int item_number = 0;  // of this CTA's items
+  int part = C::kSplit == Split::keys ? uniform(index()) : 0;  // of the key tile
+
+  __device__ __forceinline__ static int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)) & 127; }
+  __device__ __forceinline__ static bool leads_warp() { return (thread() & 31) == 0; }
+  __device__ __forceinline__ static int index() { return (ptx::opaque(static_cast<int>(threadIdx.x)) >> 7) - 1; }
+  __device__ __forceinline__ static int stage_of(int tile) {
+    return static_cast<int>(static_cast<unsigned>(tile) % C::kStages);
+  }
+  __device__ __forceinline__ int stage() const { return stage_of(number); }
+  __device__ __forceinline__ Ring<C::kStages> ring() const {
+    return {stage(), static_cast<int>(static_cast<unsigned>(number) / C::kStages & 1)};
+  }
+
+  __device__ __forceinline__ static void await(const std::uint64_t& barrier, int parity) {
+    ptx::mbarrier_wait(ptx::shared_address(&barrier), parity);
+  }
+  __device__ __forceinline__ static void arrive(const std::uint64_t& barrier) {
+    __syncwarp();  // what the other lanes have read or written, too
+    ptx::mbarrier_arrive_if(ptx::shared_address(&barrier), leads_warp() ? 1u : 0u);
+  }
+
+  __device__ __forceinline__ const Item& item() const { return shared.items[item_number % 2]; }
+  __device__ __forceinline__ const std::uint8_t* k() const { return shared.k[item_number % C::kKeySlots]; }
+  __device__ __forceinline__ const std::uint8_t* v() const { return shared.v[item_number % C::kValueSlots]; }
+
+  // What of a query tile asks for slower code. Read as soon as the tile is there, long before it is needed.
+  struct Marks {
+    int masked, has_nan;
+  };
+  __device__ __forceinline__ Marks marks_of(int stage) const {
+    return {shared.facts[stage].masked, shared.numbers[stage].has_nan};
+  }
+  // Scores of the tile in work as they are compared.
+  __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, const Marks& marks) const {
+    if (marks.masked == 0) {
+      pack_visible<C>(packed, scores);
+    } else {
+      KeyScores<C>{params, item(), shared.facts[stage()], part, thread()}.pack(packed, scores);
+    }
+    for (std::uint32_t& word : packed) ptx::pin(word);
+  }
+  // dS to shared memory, when dQ of two tiles before is computed.
+  __device__ __forceinline__ void store_d_scores(const TileOperand<C>& d_scores) {
+    const int slot = number % C::kDScoreSlots;
+    await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
+    store_key_tile<C>(shared.d_scores[slot], part, thread(), d_scores);
+    ptx::fence_async_proxy();
+    arrive(shared.stored[slot]);
+  }
+  __device__ __forceinline__ void next_tile() {
+    arrive(shared.empty[stage()]);
+    ++number;
+  }
+
+  __device__ __forceinline__ void store_gradients(const Gradient<C>& d_k, const Gradient<C>& d_v) const {
+    const KeyRows<C> rows(params, item(), part, thread());
+    store_key_rows<C>(params.d_v, params.vector_d_v, rows, d_v, 1.0f, thread() & 3);
+    store_key_rows<C>(params.d_k, params.vector_d_k, rows, d_k, params.d_k_scale, thread() & 3);
+  }
+
+  // Everything of 64 keys. A step's scores are computed behind dV of the step before, its dP before that step's dK: the
+  // second two while the scores are pruned. In the first step weights and dS of the step before are zeros, and its own
+  // tile, which is finite, stands for the one before.
+  __device__ __forceinline__ void run_keys(int steps) {
+    Gradient<C> d_k = {}, d_v = {};
+    TileOperand<C> weights = {}, d_scores = {};
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      const int before = stage_of(i > 0 ? number - 1 : number);
+      TileScores<C> scores;
+      ring().await_full(shared.full);
+      const Marks marks = marks_of(stage());
+      ptx::wgmma_fence();
+      issue_gradient<C>(d_v, weights, shared.d_out[before]);
+      issue_scores<C>(scores, k(), part, shared.q[stage()]);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      pack(weights, scores, marks);
+      const EarlyHalves<C> early(weights, 0);
+      TileScores<C> d_weights;  // in the registers of the scores, which are packed
+      ptx::wgmma_fence();
+      issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
+      issue_gradient<C>(d_k, d_scores, shared.q[before]);
+      ptx::wgmma_commit();
+      prune<C>(weights, early, marks.masked != 0, thread());
+      ptx::wgmma_wait<0>();
+      if (i > 0) arrive(shared.empty[before]);
+      if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
+      weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), weights, d_weights, d_scores);
+      store_d_scores(d_scores);
+      ++number;
+    }
+    if (steps == 0) arrive(shared.values_free[item_number % 2]);
+    arrive(shared.keys_free[item_number % 2]);
+    if (steps > 0) {
+      const int last = stage_of(number - 1);
+      ptx::wgmma_fence();
+      issue_gradient<C>(d_v, weights, shared.d_out[last]);
+      issue_gradient<C>(d_k, d_scores, shared.q[last]);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      arrive(shared.empty[last]);
+    }
+    store_gradients(d_k, d_v);
+  }
+
+  // The same where registers suffice to compute the scores of the next step and the gradients of the one before while
+  // this step's elements are worked on (kScoresAhead). All products are issued in one go: every batch of them begins
+  // with the warpgroup's four warps waiting for each other.
+  __device__ __forceinline__ void run_keys_ahead(int steps) {
+    Gradient<C> d_k = {}, d_v = {};
+    TileOperand<C> weights = {}, d_scores = {};
+    TileScores<C> scores;
+    Marks marks = {};
+    if (steps > 0) {
+      ring().await_full(shared.full);
+      marks = marks_of(stage());
+      ptx::wgmma_fence();
+      issue_scores<C>(scores, k(), part, shared.q[stage()]);
+      ptx::wgmma_commit();
+    }
+    ptx::wgmma_wait<0>();
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      const int before = stage_of(i > 0 ? number - 1 : number);
+      PackedTile<C> packed;
+      pack(packed, scores, marks);
+      const EarlyHalves<C> early(packed, 0);
+      // The last step computes its own scores once more, for nobody: a branch would keep the old ones in registers.
+      const int next = i + 1 < steps ? number + 1 : number;
+      Ring<C::kStages>{stage_of(next), static_cast<int>(static_cast<unsigned>(next) / C::kStages & 1)}.await_full(
+          shared.full);
+      const Marks next_marks = marks_of(stage_of(next));
+      TileScores<C> d_weights;
+      ptx::wgmma_fence();
+      issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
+      issue_gradient<C>(d_v, weights, shared.d_out[before]);
+      issue_gradient<C>(d_k, d_scores, shared.q[before]);
+      ptx::wgmma_commit();
+      issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
+      ptx::wgmma_commit();
+      prune<C>(packed, early, marks.masked != 0, thread());
+      ptx::wgmma_wait<1>();
+      if (i > 0) arrive(shared.empty[before]);
+      weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), packed, d_weights, d_scores);
+#pragma unroll
+      for (int word = 0; word < C::kTileQ / 4; ++word) weights[word] = packed[word];
+      store_d_scores(d_scores);
+      marks = next_marks;
+      ++number;
+      ptx::wgmma_wait<0>();
+    }
+    arrive(shared.keys_free[item_number % 2]);
+    if (steps > 0) {
+      const int last = stage_of(number - 1);
+      ptx::wgmma_fence();
+      issue_gradient<C>(d_v, weights, shared.d_out[last]);
+      issue_gradient<C>(d_k, d_scores, shared.q[last]);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      arrive(shared.empty[last]);
+    }
+    store_gradients(d_k, d_v);
+  }
+
+  // Split::products, scores and dV.
+  __device__ __forceinline__ void run_scores(int steps) {
+    Gradient<C> d_v = {};
+    TileOperand<C> weights = {};
+    const auto issue_gradients = [&] {
+      ptx::wgmma_fence();
+      issue_gradient<C>(d_v, weights, shared.d_out[stage_of(number - 1)]);
+      ptx::wgmma_commit();
+    };
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      TileScores<C> scores;
+      ring().await_full(shared.full);
+      if (i > 0) issue_gradients();
+      ptx::wgmma_fence();
+      issue_scores<C>(scores, k(), 0, shared.q[stage()]);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
+      const Marks marks = marks_of(stage());
+      pack(weights, scores, marks);
+      prune<C>(weights, EarlyHalves<C>(weights, 0), marks.masked != 0, thread());
+      const int slot = number % 2;
+      await(shared.handed_empty[slot], (number / 2 & 1) ^ 1);
+      hand_over<C>(shared.handed.words[slot], thread(), weights);
+      arrive(shared.handed_full[slot]);
+      weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), weights);
+      ++number;
+    }
+    arrive(shared.keys_free[item_number % 2]);
+    if (steps > 0) {
+      issue_gradients();
+      ptx::wgmma_wait<0>();
+      arrive(shared.empty[stage_of(number - 1)]);
+    }
+    const KeyRows<C> rows(params, item(), 0, thread());
+    store_key_rows<C>(params.d_v, params.vector_d_v, rows, d_v, 1.0f, thread() & 3);
+  }
+
+  // Split::products, dP, dS and dK.
+  __device__ __forceinline__ void run_d_scores(int steps) {
+    Gradient<C> d_k = {};
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      TileScores<C> d_weights;
+      ring().await_full(shared.full);
+      ptx::wgmma_fence();
+      issue_scores<C>(d_weights, v(), 0, shared.d_out[stage()]);
+      ptx::wgmma_commit();
+      TileOperand<C> weights = {}, d_scores = {};
+      const int slot = number % 2;
+      await(shared.handed_full[slot], number / 2 & 1);
+      take_over<C>(shared.handed.words[slot], thread(), weights);
+      ptx::wgmma_wait<0>();
+      if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
+      weigh<C>(params, shared.numbers[stage()].rows, marks_of(stage()).has_nan != 0, thread(), weights, d_weights,
+               d_scores);
+      arrive(shared.handed_empty[slot]);
+      store_d_scores(d_scores);
+      ptx::wgmma_fence();
+      issue_gradient<C>(d_k, d_scores, shared.q[stage()]);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      next_tile();
+    }
+    if (steps == 0) arrive(shared.values_free[item_number % 2]);
+    arrive(shared.keys_free[item_number % 2]);
+    const KeyRows<C> rows(params, item(), 0, thread());
+    store_key_rows<C>(params.d_k, params.vector_d_k, rows, d_k, params.d_k_scale, thread() & 3);
+  }
+
+  // All of this CTA's items.
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (;; ++item_number) {
+      await(shared.described[item_number % 2], item_number / 2 & 1);
+      if (uniform(item().valid) == 0) return;
+      const int steps = uniform(steps_of(params, item()));
+      if constexpr (C::kScoresAhead) {
+        run_keys_ahead(steps);
+      } else if constexpr (C::kSplit == Split::keys) {
+        run_keys(steps);
+      } else if (uniform(index()) == 0) {
+        run_scores(steps);
+      } else {
+        run_d_scores(steps);
+      }
+      arrive(shared.left[item_number % 2]);
+    }
+  }
+};
+
+}  // namespace dspattn::cuda::sm90::backward

@@ -1,0 +1,275 @@
+// The query warpgroup of the fused backward: it copies an item's K and V, streams the query tiles, and computes dQ.
+//
+//   dQ / scale += dS K
+//
+// dS of a tile comes from the key warpgroups, through shared memory. Of the sum in the workspace every CTA that meets
+// the query tile adds a share; whose turn it is a counter says (tile/gradient_walk.h).
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/ordered_sums.h"
+#include "cuda/ptx/tma.h"
+#include "cuda/ptx/wgmma.h"
+#include "cuda/ptx/wgmma_stored_shapes.h"
+#include "cuda/sm90/backward/keys.h"
+#include "cuda/sm90/backward/shared.h"
+
+namespace dspattn::cuda::sm90::backward {
+
+template <typename C>
+struct QueryWarpgroup {
+  const BackwardParams& params;
+  Shared<C>& shared;
+  int item_number = 0;  // of this CTA's items, the one whose dQ is computed
+  int number = 0;       // of query tiles whose dQ is computed
+
+  // Query tiles are asked for ahead of time, those of the next item too: by warp 0, which alone uses these.
+  Ring<C::kStages> loads = {};
+  int loaded = 0;                    // tiles
+  int load_number = 0;               // of the item
+  int load_left = -1;                // steps of it that are not asked for yet; -1: none of it
+  WalkPlace load_place = {};         // of the next
+  int taken = 0;                     // items
+  std::int32_t* to_count = nullptr;  // where a share is added, but not counted yet
+
+  using SumPart = float[C::kSumColumns / 2];  // of a thread: of 64 rows
+
+  __device__ __forceinline__ static int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)); }
+  __device__ __forceinline__ static bool leads_warp() { return thread() % 32 == 0; }
+
+  __device__ __forceinline__ Item& item(int which) const { return shared.items[which % 2]; }
+  __device__ __forceinline__ static void await(const std::uint64_t (&barriers)[2], int which) {
+    ptx::mbarrier_wait(ptx::shared_address(&barriers[which % 2]), which / 2 & 1);
+  }
+  __device__ __forceinline__ static void arrive(const std::uint64_t (&barriers)[2], int which) {
+    __syncwarp();  // what the other lanes have read or written, too
+    if (leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&barriers[which % 2]));
+  }
+
+  // The CTA's next item, when there is room for its description.
+  __device__ __forceinline__ void take_next() {
+    if (taken > 1) await(shared.left, taken - 2);
+    if (thread() == 0) take_item<C>(params, item(taken));
+    ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // it is described for these threads
+    ++taken;
+  }
+  // Its K, or V, is asked for, when nobody needs what has its place; and is there.
+  __device__ __forceinline__ void copy_next_keys() {
+    const int which = taken - 1;
+    if (item(which).valid == 0) return;
+    if (which >= C::kKeySlots) await(shared.keys_free, which - C::kKeySlots);
+    copy_keys<C>(params, item(which), shared.k[which % C::kKeySlots], params.k, params.d, params.vector_k);
+  }
+  __device__ __forceinline__ void copy_next_values() {
+    const int which = taken - 1;
+    if (item(which).valid == 0) return;
+    if (which >= C::kValueSlots) {
+      await(C::kValueSlots == 1 ? shared.values_free : shared.keys_free, which - C::kValueSlots);
+    }
+    copy_keys<C>(params, item(which), shared.v[which % C::kValueSlots], params.v, params.value_d, params.vector_v);
+  }
+  __device__ __forceinline__ void complete_next_keys() {
+    const int which = taken - 1;
+    if (item(which).valid != 0) complete_keys<C, tile::Infinity::largest>(shared.k[which % C::kKeySlots]);
+  }
+  __device__ __forceinline__ void complete_next_values() {
+    const int which = taken - 1;
+    if (item(which).valid != 0) complete_keys<C, tile::Infinity::zero>(shared.v[which % C::kValueSlots]);
+  }
+
+  // Asks for the query tile of a step; its stage is free. By a whole warp, of which one lane does: requests of a thread
+  // in a branch of its own take three times as many instructions.
+  __device__ __forceinline__ void load_tile(const Item& item) {
+    const Step step = step_of(params, item, load_place);
+    const std::int64_t tile = step.scratch_tile;
+    const std::uint32_t full = loads.barrier(shared.full);
+    if (ptx::elect()) {
+      shared.facts[loads.stage] = facts_of<C>(params, item, step);
+      constexpr int kNumberBytes = static_cast<int>(sizeof(shared.numbers[0]));
+      ptx::mbarrier_arrive_expect(full, 2 * C::kTileQBytes + kNumberBytes);
+      ptx::bulk_load(ptx::shared_address(shared.q[loads.stage]), params.scratch.q + tile * C::kTileQBytes,
+                     C::kTileQBytes, full);
+      ptx::bulk_load(ptx::shared_address(shared.d_out[loads.stage]), params.scratch.d_out + tile * C::kTileQBytes,
+                     C::kTileQBytes, full);
+      ptx::bulk_load(ptx::shared_address(&shared.numbers[loads.stage]), params.scratch.numbers + tile * kNumberBytes,
+                     kNumberBytes, full);
+    }
+    __syncwarp();
+    load_place.advance(item);
+    loads.advance();
+    --load_left;
+    ++loaded;
+  }
+  // Whether there is a tile to ask for, of an item that is taken.
+  __device__ __forceinline__ bool finds_next() {
+    while (item(load_number).valid != 0) {
+      if (load_left < 0) load_left = steps_of(params, item(load_number));
+      if (load_left > 0) return true;
+      if (load_number + 1 == taken) return false;
+      ++load_number;
+      load_left = -1;
+      load_place = {};
+    }
+    return false;
+  }
+  // Tiles until the ring holds `ahead` from the one in work on; waits for their stages.
+  __device__ __forceinline__ void load_ahead(int ahead) {
+    if (uniform(thread() / 32) != 0) return;
+#pragma unroll 1
+    while (loaded < number + ahead && finds_next()) {
+      loads.await_empty(shared.empty);
+      load_tile(item(load_number));
+    }
+  }
+  // One tile more, if its stage is free already.
+  __device__ __forceinline__ void load_if_free() {
+    if (uniform(thread() / 32) != 0 || loaded >= number + C::kStages || !finds_next()) return;
+    const auto is_free = static_cast<int>(ptx::mbarrier_test(loads.barrier(shared.empty), loads.parity ^ 1));
+    if (uniform(is_free) != 0) load_tile(item(load_number));
+  }
+
+  // 64 x 64 of dS K over the key tile: rows of panel `rows` of the queries, columns of panel `columns` of K.
+  __device__ __forceinline__ void issue_d_q(SumPart& d, int rows, int columns) {
+    const auto at = [](const std::uint8_t* tile, int panel, int column) {
+      return ptx::descriptor_low(
+          ptx::shared_address(tile) + static_cast<std::uint32_t>(panel * C::kPanelKBytes + 2 * column),
+          C::kPanelKBytes);
+    };
+    const std::uint32_t a = at(shared.d_scores[number % C::kDScoreSlots], rows, 0);
+    const std::uint32_t b = at(shared.k[item_number % C::kKeySlots], columns / 64, columns % 64);
+#pragma unroll
+    for (int step = 0; step < C::kKeys / 16; ++step) {
+      constexpr std::uint32_t kDepthStep = 16 * 128 >> 4;  // 16 rows of either operand
+      if (step == 0) {
+        ptx::wgmma_stored_first<C::kType, 1, 1>(d, ptx::descriptor(a), ptx::descriptor(b));
+      } else {
+        ptx::wgmma_stored<C::kType, 1, 1>(d, ptx::descriptor(a + step * kDepthStep),
+                                          ptx::descriptor(b + step * kDepthStep));
+      }
+    }
+  }
+
+  // The first share of a sum is stored, the others are added.
+  __device__ __forceinline__ static void add_share(float* to, const SumPart& d, bool first) {
+    if (first) {
+#pragma unroll
+      for (int i = 0; i < C::kSumColumns / 2; i += 4) {
+        ptx::store_global_16(to + 128 * i, __float_as_uint(d[i]), __float_as_uint(d[i + 1]), __float_as_uint(d[i + 2]),
+                             __float_as_uint(d[i + 3]));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < C::kSumColumns / 2; i += 4) {
+        ptx::add_global_16(to + 128 * i, d[i], d[i + 1], d[i + 2], d[i + 3]);
+      }
+    }
+  }
+
+  // Where a step's share goes, and when.
+  struct Share {
+    std::int32_t* count;
+    float* to;   // of this thread
+    int before;  // warps that must have added theirs
+  };
+  __device__ __forceinline__ Share share_of(const WalkPlace& place) const {
+    const Step step = step_of(params, item(item_number), place);
+    const tile::Turn turn = turn_of<C>(params, item(item_number), step);
+    const std::int64_t tile =
+        static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value + step.scratch_tile;
+    return {params.scratch.counts + tile, params.scratch.sums + tile * (C::kTileQ * C::kHeadDim) + 4 * thread(),
+            kCountsOfShare * turn.before};
+  }
+
+  // This CTA's share of a step's dQ. Every warp waits for its turn, adds its rows, and counts that.
+  __device__ __forceinline__ void run_step(const WalkPlace& place) {
+    const Share share = share_of(place);
+    // The last share is counted, and whose turn it is asked for, while the key warpgroups are still at work.
+    if (C::kCountsLater) count_last();
+    std::int32_t counted = 0;
+    if (leads_warp()) counted = ptx::count_now(share.count);
+    const int slot = number % C::kDScoreSlots;
+    ptx::mbarrier_wait(ptx::shared_address(&shared.stored[slot]), number / C::kDScoreSlots & 1);
+#pragma unroll 1
+    for (int pass = 0; pass < C::kSumPasses; ++pass) {
+      SumPart d;
+      ptx::wgmma_fence();
+      const int column = pass * C::kSumColumns;  // as if all rows lay side by side
+      issue_d_q(d, column / C::kHeadDim, column % C::kHeadDim);
+      ptx::wgmma_commit();
+      load_if_free();
+      if (pass == 0) {
+        if (leads_warp() && counted < share.before) ptx::await_count(share.count, share.before);
+        __syncwarp();
+      }
+      ptx::wgmma_wait<0>();
+      if (pass == C::kSumPasses - 1 && leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&shared.free[slot]));
+      add_share(share.to + pass * 64 * C::kSumColumns, d, share.before == 0);
+    }
+    to_count = share.count;
+    if (!C::kCountsLater) count_last();
+    ++number;
+  }
+  // The additions of the last share, all of the warp's.
+  __device__ __forceinline__ void count_last() {
+    __syncwarp();
+    if (leads_warp() && to_count != nullptr) ptx::count_up(to_count);
+    to_count = nullptr;
+  }
+
+  // The next item is taken as late as its K and V may come in time: those who take others meanwhile may wait for its
+  // shares. Where there is room for two, its K, or V, is there before the last step of this one; else it is asked for
+  // as soon as there is: V's place is free in the middle of that step.
+  __device__ __forceinline__ void run_item() {
+    constexpr bool kEarlyKeys = C::kKeySlots > 1, kEarlyValues = C::kValueSlots > 1;
+    const int steps = uniform(steps_of(params, item(item_number)));
+    WalkPlace place;
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      if (i == max(steps - kStepsAhead, 0)) {
+        take_next();
+        if (kEarlyKeys) copy_next_keys();
+        if (kEarlyValues) copy_next_values();
+      }
+      load_ahead(kLoadsAhead);
+      if (i == steps - 1) {
+        if (kEarlyKeys) complete_next_keys();
+        if (kEarlyValues) complete_next_values();
+        if (kEarlyKeys && kEarlyValues) arrive(shared.described, taken - 1);
+        if (!kEarlyValues) copy_next_values();
+      }
+      run_step(place);
+      place.advance(item(item_number));
+    }
+    count_last();
+    arrive(shared.keys_free, item_number);
+    if (steps == 0) take_next();
+    if (steps == 0 || !kEarlyKeys) copy_next_keys();
+    if (steps == 0) copy_next_values();
+    if (steps > 0 && kEarlyKeys && kEarlyValues) return;
+    load_ahead(kLoadsAhead);
+    if (steps == 0 || !kEarlyKeys) complete_next_keys();
+    if (steps == 0 || !kEarlyValues) complete_next_values();
+    arrive(shared.described, taken - 1);
+  }
+
+  // All of this CTA's items.
+  __device__ __forceinline__ void run() {
+    take_next();
+    load_ahead(kLoadsAhead);
+    copy_next_keys();
+    copy_next_values();
+    complete_next_keys();
+    complete_next_values();
+    arrive(shared.described, 0);
+#pragma unroll 1
+    for (; uniform(item(item_number).valid) != 0; ++item_number) run_item();
+  }
+
+  // Stages that are free when a step begins: the one before's is still in use then.
+  static constexpr int kLoadsAhead = C::kStages > 2 ? C::kStages - 1 : C::kStages;
+  static constexpr int kStepsAhead = 2;
+};
+
+}  // namespace dspattn::cuda::sm90::backward

@@ -1,0 +1,73 @@
+// Scores with keys as rows: which key stands where, and the selection when a group of four lies in two lanes.
+//
+// In an accumulator of 64 keys a lane holds rows g and g + 8 of its warp's 16 (g = lane / 4). So those two rows are
+// neighbouring elements of a group, 0 and 1 where g is even and 2 and 3 where it is odd: lanes l and l ^ 4 have the
+// group's halves, for the same queries. A word holds the scores of one key and two neighbouring queries.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/packed_half.h"
+#include "cuda/tile/key_map.h"
+#include "cuda/tile/walk.h"
+
+namespace dspattn::cuda::tile {
+
+// Group and element at a row of a tile of 64 keys.
+DSPATTN_HOST_DEVICE constexpr Slot slot_of_key_row(int row) {
+  return {row / 16 * 4 + (row % 8 >> 1), 2 * (row & 1) + (row % 16 >> 3)};
+}
+
+// Half of a group: its larger and its smaller score.
+struct HalfGroup {
+  std::uint32_t high;
+  std::uint32_t low;
+};
+DSPATTN_HOST_DEVICE inline HalfGroup half_group(std::uint32_t first, std::uint32_t second) {
+  return {ptx::max_f16x2(first, second), ptx::min_f16x2(first, second)};
+}
+
+// 0xFFFF in each half, a query, that keeps the lane's first or second key.
+struct KeptHalf {
+  std::uint32_t first;
+  std::uint32_t second;
+};
+
+// Of a lane's half, when `other` is the other lane's. `upper` is ~0 in lanes with elements 2 and 3, else 0: ties keep
+// the lower element. The masks are those of keep_two_of_four() (select.h).
+DSPATTN_HOST_DEVICE inline KeptHalf keep_two_of_four(std::uint32_t first, std::uint32_t second, const HalfGroup& own,
+                                                     const HalfGroup& other, std::uint32_t upper) {
+  using namespace ptx;
+  constexpr int kOrUnless = 0xF4;  // x | y & ~z
+  constexpr int kOrIf = 0xF8;      // x | y & z
+  constexpr int kUnless = 0xF1;    // x | ~y & ~z
+  constexpr int kIf = 0xF2;        // x | ~y & z
+  const std::uint32_t both =
+      lop3<kOrUnless>(greater_f16x2(own.low, other.high), greater_equal_f16x2(own.low, other.high), upper);
+  const std::uint32_t none =
+      lop3<kOrIf>(greater_f16x2(other.low, own.high), greater_equal_f16x2(other.low, own.high), upper);
+  const std::uint32_t second_larger = greater_f16x2(second, first);
+  return {lop3<kUnless>(both, none, second_larger), lop3<kIf>(both, none, second_larger)};
+}
+
+// The larger of the two, as keep_one_of_two().
+DSPATTN_HOST_DEVICE inline KeptHalf keep_one_of_two(std::uint32_t first, std::uint32_t second) {
+  const std::uint32_t second_larger = ptx::greater_f16x2(second, first);
+  return {~second_larger, second_larger};
+}
+
+// Query rows of a tile that see a key: rows [begin, begin + count), counted from the tile's first.
+struct QueryInterval {
+  int begin;
+  unsigned count;
+
+  DSPATTN_HOST_DEVICE constexpr bool holds(int row) const { return static_cast<unsigned>(row - begin) < count; }
+};
+// `key` of the sequence; the tile begins at row `first`.
+DSPATTN_HOST_DEVICE constexpr QueryInterval queries_of_key(const RowBand& band, int key, int first) {
+  const int begin = key - band.right - band.diagonal;
+  const int last = key + band.left - band.diagonal;
+  return {begin - first, key < band.key_length && last >= begin ? static_cast<unsigned>(last - begin) + 1 : 0};
+}
+
+}  // namespace dspattn::cuda::tile

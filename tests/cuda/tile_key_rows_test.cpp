@@ -1,0 +1,99 @@
+// Scores with keys as rows: which key a row is, that a group's two lanes choose together what one lane would, and which
+// queries see a key.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "cuda/tile/finite.h"
+#include "cuda/tile/kept_elements.h"
+#include "cuda/tile/key_rows.h"
+
+namespace dspattn::cuda::tile {
+namespace {
+
+TEST(KeyRows, TwoLanesHoldAGroup) {
+  std::set<std::pair<int, int>> slots;
+  for (int warp = 0; warp < 4; ++warp) {
+    for (int lane = 0; lane < 32; lane += 4) {
+      const int row = 16 * warp + lane / 4;
+      const Slot first = slot_of_key_row(row), second = slot_of_key_row(row + 8);
+      const Slot beside = slot_of_key_row(16 * warp + (lane ^ 4) / 4);
+      EXPECT_EQ(first.element, (lane & 4) != 0 ? 2 : 0);
+      EXPECT_EQ(second.element, first.element + 1);
+      EXPECT_EQ(second.group, first.group);
+      EXPECT_EQ(beside.group, first.group);
+      slots.insert({first.group, first.element});
+      slots.insert({second.group, second.element});
+    }
+  }
+  EXPECT_EQ(slots.size(), 64u);
+  EXPECT_EQ(slots.rbegin()->first, 15);
+}
+
+// Few different scores, so that most groups have ties; signed zeros, the lowest score and infinities among them.
+TEST(KeyRows, LanesChooseWhatOneLaneWould) {
+  constexpr std::uint16_t kScores[] = {0x0000, 0x8000, 0x3C00, 0xBC00, 0x3C01, 0xFBFF, 0x7BFF, 0x7C00};
+  std::mt19937 random(1);
+  const auto draw = [&] {
+    const auto one = [&] {
+      return random() % 4 > 0 ? std::uint32_t{kScores[random() % 8]} : std::uint32_t(random() % 0x7C00);
+    };
+    const std::uint32_t low = one();
+    return low | one() << 16;
+  };
+  for (int i = 0; i < 20000; ++i) {
+    const std::uint32_t x[4] = {draw(), draw(), draw(), draw()};
+    const KeptElements two = kept_elements(keep_two_of_four(x[0], x[1], x[2], x[3]));
+    const KeptElements one = kept_elements(keep_one_of_two(x[0], x[1], x[2], x[3]));
+    const HalfGroup half[2] = {half_group(x[0], x[1]), half_group(x[2], x[3])};
+    for (int lane = 0; lane < 2; ++lane) {
+      const KeptHalf kept =
+          keep_two_of_four(x[2 * lane], x[2 * lane + 1], half[lane], half[1 - lane], lane == 0 ? 0u : ~0u);
+      ASSERT_EQ(kept.first, two.mask[2 * lane]);
+      ASSERT_EQ(kept.second, two.mask[2 * lane + 1]);
+      const KeptHalf pair = keep_one_of_two(x[2 * lane], x[2 * lane + 1]);
+      ASSERT_EQ(pair.first, one.mask[2 * lane]);
+      ASSERT_EQ(pair.second, one.mask[2 * lane + 1]);
+    }
+  }
+}
+
+TEST(KeyRows, QueriesSeeTheKeysTheyReach) {
+  std::mt19937 random(2);
+  const auto number = [&](int low, int high) {
+    return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
+  };
+  for (int i = 0; i < 3000; ++i) {
+    RowBand band;
+    band.left = number(0, 2) > 0 ? kMaxRows : number(-40, 200);
+    band.right = number(0, 1) > 0 ? kMaxRows : number(-40, 200);
+    band.diagonal = number(-150, 150);
+    band.key_length = number(0, 300);
+    const int key = number(0, 320), first = 64 * number(0, 4);
+    const QueryInterval seen = queries_of_key(band, key, first);
+    for (int row = 0; row < 64; ++row) {
+      const bool visible = key >= band.begin(first + row) && key < band.end(first + row);
+      ASSERT_EQ(seen.holds(row), visible) << "key " << key << ", row " << first + row;
+    }
+  }
+}
+
+TEST(Finite, OnlyWhatIsNotFiniteChanges) {
+  for (const DType type : {DType::bf16, DType::f16}) {
+    const std::uint32_t infinity = exponent_bits(type);
+    for (std::uint32_t x = 0; x < 0x10000; ++x) {
+      const std::uint32_t size = x & 0x7FFF;
+      const std::uint32_t largest = (x & 0x8000) | (infinity - 1);
+      const std::uint32_t kept = size < infinity ? x : 0, tamed = size == infinity ? largest : kept;
+      const std::uint32_t other = 0x3F80;
+      ASSERT_EQ(finite_pair<Infinity::zero>(x << 16 | other, type), kept << 16 | other);
+      ASSERT_EQ(finite_pair<Infinity::largest>(other << 16 | x, type), other << 16 | tamed);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dspattn::cuda::tile
