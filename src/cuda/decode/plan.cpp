@@ -20,7 +20,7 @@ constexpr std::int64_t kClusterCtaCycles = 400;
 constexpr std::int64_t kMergeCycles = 3800;  // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
 constexpr std::int64_t kChoiceCycles = 24000;  // a kernel for scores before the one that chooses, 5 us and more
-constexpr int kReserved = 1024;               // of a multiprocessor's shared memory, by every CTA
+constexpr int kReserved = 1024;                // of a multiprocessor's shared memory, by every CTA
 
 // Tiles that some row of a sequence may see: of windows, wherever they stand.
 int most_tiles(const Problem& problem, const core::Geometry& geometry, int keys_of_tile) {
