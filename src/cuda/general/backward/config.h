@@ -92,7 +92,7 @@ struct Config {
     static constexpr int kTileQ = kTall ? 128 : kRowBytes <= 256 && !kIsFp32 ? 64 : kRowBytes >= 1024 ? 16 : 32;
     static constexpr int kPasses = kTileQ / (16 * kRowBlocks * kSplit) > 1 ? kTileQ / (16 * kRowBlocks * kSplit) : 1;
     static constexpr int kRowWarps = kTileQ / (16 * kRowBlocks * kPasses);  // of the kSplit
-    static constexpr int kColumns = kHeadDim / kSplit;                      // of a warp
+    static constexpr int kColumns = kHeadDim / kSplit;            // of a warp
     static_assert(kRowWarps <= kSplit && kRowUnit % kTileQ == 0 && kTileUnit % kMaxTiles == 0);
 
     // Weights and dS of a key tile, [query row][key]: rows as far apart as keeps banks different.

@@ -53,8 +53,7 @@ template <DType kType, int kDim>
 void take_config_of(BackwardPlan& plan, const DeviceFacts& device) {
   if constexpr (compiled_at(kType, Kind::any, Features::plain, kDim)) {
     if constexpr (kDim == 64) {
-      if (plan.is_plain && std::getenv("DSPATTN_GB_TALL") != nullptr)
-        return take_config<Config<kType, Kind::any, kDim, Features::tall>>(plan, device);
+      if (plan.is_plain && std::getenv("DSPATTN_GB_TALL") != nullptr) return take_config<Config<kType, Kind::any, kDim, Features::tall>>(plan, device);
       if (plan.is_plain && std::getenv("DSPATTN_GB_LEAN") != nullptr)
         return take_config<Config<kType, Kind::any, kDim, Features::lean>>(plan, device);
     }
