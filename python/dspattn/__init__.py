@@ -19,7 +19,7 @@ from __future__ import annotations
 from . import block_masks, nn, sparse, zoo
 from .block_masks import block_attention
 from .errors import DspattnError
-from .functional import attention, attention_weights, varlen_attention
+from .functional import attention, varlen_attention
 from .integrations import _on_import
 from .integrations.sdpa import use
 from .merging import merge
@@ -27,6 +27,7 @@ from .proposing import propose
 from .reporting import report
 from .sparse import sddmm, softmax, spmm
 from .switching import apply, restore
+from .weights import attention_weights
 
 __version__ = "0.1.0"
 __all__ = [

@@ -1,15 +1,12 @@
-"""Attention as functions: ``attention`` in the signature of PyTorch's own, ``varlen_attention`` for packed batches and
-``attention_weights`` for looking at what was kept."""
+"""Attention as functions: ``attention`` in the signature of PyTorch's own, ``varlen_attention`` for packed batches."""
 
 from __future__ import annotations
 
-import threading
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from . import _autograd, _ops
 from ._inputs import (
     Alignment,
     Window,
@@ -25,16 +22,13 @@ from ._inputs import (
     to_four_dims,
     wants_fp32,
 )
-from ._probe import require_served
+from ._not_offered import not_scriptable
+from ._running import dropout_state, run, stand_in, stand_ins
 from ._schema import ProblemArguments
 from .errors import DspattnError
 from .patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection
 
-# The blocks of dspattn.parallel.context that are open: the last one of this thread answers in the functions' place.
-stand_ins: list[Any] = []
-
 PLAIN_MASKS = (Tensor, type(None))
-WIDEST_VALUE = 256  # elements of a value head that the library takes
 FOREIGN_ERRORS = (RuntimeError, TypeError, AttributeError, OverflowError)  # of PyTorch, about what it was given
 
 
@@ -96,6 +90,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@not_scriptable
 def attention(
     query: Tensor,
     key: Tensor,
@@ -335,6 +330,7 @@ def varlen_attention(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@not_scriptable
 def varlen_attention(
     query: Tensor,
     key: Tensor,
@@ -478,91 +474,3 @@ def varlen_attention(
         ) from None
     out = out.squeeze(0).transpose(0, 1)
     return (out, lse.squeeze(0)) if return_lse else out
-
-
-def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
-    """The weights :func:`attention` gives each key: rows sum to 1 over the kept keys and are 0 where pruned or masked.
-
-    With ``rest="mean"`` a row is what the values are multiplied with: the keys that the mean is over share the weight
-    of the pruned ones.
-
-    For looking at maps and for modules that must return weights. It runs the attention itself, on columns of the
-    identity matrix as values, so it shows exactly what the kernel kept; it takes n_k / 256 passes and memory of
-    n_k * (n_q + 256), where gradients are wanted of n_k * (n_q + n_k).
-
-    Args:
-        query: ``[..., heads, n_q, d]``.
-        key: ``[..., kv_heads, n_k, d]``.
-        attn_mask: as in :func:`attention`.
-        options: the other arguments of :func:`attention`.
-
-    Returns:
-        ``[..., heads, n_q, n_k]`` in the query's type.
-
-    Example:
-        >>> q = k = torch.randn(1, 1, 4, 8)
-        >>> weights = attention_weights(q, k, pattern="1:2", grouping="consecutive")
-        >>> (weights > 0).sum(-1).tolist()
-        [[[2, 2, 2, 2]]]
-    """
-    if options.pop("return_lse", False):
-        raise DspattnError(["return_lse: expected False for attention_weights, got True"])
-    n_k = key.shape[-2]
-    value_lead = key.shape[:-2]
-    parts = []
-    for start in range(0, n_k, WIDEST_VALUE):
-        width = min(WIDEST_VALUE, n_k - start)
-        ones = torch.eye(width, dtype=query.dtype, device=query.device)
-        columns = torch.nn.functional.pad(ones, (0, 0, start, n_k - start - width))  # [n_k, width] of the identity
-        parts.append(attention(query, key, columns.expand(*value_lead, -1, -1), attn_mask, **options))
-    if not parts:
-        shape = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
-        return query.new_zeros((*shape, query.shape[-2], 0))
-    return torch.cat(parts, -1)
-
-
-def dropout_state(query: Tensor) -> Tensor:
-    """What the random numbers of one call's dropout are made of, from PyTorch's generator of the device: manual_seed,
-    checkpointing, CUDA graphs and torch.compile treat it as they do any other use of that."""
-    if hasattr(query, "device_mesh"):
-        raise DspattnError(
-            ["dropout_p: expected 0 for distributed tensors (each process has its own generator), got more"]
-        )
-    return torch.randint(-(2**31), 2**31, (4,), dtype=torch.int32, device=query.device)
-
-
-def stand_in() -> Any:
-    """The open block of dspattn.parallel.context that this thread is in, or None."""
-    if not stand_ins:  # a compiler that traces this cannot ask for the thread
-        return None
-    thread = threading.get_ident()
-    return next((other for other in reversed(stand_ins) if other.thread == thread), None)
-
-
-def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
-    """The operator on four-dimensional tensors, with what PyTorch's own attention does around it: autocast, and rows
-    that are contiguous."""
-    q, k, v, _, bias, *_ = problem
-    device = "cpu" if q.is_cpu else "cuda" if q.is_cuda else None  # q.device.type takes a microsecond
-    if device is not None and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        q, k, v = (_autocast(t, dtype) for t in (q, k, v))
-        problem = problem._replace(q=q, k=k, v=v, bias=None if bias is None else _autocast(bias, dtype))
-    if not (q.is_contiguous() or q.stride(-1) == 1):  # asking for a stride takes twice as long
-        problem = problem._replace(q=q.contiguous())
-    if not (k.is_contiguous() or k.stride(-1) == 1):
-        problem = problem._replace(k=k.contiguous())
-    if not (v.is_contiguous() or v.stride(-1) == 1):
-        problem = problem._replace(v=v.contiguous())
-    if device == "cuda":
-        problem = _autograd.repeatable(problem)
-    if torch.compiler.is_compiling():
-        if torch.compiler.is_dynamo_compiling():
-            require_served(problem)
-        return _ops.attention(*problem)
-    return _autograd.run(problem)
-
-
-def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """As autocast does: floating types are cast, except float64."""
-    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .functional import attention, attention_weights
+from .functional import attention
 from .patterns import Grouping
+from .weights import attention_weights
 
 CAPTURE_NAME = "dspattn_capture"
 

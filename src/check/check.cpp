@@ -6,23 +6,17 @@
 #include <limits>
 
 #include "api/device_memory.h"
-#include "api/kernel_table.h"
+#include "check/assignment.h"
 #include "check/case_data.h"
+#include "check/judge.h"
 #include "check/selection.h"
 #include "check/tolerance.h"
 #include "core/half.h"
 #include "cpu/reference.h"
 #include "dspattn/error.h"
-#include "dspattn/kernels.h"
 
 namespace dspattn::check {
 namespace {
-
-std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.6g", value);
-  return text;
-}
 
 struct ForwardResult {
   Tensor out, lse;
@@ -81,121 +75,6 @@ BackwardResult run_backward(const CaseData& data, const Runner& runner, const Fo
   }
   return result;
 }
-
-// Which rows of an output belong to a sequence, and which to nobody.
-enum class Side { queries, keys };
-
-class Judge {
- public:
-  Judge(const CaseData& data, CaseReport& report) : data_(data), report_(report) {}
-
-  // A rank-4 output (or the rank-3 LSE as width 1) against expected values, element by element.
-  void compare(const char* name, const Tensor& actual, Side side, std::int64_t width,
-               const std::vector<double>& expected, const std::vector<double>& allowed) {
-    const ConstTensorView view = actual.host_view();
-    int failures = 0;
-    for (const cpu::Sequence& seq : cpu::sequences_of(data_.host_problem())) {
-      const std::int64_t begin = side == Side::queries ? seq.q_begin : seq.k_begin;
-      const std::int64_t rows = side == Side::queries ? seq.n_q : seq.n_k;
-      for (std::int64_t h = 0; h < view.extent(1); ++h) {
-        for (std::int64_t i = begin; i < begin + rows; ++i) {
-          for (std::int64_t c = 0; c < width && failures < 3; ++c) {
-            const auto at =
-                static_cast<std::size_t>(((seq.batch * view.extent(1) + h) * view.extent(2) + i) * width + c);
-            const std::string problem = element_problem(actual, expected[at], allowed[at], seq.batch, h, i, c);
-            if (problem.empty()) continue;
-            ++failures;
-            report_.failures.push_back(std::string(name) + "[" + std::to_string(seq.batch) + ", " + std::to_string(h) +
-                                       ", " + std::to_string(i) + ", " + std::to_string(c) + "]: " + problem);
-          }
-        }
-      }
-    }
-    check_surroundings(name, actual, side, width);
-  }
-
-  // The gradient of a bias or of sinks, which has no rows of queries or keys.
-  void compare_all(const char* name, const Tensor& actual, const std::vector<double>& expected,
-                   const std::vector<double>& allowed) {
-    const ConstTensorView view = actual.host_view();
-    const auto extent = [&](int dim) { return dim < view.rank ? view.extent(dim) : std::int64_t{1}; };
-    int failures = 0;
-    for (std::size_t at = 0; at < expected.size() && failures < 3; ++at) {
-      auto left = static_cast<std::int64_t>(at);
-      std::int64_t index[4] = {};
-      for (int dim = 3; dim >= 0; --dim) {
-        index[dim] = left % extent(dim);
-        left /= extent(dim);
-      }
-      const std::string problem =
-          element_problem(actual, expected[at], allowed[at], index[0], index[1], index[2], index[3]);
-      if (problem.empty()) continue;
-      ++failures;
-      report_.failures.push_back(std::string(name) + "[" + std::to_string(index[0]) + ", " + std::to_string(index[1]) +
-                                 ", " + std::to_string(index[2]) + ", " + std::to_string(index[3]) + "]: " + problem);
-    }
-    check_outside(name, actual);
-  }
-
-  void same_bits(const char* name, const Tensor& first, const Tensor& again, const std::string& how) {
-    if (first.present() && first.bytes() != again.bytes()) {
-      report_.failures.push_back(std::string(name) + ": " + how + " gives other bits");
-    }
-  }
-
- private:
-  std::string element_problem(const Tensor& actual, double expected, double allowed, std::int64_t b, std::int64_t h,
-                              std::int64_t i, std::int64_t c) {
-    if (actual.is_poisoned(b, h, i, c)) return "not written";
-    const double value = actual.at(b, h, i, c);
-    if (std::isnan(expected)) return std::isnan(value) ? "" : "expected NaN, got " + number(value);
-    if (std::isinf(expected)) return value == expected ? "" : "expected " + number(expected) + ", got " + number(value);
-    // GPU kernels may give infinity where fp32 ends, and those of 16-bit inputs where only the sign counts: they take
-    // scores below fp16's range for masked (docs/fused_kernel.md).
-    const bool on_gpu = data_.device_problem().device.type == DeviceType::cuda;
-    const bool fp32_ends = std::abs(expected) == core::largest_of(DType::f32);
-    const bool fp16_ends = data_.drawn().dtype != DType::f32 && std::abs(expected) > core::largest_of(DType::f16) &&
-                           allowed >= std::abs(expected);
-    if (on_gpu && (fp32_ends || fp16_ends) && std::isinf(value) && std::signbit(value) == std::signbit(expected))
-      return "";
-    const double error = std::abs(value - expected);
-    if (!(error <= allowed)) {
-      return "expected " + number(expected) + ", got " + number(value) + "; error " + number(error) + ", allowed " +
-             number(allowed);
-    }
-    // A tolerance of 1e30 and more is that of an LSE far out of reach: no measure of precision.
-    if (allowed > 0 && allowed < 1e30) report_.worst = std::max(report_.worst, error / allowed);
-    return "";
-  }
-
-  void check_outside(const char* name, const Tensor& actual) {
-    if (!actual.surroundings_intact()) {
-      report_.failures.push_back(std::string(name) + ": memory around the tensor or between its rows was written");
-    }
-  }
-
-  void check_surroundings(const char* name, const Tensor& actual, Side side, std::int64_t width) {
-    check_outside(name, actual);
-    if (!data_.drawn().packed) return;
-    // Rows past the last sequence see no key.
-    const ConstTensorView view = actual.host_view();
-    const double expected = view.rank == 3 ? -std::numeric_limits<double>::infinity() : 0.0;
-    const std::int64_t end = side == Side::queries ? data_.drawn().cu_q.back() : data_.drawn().cu_k.back();
-    for (std::int64_t h = 0; h < view.extent(1); ++h) {
-      for (std::int64_t i = end; i < view.extent(2); ++i) {
-        for (std::int64_t c = 0; c < width; ++c) {
-          const std::string problem = element_problem(actual, expected, 0.0, 0, h, i, c);
-          if (problem.empty()) continue;
-          report_.failures.push_back(std::string(name) + ": row " + std::to_string(i) + " of no sequence: " + problem);
-          return;
-        }
-      }
-    }
-  }
-
-  const CaseData& data_;
-  CaseReport& report_;
-};
 
 // An LSE beyond fp32 is its largest number.
 std::vector<double> within_fp32(std::vector<double> lse) {
@@ -357,78 +236,6 @@ void check_data(const CaseData& data, const Runner& runner, const CheckOptions& 
   if (drawn.d_bias) judge.compare_all("d_bias", backward.d_bias, gradients.d_bias, allowed.d_bias);
   if (drawn.d_sinks) judge.compare_all("d_sinks", backward.d_sinks, gradients.d_sinks, allowed.d_sinks);
   check_repeats(data, runner, forward, &backward, options.reruns, judge);
-}
-
-bool has_kernel(Pass pass, const std::string& name) {
-  const std::vector<KernelInfo> all = kernels(pass);
-  return std::any_of(all.begin(), all.end(), [&](const KernelInfo& info) { return info.name == name; });
-}
-
-// What some kernel of the device and the pass serves beyond the plain contract, or the one of that name.
-core::Features served_features(Pass pass, const std::string& kernel, DeviceType device) {
-  core::Features served;
-  for (const core::KernelRow* row : api::table(pass)) {
-    if (row->info.device != device || (!kernel.empty() && row->info.name != kernel)) continue;
-    for (const core::Feature feature : core::kAllFeatures) {
-      if (row->features.has(feature)) served.add(feature);
-    }
-  }
-  return served;
-}
-
-// A case without what the kernel does not serve beyond the plain contract: that is checked where it is served, and the
-// rest of the case is a problem that the kernel has to solve.
-Case restricted(Case drawn, const std::string& kernel, DeviceType device) {
-  drawn = drawn.restricted_to(served_features(drawn.pass, kernel, device));
-  if (drawn.pass == Pass::backward && (kernel.empty() || has_kernel(Pass::forward, kernel))) {
-    core::Features forward = served_features(Pass::forward, kernel, device);
-    for (const core::Feature gradient : {core::Feature::d_lse, core::Feature::d_bias, core::Feature::d_sinks}) {
-      forward.add(gradient);
-    }
-    drawn = drawn.restricted_to(forward);
-  }
-  return drawn;
-}
-
-// All reasons a kernel cannot serve; empty when it can. Without a name: when any kernel can.
-std::vector<std::string> refusals(const Problem& problem, Pass pass, const std::string& kernel, Results results) {
-  std::vector<std::string> all;
-  for (const Verdict& verdict : consider(problem, pass, results)) {
-    if (!kernel.empty() && verdict.kernel.name != kernel) continue;
-    if (verdict.reasons.empty()) return {};
-    all.insert(all.end(), verdict.reasons.begin(), verdict.reasons.end());
-  }
-  return all.empty() ? std::vector<std::string>{"no kernel for this device"} : all;
-}
-
-// Which kernels run a case, or why none does.
-struct Assignment {
-  std::vector<std::string> reasons;
-  std::string kernel;
-  std::string forward_kernel;  // of a backward case: who makes its output; empty: the library's choice
-};
-
-Assignment assign(const Case& drawn, const std::string& kernel, Device device) {
-  const CaseData data(drawn, device, api::memory_of(device));
-  const Problem& problem = data.device_problem();
-  Assignment assigned{refusals(problem, drawn.pass, kernel, drawn.results()), {}, kernel};
-  if (assigned.reasons.empty() && drawn.pass == Pass::backward) {
-    // The forward of the same name made the selection that this backward repeats; without one, the library's choice.
-    if (!has_kernel(Pass::forward, kernel) || !refusals(problem, Pass::forward, kernel, drawn.results()).empty())
-      assigned.forward_kernel.clear();
-    assigned.reasons = refusals(problem, Pass::forward, assigned.forward_kernel, drawn.results());
-  }
-  if (!assigned.reasons.empty()) return assigned;
-  core::Features needed = api::needed_by(problem, drawn.results());
-  if (drawn.d_lse) needed.add(core::Feature::d_lse);
-  if (drawn.d_bias) needed.add(core::Feature::d_bias);
-  if (drawn.d_sinks) needed.add(core::Feature::d_sinks);
-  try {
-    assigned.kernel = api::choose_row(problem, drawn.pass, kernel, needed).info.name;
-  } catch (const Error& error) {
-    assigned.reasons = error.reasons();
-  }
-  return assigned;
 }
 
 }  // namespace

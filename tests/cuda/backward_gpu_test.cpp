@@ -1,14 +1,12 @@
 // Every row of the fused backward on a GPU: random problems of the whole contract against the oracle, reruns bit for
-// bit, near-ties, masks, empty rows, packed batches. Skipped without a Hopper GPU.
+// bit, near-ties, masks, empty rows, packed batches. Skipped without a Hopper GPU. random_problems.h: how many
+// problems.
 //
 // A problem's forward is the library's own: its selection must be repeated bit for bit, or gradients are far off where
 // scores nearly tie.
-//   DSPATTN_FUSED_CASES   problems per row (default 40; 300 for the full check; below 20 only short ones)
-//   DSPATTN_FUSED_SEED    what they are drawn from (default 7)
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -21,11 +19,6 @@
 
 namespace dspattn {
 namespace {
-
-std::int64_t from_environment(const char* name, std::int64_t otherwise) {
-  const char* given = std::getenv(name);
-  return given != nullptr ? std::max(1LL, std::atoll(given)) : otherwise;
-}
 
 class BackwardRow : public Robust {
  protected:
@@ -49,8 +42,8 @@ class BackwardRow : public Robust {
 
 TEST_P(BackwardRow, AgreesWithTheOracleOnRandomProblems) {
   const Row of = row();
-  const std::int64_t wanted = from_environment("DSPATTN_FUSED_CASES", 40);
-  const auto seed = static_cast<std::uint64_t>(from_environment("DSPATTN_FUSED_SEED", 7));
+  const std::int64_t wanted = problems_wanted();
+  const std::uint64_t seed = problems_seed();
   std::int64_t served = 0, failed = 0;
   double worst = 0;
   for (std::int64_t index = 0; served < wanted && index < 100 * wanted; ++index) {
@@ -143,14 +136,8 @@ TEST_P(BackwardRow, GivesTheSameBitsOverReruns) {
   }
 }
 
-std::vector<std::string> row_names() {
-  std::vector<std::string> names;
-  for (const core::KernelRow& row : cuda::sm90::fused_backward_rows()) names.emplace_back(row.info.name);
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(Table, BackwardRow, ::testing::ValuesIn(row_names()),
-                         [](const ::testing::TestParamInfo<std::string>& row) { return row.param; });
+INSTANTIATE_TEST_SUITE_P(Table, BackwardRow, ::testing::ValuesIn(names_of(cuda::sm90::fused_backward_rows())),
+                         name_of<std::string>);
 
 }  // namespace
 }  // namespace dspattn

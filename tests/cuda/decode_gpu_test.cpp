@@ -21,6 +21,7 @@
 #include "core/half.h"
 #include "cuda/decode/rows.h"
 #include "cuda/device/device.h"
+#include "cuda/random_problems.h"
 
 namespace dspattn {
 namespace {
@@ -29,10 +30,7 @@ constexpr Device kGpu{DeviceType::cuda, 0};
 
 core::DeviceMemory& gpu_memory() { return api::memory_of(kGpu); }
 
-std::int64_t count_of_problems() {
-  const char* given = std::getenv("DSPATTN_DECODE_CASES");
-  return given != nullptr ? std::max(1LL, std::atoll(given)) : 40;
-}
+std::int64_t count_of_problems() { return from_environment("DSPATTN_DECODE_CASES", 40); }
 
 // A row of the table by its name: decode_bf16_d64.
 struct Row {
@@ -50,10 +48,7 @@ struct Row {
 class DecodeRow : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    const cuda::DeviceFacts& device = cuda::device_facts(0);
-    if (!device.present || device.major < 8) {
-      GTEST_SKIP() << "needs a GPU of sm_80 or later: " << (device.present ? "an older one" : device.absence);
-    }
+    if (const std::string why = no_ampere(); !why.empty()) GTEST_SKIP() << why;
   }
   Row row() const { return Row(GetParam()); }
 
@@ -451,14 +446,8 @@ TEST_P(DecodeRow, HeadsChooseTogether) {
   }
 }
 
-std::vector<std::string> row_names() {
-  std::vector<std::string> names;
-  for (const core::KernelRow& row : cuda::decode::decode_rows()) names.emplace_back(row.info.name);
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(Table, DecodeRow, ::testing::ValuesIn(row_names()),
-                         [](const ::testing::TestParamInfo<std::string>& row) { return row.param; });
+INSTANTIATE_TEST_SUITE_P(Table, DecodeRow, ::testing::ValuesIn(names_of(cuda::decode::decode_rows())),
+                         name_of<std::string>);
 
 }  // namespace
 }  // namespace dspattn

@@ -106,14 +106,14 @@ TEST(ForwardPlan, MeansHaveFewerKernels) {
 // The table of means lies behind the schedule, and is part of the workspace.
 TEST(ForwardPlan, WorkspaceOfMeans) {
   const ForwardPlan dropped = Asked{.causal = true, .lengths = true}.plan();
-  EXPECT_FALSE(dropped.rest_mean);
+  EXPECT_FALSE(dropped.means.present);
   const ForwardPlan plan = Asked{.causal = true, .lengths = true, .mean = true}.plan();
-  EXPECT_TRUE(plan.rest_mean);
-  EXPECT_EQ(plan.mean_heads, 16);
-  EXPECT_GE(plan.means_begin, dropped.workspace_bytes);
-  EXPECT_EQ(plan.means_begin % 256, 0u);
-  EXPECT_EQ(plan.means.entries, 4 * (8 + 127));
-  EXPECT_EQ(plan.workspace_bytes, plan.means_begin + tile::means_bytes(plan.means, 16, 64).total);
+  EXPECT_TRUE(plan.means.present);
+  EXPECT_EQ(plan.means.heads, 16);
+  EXPECT_GE(plan.means.begin, dropped.workspace_bytes);
+  EXPECT_EQ(plan.means.begin % 256, 0u);
+  EXPECT_EQ(plan.means.table.entries, 4 * (8 + 127));
+  EXPECT_EQ(plan.workspace_bytes, plan.means.begin + tile::means_bytes(plan.means.table, 16, 64).total);
 }
 
 // Ladder, "pairs of CTAs": full attention with an even number of row tiles; causal with two row tiles (+2 to 3 %) or

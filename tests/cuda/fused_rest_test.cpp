@@ -103,14 +103,7 @@ TEST_P(RestRow, MoreItemsThanPairs) {
   expect_right(drawn, false);
 }
 
-std::vector<std::string> row_names() {
-  std::vector<std::string> names;
-  for (const core::KernelRow& row : cuda::sm90::fused_rows()) names.emplace_back(row.info.name);
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(Table, RestRow, ::testing::ValuesIn(row_names()),
-                         [](const ::testing::TestParamInfo<std::string>& row) { return row.param; });
+INSTANTIATE_TEST_SUITE_P(Table, RestRow, ::testing::ValuesIn(names_of(cuda::sm90::fused_rows())), name_of<std::string>);
 
 }  // namespace
 }  // namespace dspattn

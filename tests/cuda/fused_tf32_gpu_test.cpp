@@ -1,43 +1,23 @@
 // Every row of the fused tf32 forward on a GPU: random problems of the whole contract against the oracle and beside the
-// CPU kernel, reruns bit for bit, and inputs that are not kind. Skipped without a Hopper GPU.
-//   DSPATTN_FUSED_CASES   problems per row (default 40; 300 for the full check; below 20, as under compute-sanitizer,
-//                         only short ones)
-//   DSPATTN_FUSED_SEED    what they are drawn from (default 7)
+// CPU kernel, reruns bit for bit (random_problems.h: how many), and inputs that are not kind. Skipped without a Hopper
+// GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
-#include <iostream>
 #include <limits>
-#include <mutex>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "api/device_memory.h"
-#include "check/check.h"
-#include "cuda/device/device.h"
+#include "cuda/random_problems.h"
 #include "cuda/sm90/forward_tf32/rows.h"
 #include "cuda/tile/head_dims.h"
 #include "dspattn/kernels.h"
 
 namespace dspattn {
 namespace {
-
-std::int64_t from_environment(const char* name, std::int64_t otherwise) {
-  const char* given = std::getenv(name);
-  return given != nullptr ? std::max(1LL, std::atoll(given)) : otherwise;
-}
-
-// Why the tests cannot run here; empty when they can.
-std::string no_hopper() {
-  const cuda::DeviceFacts& device = cuda::device_facts(0);
-  if (device.present && device.major == 9) return {};
-  return "needs a Hopper GPU: " + (device.present ? "another architecture" : device.absence);
-}
 
 class FusedTf32Row : public ::testing::TestWithParam<std::string> {
  protected:
@@ -75,83 +55,22 @@ class FusedTf32Row : public ::testing::TestWithParam<std::string> {
   std::int64_t dim = 0, dim_above = 0;  // serves problems whose larger head dim is in (dim_above, dim]
 };
 
-// What the problems of a row showed, all together.
-struct Tally {
-  std::mutex mutex;
-  std::int64_t served = 0, failed = 0, near_ties = 0, rows_beside_cpu = 0;
-  double worst = 0;
-
-  void add(const check::CaseReport& report) {
-    constexpr std::int64_t kFailuresPrinted = 5;
-    const std::lock_guard lock(mutex);
-    ++served;
-    near_ties += report.near_ties;
-    rows_beside_cpu += report.rows_beside_cpu;
-    worst = std::max(worst, report.worst);
-    if (report.passed() || ++failed > kFailuresPrinted) return;
-    for (const std::string& failure : report.failures) {
-      ADD_FAILURE() << report.description << "\n" << failure << "\n" << report.command;
-    }
-  }
-};
-
 TEST_P(FusedTf32Row, AgreesWithTheOracleAndTheCpuOnRandomProblems) {
-  const std::int64_t wanted = from_environment("DSPATTN_FUSED_CASES", 40);
-  const auto seed = static_cast<std::uint64_t>(from_environment("DSPATTN_FUSED_SEED", 7));
-  std::atomic<std::int64_t> next{0}, taken{0};
-  Tally tally;
-  const auto work = [&] {
-    for (std::int64_t index = next++; taken < wanted && index < 100 * wanted; index = next++) {
-      const check::CheckOptions options = options_of(index, wanted < 20);
-      if (!fits(check::draw_case(seed, index, options.limits))) continue;
-      if (taken++ >= wanted) break;
-      const check::CaseReport report = check::check_case(seed, index, GetParam(), options);
-      if (report.served) {
-        tally.add(report);
-      } else {
-        ADD_FAILURE() << report.description << "\nnot served: " << report.reasons.front() << "\n" << report.command;
-      }
-    }
-  };
-  {
-    std::vector<std::jthread> workers;
-    for (unsigned i = 0; i < std::max(1u, std::thread::hardware_concurrency()); ++i) workers.emplace_back(work);
-  }
-  std::cout << GetParam() << ": " << tally.served << " problems, " << tally.failed << " failed; " << tally.near_ties
-            << " near-ties; " << tally.rows_beside_cpu << " rows beside the CPU's; largest error " << tally.worst
-            << " of what is allowed\n";
-  EXPECT_EQ(tally.served, wanted);
-  EXPECT_EQ(tally.failed, 0);
-  EXPECT_GT(tally.rows_beside_cpu, 0);
+  const auto drawn_with = [&](std::int64_t index, bool short_only) { return options_of(index, short_only); };
+  const auto served = [&](const check::Case& drawn) { return fits(drawn); };
+  EXPECT_GT(expect_agreement(GetParam(), GetParam(), drawn_with, served), 0);
 }
 
 TEST_P(FusedTf32Row, GivesTheSameBitsOverAHundredReruns) {
-  int checked = 0;
-  for (std::int64_t index = 0; checked < 4 && index < 1000; ++index) {
-    check::CheckOptions options = options_of(0, true);
-    options.limits.max_n = 1025;
-    options.limits.max_work = 1'000'000 * dim;
-    options.reruns = 100;
-    const check::Case drawn = check::draw_case(11, index, options.limits);
-    if (!fits(drawn) || drawn.batch * drawn.heads * drawn.n_q < 500 || drawn.n_k < 300) continue;
-    const check::CaseReport report = check::check_case(11, index, GetParam(), options);
-    ASSERT_TRUE(report.served) << report.description;
-    ++checked;
-    for (const std::string& failure : report.failures) {
-      ADD_FAILURE() << report.description << "\n" << failure << "\n" << report.command;
-    }
-  }
-  EXPECT_EQ(checked, 4);
+  check::CheckOptions options = options_of(0, true);
+  options.limits.max_n = 1025;
+  options.limits.max_work = 1'000'000 * dim;
+  options.reruns = 100;
+  expect_same_bits(GetParam(), options, 4, [&](const check::Case& drawn) { return fits(drawn); });
 }
 
-std::vector<std::string> row_names() {
-  std::vector<std::string> names;
-  for (const core::KernelRow& row : cuda::sm90::fused_tf32_rows()) names.emplace_back(row.info.name);
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(Table, FusedTf32Row, ::testing::ValuesIn(row_names()),
-                         [](const ::testing::TestParamInfo<std::string>& row) { return row.param; });
+INSTANTIATE_TEST_SUITE_P(Table, FusedTf32Row, ::testing::ValuesIn(names_of(cuda::sm90::fused_tf32_rows())),
+                         name_of<std::string>);
 
 // A tensor [1, heads, rows, columns] on the GPU, `shift` elements past an aligned address, rows `padding` wider.
 struct OnGpu {

@@ -1,71 +1,26 @@
 // The general kernel on a GPU: random problems of the whole contract per type and class of patterns against the oracle
-// and beside the CPU kernel, reruns bit for bit, and a walk over the contract on which no problem is refused. Skipped
-// without a GPU of compute capability 8.0 or later.
-//   DSPATTN_FUSED_CASES   problems per class (default 40; 300 for the full check; below 20 only short ones)
-//   DSPATTN_FUSED_SEED    what they are drawn from (default 7)
+// and beside the CPU kernel, reruns bit for bit (random_problems.h: how many), and a walk over the contract on which no
+// problem is refused. Skipped without a GPU of compute capability 8.0 or later.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <iostream>
-#include <mutex>
-#include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "check/case_data.h"
-#include "check/check.h"
-#include "core/device_memory.h"
 #include "core/half.h"
-#include "cuda/device/device.h"
 #include "cuda/device/memory.h"
-#include "cuda/general/rows.h"
+#include "cuda/general_classes.h"
 #include "dspattn/attention.h"
-#include "dspattn/kernels.h"
 #include "dspattn/workspace.h"
 
 namespace dspattn {
 namespace {
 
-std::int64_t from_environment(const char* name, std::int64_t otherwise) {
-  const char* given = std::getenv(name);
-  return given != nullptr ? std::max(1LL, std::atoll(given)) : otherwise;
-}
-
-// A type and the patterns of a class, drawn by turns.
-struct Class {
-  std::string name;
-  DType dtype;
-  std::vector<Pattern> patterns;
-
-  std::string kernel() const { return "general_" + std::string(dspattn::name(dtype)); }
-};
-
-std::vector<Class> classes() {
-  std::vector<Class> all;
-  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
-    const std::string type(name(dtype));
-    all.push_back({type + "_2_4", dtype, {{2, 4}}});
-    all.push_back({type + "_1_2", dtype, {{1, 2}}});
-    all.push_back({type + "_dense", dtype, {Pattern::dense(), {4, 4}}});
-    all.push_back({type + "_other", dtype, {{1, 4}, {4, 8}, {3, 5}, {2, 16}, {7, 8}, {5, 32}, {2, 3}, {20, 31}}});
-  }
-  return all;
-}
-
-check::CheckOptions options_of(const Class& of, std::int64_t index, bool short_only) {
-  check::CheckOptions options;
-  options.device = {DeviceType::cuda, 0};
+check::CheckOptions options_of(const GeneralClass& of, std::int64_t index, bool short_only) {
+  check::CheckOptions options = of.options(Pass::forward, index);
   options.beside_cpu = true;
-  options.limits.pass = Pass::forward;
-  options.limits.dtype = of.dtype;
-  options.limits.pattern = of.patterns[static_cast<std::size_t>(index) % of.patterns.size()];
-  const Pattern pattern = *options.limits.pattern;
-  if (kInterleaveBlock % pattern.group != 0) options.limits.grouping = Grouping::consecutive;
   if (index % 4 == 0) options.limits.head_dim = index % 8 == 0 ? 128 : 64;
   if (index % 4 >= 2 && !short_only) {
     options.limits.max_n = 2049;
@@ -74,94 +29,33 @@ check::CheckOptions options_of(const Class& of, std::int64_t index, bool short_o
   return options;
 }
 
-class General : public ::testing::TestWithParam<Class> {
+class General : public ::testing::TestWithParam<GeneralClass> {
  protected:
   void SetUp() override {
-    const cuda::DeviceFacts& device = cuda::device_facts(0);
-    if (!device.present || device.major < 8) {
-      GTEST_SKIP() << "needs a GPU of compute capability 8.0: " << (device.present ? "an older one" : device.absence);
-    }
-  }
-};
-
-// What the problems of a class showed, all together.
-struct Tally {
-  std::mutex mutex;
-  std::int64_t served = 0, failed = 0, near_ties = 0, rows_beside_cpu = 0;
-  double worst = 0;
-
-  void add(const check::CaseReport& report) {
-    constexpr std::int64_t kFailuresPrinted = 5;
-    const std::lock_guard lock(mutex);
-    ++served;
-    near_ties += report.near_ties;
-    rows_beside_cpu += report.rows_beside_cpu;
-    worst = std::max(worst, report.worst);
-    if (report.passed() || ++failed > kFailuresPrinted) return;
-    for (const std::string& failure : report.failures) {
-      ADD_FAILURE() << report.description << "\n" << failure << "\n" << report.command;
-    }
+    if (const std::string why = no_ampere(); !why.empty()) GTEST_SKIP() << why;
   }
 };
 
 TEST_P(General, AgreesWithTheOracleAndTheCpuOnRandomProblems) {
-  const Class& of = GetParam();
-  const std::int64_t wanted = from_environment("DSPATTN_FUSED_CASES", 40);
-  const auto seed = static_cast<std::uint64_t>(from_environment("DSPATTN_FUSED_SEED", 7));
-  std::atomic<std::int64_t> next{0};
-  Tally tally;
-  const auto work = [&] {
-    for (std::int64_t index = next++; index < wanted; index = next++) {
-      const check::CheckOptions options = options_of(of, index, wanted < 20);
-      const check::CaseReport report = check::check_case(seed, index, of.kernel(), options);
-      if (report.served) {
-        tally.add(report);
-      } else {
-        ADD_FAILURE() << report.description << "\nnot served: " << report.reasons.front() << "\n" << report.command;
-      }
-    }
-  };
-  {
-    std::vector<std::jthread> workers;
-    for (unsigned i = 0; i < std::max(1u, std::thread::hardware_concurrency()); ++i) workers.emplace_back(work);
-  }
-  std::cout << of.name << ": " << tally.served << " problems, " << tally.failed << " failed; " << tally.near_ties
-            << " near-ties; " << tally.rows_beside_cpu << " rows beside the CPU's; largest error " << tally.worst
-            << " of what is allowed\n";
-  EXPECT_EQ(tally.served, wanted);
-  EXPECT_EQ(tally.failed, 0);
+  const GeneralClass& of = GetParam();
+  expect_agreement(
+      of.name, of.kernel(), [&](std::int64_t index, bool short_only) { return options_of(of, index, short_only); },
+      [](const check::Case&) { return true; });
 }
 
 TEST_P(General, GivesTheSameBitsOverReruns) {
-  const Class& of = GetParam();
-  int checked = 0;
-  for (std::int64_t index = 0; checked < 2 && index < 1000; ++index) {
-    check::CheckOptions options;
-    options.device = {DeviceType::cuda, 0};
-    options.limits.pass = Pass::forward;
-    options.limits.dtype = of.dtype;
-    options.limits.pattern = of.patterns.front();
-    options.limits.max_n = 1025;
-    options.limits.max_work = 300'000'000;
-    options.reruns = 50;
-    const check::Case drawn = check::draw_case(11, index, options.limits);
-    if (drawn.batch * drawn.heads * drawn.n_q < 500 || drawn.n_k < 300) continue;
-    const check::CaseReport report = check::check_case(11, index, of.kernel(), options);
-    ASSERT_TRUE(report.served) << report.description;
-    ++checked;
-    for (const std::string& failure : report.failures) {
-      ADD_FAILURE() << report.description << "\n" << failure << "\n" << report.command;
-    }
-  }
-  EXPECT_EQ(checked, 2);
+  check::CheckOptions options = GetParam().options(Pass::forward, 0);
+  options.limits.max_n = 1025;
+  options.limits.max_work = 300'000'000;
+  options.reruns = 50;
+  expect_same_bits(GetParam().kernel(), options, 2, [](const check::Case&) { return true; });
 }
 
-INSTANTIATE_TEST_SUITE_P(Classes, General, ::testing::ValuesIn(classes()),
-                         [](const ::testing::TestParamInfo<Class>& of) { return of.param.name; });
+INSTANTIATE_TEST_SUITE_P(Classes, General, ::testing::ValuesIn(general_classes()), name_of<GeneralClass>);
 
 // Pages in any order give the bits that one piece gives; keys in no page are hidden.
 TEST_P(General, PagesInAnyOrder) {
-  const Class& of = GetParam();
+  const GeneralClass& of = GetParam();
   constexpr std::int64_t kBatch = 2, kHeads = 4, kKeyHeads = 2, kQueries = 70, kPage = 48, kBlocks = 5, kPlaces = 11;
   constexpr std::int64_t kDim = 40, kKeys = kPage * kBlocks;
   const std::size_t element = size_bytes(of.dtype);
@@ -233,30 +127,11 @@ TEST_P(General, PagesInAnyOrder) {
   EXPECT_EQ(run(true), run(false));
 }
 
-// Random problems of the whole contract as if on the GPU: a kernel is chosen by shapes, types and addresses alone.
 TEST(GeneralTable, EveryValidForwardIsServed) {
-  const cuda::DeviceFacts& device = cuda::device_facts(0);
-  if (!device.present || device.major < 8) GTEST_SKIP() << "needs a GPU of compute capability 8.0";
-  std::set<std::string> chosen;
-  check::DrawLimits limits;
-  limits.pass = Pass::forward;
-  limits.max_work = 100'000;
-  for (std::int64_t index = 0; index < 400; ++index) {
-    const check::Case drawn = check::draw_case(9, index, limits);
-    const check::CaseData data(drawn, {}, core::host_memory());
-    Problem problem = data.host_problem();
-    problem.device = {DeviceType::cuda, 0};
-    try {
-      chosen.insert(std::string(choose(problem, Pass::forward, {}, drawn.results()).name));
-    } catch (const Error& error) {
-      ADD_FAILURE() << check::describe(drawn) << "\n" << error.what();
-    }
+  if (const std::string why = no_ampere(); !why.empty()) GTEST_SKIP() << why;
+  for (const std::string& name : expect_all_served(Pass::forward)) {
+    EXPECT_EQ(name.find("pipeline"), std::string::npos) << name;
   }
-  for (const core::KernelRow& row : cuda::general::general_rows()) {
-    if (row.info.pass != Pass::forward) continue;
-    EXPECT_TRUE(chosen.contains(std::string(row.info.name))) << row.info.name;
-  }
-  for (const std::string& name : chosen) EXPECT_EQ(name.find("pipeline"), std::string::npos) << name;
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "core/half.h"
-#include "cuda/tile/coarse_exp2.h"
 #include "cuda/tile/means.h"
 #include "cuda/tile/select.h"
 
@@ -140,23 +139,6 @@ TEST(LeftOut, IsWhatIsNotKept) {
       expect_all(high_of);
     }
   }
-}
-
-TEST(CoarseExp2, IsAPowerOfTwoNearby) {
-  double ratio = 0;
-  int count = 0;
-  for (float x = -14; x <= 5; x += 1.0f / 64) {
-    const float result = high_of(coarse_exp2_f16x2(packed(0, x)));
-    EXPECT_EQ(result, std::exp2(std::nearbyint(x + 1) - 1)) << x;  // ties to odd
-    if (x >= -13 && x < 5) {
-      ratio += result / std::exp2(x);
-      ++count;
-    }
-  }
-  EXPECT_NEAR(ratio / count, kCoarseExcess, 1e-3);
-  EXPECT_EQ(low_of(coarse_exp2_f16x2(packed(-INFINITY, 0))), 0);
-  EXPECT_EQ(low_of(coarse_exp2_f16x2(packed(-40, 0))), 0);
-  EXPECT_EQ(high_of(coarse_exp2_f16x2(packed(-1000, 2))), 4);
 }
 
 }  // namespace

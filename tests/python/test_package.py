@@ -22,6 +22,7 @@ from dspattn import _ops
 DOCUMENTED = [
     "dspattn.errors",
     "dspattn.functional",
+    "dspattn.weights",
     "dspattn.inspection",
     "dspattn.integrations._account",
     "dspattn.integrations.flash",

@@ -55,7 +55,7 @@ def test_every_argument_of_the_functions_reaches_its_name(packed: bool, monkeypa
         seen.append(problem)
         raise TookItError
 
-    monkeypatch.setattr(dspattn.functional._autograd, "run", run)
+    monkeypatch.setattr(dspattn._running._autograd, "run", run)
     given: dict[str, Any] = {
         "is_causal": True, "scale": 0.25, "pattern": "3:8", "grouping": "consecutive", "window": (5, 6),
         "alignment": "bottom_right", "allow_tf32": False, "kernel": "name", "offset": 5, "out_dtype": torch.float32,

@@ -21,10 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._running import stand_in
 from ..errors import DspattnError
-from ..functional import attention_weights, stand_in, varlen_attention
+from ..functional import varlen_attention
 from ..patterns import INTERLEAVE_BLOCK, Grouping, Rest, Selection, group_period, parse_rest, parse_selection
 from ..plans import Plan, by_heads
+from ..weights import attention_weights
 from . import _bands, _refusal
 
 PATTERNS = ("2:4", "1:2", "1:4", "4:8")

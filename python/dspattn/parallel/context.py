@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import functional
+from .. import _running
 from ..errors import DspattnError
 from .attention import METHODS, Method, attention, varlen_attention
 from .layout import Layout
@@ -51,11 +51,11 @@ class context:  # noqa: N801 - reads as the thing it makes: with dspattn.paralle
 
     def __enter__(self) -> context:
         self.thread = threading.get_ident()
-        functional.stand_ins.append(self)
+        _running.stand_ins.append(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        functional.stand_ins.remove(self)
+        _running.stand_ins.remove(self)
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, *masks: Any, **options: Any) -> Any:
         if self.cu_seqlens is None:

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/blocks/item.h"
-#include "cuda/blocks/means.h"
+#include "cuda/blocks/means_params.h"
 #include "cuda/blocks/rest16.h"
 #include "cuda/blocks/sink.h"
 #include "cuda/blocks/work_params.h"

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "cuda/blocks/means.h"
 #include "cuda/blocks/means_sequence.h"
 #include "cuda/device/device.h"
 #include "cuda/ptx/barrier.h"

@@ -1,7 +1,7 @@
 // What the kernels that write means of V (means.h) have in common: where a sequence lies, and what a mean is.
 #pragma once
 
-#include "cuda/blocks/means.h"
+#include "cuda/blocks/means_params.h"
 #include "cuda/ptx/packed_half.h"
 
 namespace dspattn::cuda::blocks {

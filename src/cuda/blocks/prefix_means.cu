@@ -1,6 +1,7 @@
 // The table of means where rows see all keys before their last: those of a sequence's blocks from its first on, and of
 // its first keys (tile/means.h), of plain rows of V. A CTA has 32 columns of a head of a sequence and goes through its
 // keys once.
+#include "cuda/blocks/means.h"
 #include "cuda/blocks/means_sequence.h"
 #include "cuda/device/device.h"
 #include "cuda/ptx/barrier.h"

@@ -22,6 +22,11 @@ LseView lse_of(const TensorView& lse) {
   return {static_cast<float*>(lse.data), lse.step(0), lse.step(1), lse.step(2)};
 }
 
+LseView read_lse_of(const ConstTensorView& lse) {
+  if (!lse.present()) return {};
+  return {const_cast<float*>(static_cast<const float*>(lse.data)), lse.step(0), lse.step(1), lse.step(2)};
+}
+
 RowsView rows_of(const ConstTensorView& tensor) {
   return {tensor.data, tensor.step(0), tensor.step(1), tensor.step(2)};
 }
@@ -31,6 +36,8 @@ MaskTensor mask_of(const ConstTensorView& tensor) {
   const auto stride = [&](int dim) { return tensor.extent(dim) == 1 ? 0 : tensor.step(dim); };
   return {tensor.data, stride(0), stride(1), stride(2), stride(3)};
 }
+
+int bias_bytes_of(const Mask& mask) { return mask.bias.present() ? static_cast<int>(size_bytes(mask.bias.dtype)) : 0; }
 
 Pages pages_of(const Problem& problem) {
   const ConstTensorView& table = problem.block_table;
@@ -44,6 +51,12 @@ bool is_vector(const ConstTensorView& tensor) {
   const std::int64_t columns = tensor.extent(3);
   return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && columns % width == 0 && columns > 0 &&
          tensor.step(0) % width == 0 && tensor.step(1) % width == 0 && tensor.step(2) % width == 0;
+}
+
+TensorView contiguous_out(const Problem& problem) {
+  const ConstTensorView& q = problem.q;
+  auto* stand_in = reinterpret_cast<void*>(std::uintptr_t{1} << 12);
+  return {stand_in, q.dtype, {q.extent(0), q.extent(1), q.extent(2), problem.v.extent(3)}};
 }
 
 bool is_empty(const core::Geometry& geometry) {

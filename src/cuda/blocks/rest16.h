@@ -8,36 +8,21 @@
 #include "cuda/blocks/references.h"
 #include "cuda/blocks/scores16.h"
 #include "cuda/ptx/packed_half.h"
-#include "cuda/tile/coarse_exp2.h"
 
 namespace dspattn::cuda::blocks {
 
 // Sums over one tile. Weights in fp16 are added in fp16: a lane adds 16 of them for a row, whose errors are no larger
 // than those of the weights themselves.
-template <bool kCoarse>
 struct HalfRestSum {
   std::uint32_t sums = 0;
 
   __device__ __forceinline__ void add(const HalfExponents& exponents, const tile::LeftOut& scores) {
-    sums = ptx::add_f16x2(sums, ptx::add_f16x2(weight(exponents, scores.first), weight(exponents, scores.second)));
+    const std::uint32_t first = ptx::exp2_f16x2(exponents.argument(scores.first));
+    const std::uint32_t second = ptx::exp2_f16x2(exponents.argument(scores.second));
+    sums = ptx::add_f16x2(sums, ptx::add_f16x2(first, second));
   }
-  __device__ __forceinline__ void set(float row0, float row1) {
-    const float factor = kCoarse ? tile::kCoarseExcess : 1.0f;
-    sums = ptx::pack_f16x2(row0 * factor, row1 * factor);
-  }
-  __device__ __forceinline__ void get(float& row0, float& row1) const {
-    ptx::unpack_f16x2(sums, row0, row1);
-    if constexpr (kCoarse) {
-      row0 *= 1.0f / tile::kCoarseExcess;
-      row1 *= 1.0f / tile::kCoarseExcess;
-    }
-  }
-
- private:
-  __device__ __forceinline__ static std::uint32_t weight(const HalfExponents& exponents, std::uint32_t score) {
-    const std::uint32_t x = exponents.argument(score);
-    return kCoarse ? tile::coarse_exp2_f16x2(x) : ptx::exp2_f16x2(x);
-  }
+  __device__ __forceinline__ void set(float row0, float row1) { sums = ptx::pack_f16x2(row0, row1); }
+  __device__ __forceinline__ void get(float& row0, float& row1) const { ptx::unpack_f16x2(sums, row0, row1); }
 };
 
 struct RestSum {
@@ -55,14 +40,9 @@ struct RestSum {
   }
 };
 
-template <typename C>
-HalfRestSum<C::kCoarseRest> rest_sum_of(const HalfExponents&);
-template <typename C>
-RestSum rest_sum_of(const Exponents&);
-
 // The sum that goes with a way to take exponentials.
-template <typename C, typename How>
-using RestSumOf = decltype(rest_sum_of<C>(How{}));
+template <typename How>
+using RestSumOf = std::conditional_t<std::is_same_v<How, HalfExponents>, HalfRestSum, RestSum>;
 
 // Sums up what is not kept of a tile.
 template <typename C, typename Packed>
@@ -77,7 +57,7 @@ __device__ __forceinline__ void sum_left_out(const Packed& packed, const Exponen
 // a tile's sums are two fp16 numbers: registers are short, and what they lose is less than the weights have lost.
 template <typename C, bool kPresent = C::kRestMean>
 struct RestState {
-  using Tile = std::conditional_t<C::kHalfExponentials, HalfRestSum<C::kCoarseRest>, RestSum>;
+  using Tile = std::conditional_t<C::kHalfExponentials, HalfRestSum, RestSum>;
 
   float sum0 = 0, sum1 = 0;  // so far, of this thread's keys
   Tile tile;                 // of the last tile, not yet in those

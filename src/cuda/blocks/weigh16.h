@@ -45,7 +45,7 @@ struct Weigher {
     tile::KeptPair pairs[2];
     std::uint32_t word[2] = {}, across[2] = {};
     float values[kHeld][8];
-    RestSumOf<C, How> left_out;
+    RestSumOf<How> left_out;
     constexpr bool kSumsAtOnce = std::is_same_v<How, HalfExponents> || C::kConsumers == 3;
     const auto write = [&](int u, const float* value) {
 #pragma unroll

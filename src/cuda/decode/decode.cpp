@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "cuda/blocks/problem_params.h"
+#include "cuda/blocks/refusals.h"
 #include "cuda/decode/launch.h"
 #include "cuda/decode/plan.h"
 #include "cuda/device/device.h"
@@ -60,7 +61,7 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.pages = pages_of(problem);
   p.allowed = mask_of(problem.mask.allowed);
   p.bias = mask_of(problem.mask.bias);
-  p.bias_bytes = problem.mask.bias.present() ? static_cast<int>(size_bytes(problem.mask.bias.dtype)) : 0;
+  p.bias_bytes = blocks::bias_bytes_of(problem.mask);
   p.key_lengths = blocks::lengths_of(problem.mask.key_lengths);
   p.left = tile::clamped_reach(band.left);
   p.right = tile::clamped_reach(band.right);
@@ -98,29 +99,13 @@ std::string row_name(const DecodeRow& row) {
 
 void why_not(const DecodeRow& row, const Problem& problem, core::Refusals& refusals) {
   const DeviceFacts& device = device_facts(problem.device.index);
-  if (!device.present) {
-    refusals.add([&] { return "device: " + device.absence; });
-  } else if (device.major < 8) {
-    refusals.add([&] {
-      return "device: needs compute capability 8.0 or above, got " + std::to_string(device.major) + "." +
-             std::to_string(device.minor);
-    });
-  }
-  if (problem.q.dtype != row.type) {
-    refusals.add(
-        [&] { return "q: takes " + std::string(name(row.type)) + ", got " + std::string(name(problem.q.dtype)); });
-  }
+  blocks::refuse_device(device, device.major >= 8, "8.0 (Ampere) or later", refusals);
+  blocks::refuse_type(row.type, problem, refusals);
   if (!(problem.pattern == Pattern{2, 4} || problem.pattern == Pattern{1, 2})) {
     refusals.add([&] { return "pattern: takes 2:4 and 1:2, got " + to_string(problem.pattern); });
   }
   const core::Geometry geometry = core::geometry_of(problem);
-  const std::int64_t dim = std::max(geometry.d, geometry.d_v);
-  if (dim > row.dim || (dim <= row.dim_above && row.dim_above > 0)) {
-    refusals.add([&] {
-      return "d, d_v: takes a larger of " + std::to_string(row.dim_above + 1) + " to " + std::to_string(row.dim) +
-             ", got " + std::to_string(dim);
-    });
-  }
+  blocks::refuse_dims(row.dim_above, row.dim, geometry, refusals);
   if (problem.packed) refusals.add([] { return std::string("packed: takes batches that are not packed"); });
   if (const std::int64_t rows = rows_of_key_head(geometry); rows > kMaxRows) {
     refusals.add([&] {
@@ -141,23 +126,9 @@ void why_not(const DecodeRow& row, const Problem& problem, core::Refusals& refus
              " query rows a key head where heads choose together, got " + std::to_string(rows_of_key_head(geometry));
     });
   }
-  if (problem.block_table.present() && problem.k.extent(0) > tile::kMaxRows) {
-    refusals.add([&] {
-      return "k.shape[0]: takes up to " + std::to_string(tile::kMaxRows) + " pages, got " +
-             std::to_string(problem.k.extent(0));
-    });
-  }
-  if (geometry.n_k > tile::kMaxRows) {
-    refusals.add(
-        [&] { return "n_k: takes up to " + std::to_string(tile::kMaxRows) + ", got " + std::to_string(geometry.n_k); });
-  }
-  constexpr std::int64_t kMaxOffset = tile::kMaxRows / 2;  // sums of positions stay within 32 bits
-  if (is_banded(problem.mask) && std::abs(problem.mask.offset) > kMaxOffset) {
-    refusals.add([&] {
-      return "mask.offset: takes up to " + std::to_string(kMaxOffset) + " either way, got " +
-             std::to_string(problem.mask.offset);
-    });
-  }
+  blocks::refuse_pages(problem, refusals);
+  blocks::refuse_rows(problem, geometry, refusals);
+  blocks::refuse_offset(problem.mask, refusals);
   constexpr std::int64_t kMaxUnits = std::int64_t{1} << 24;  // times rows or splits of one: within a grid
   if (const std::int64_t units = geometry.batch * geometry.kv_heads; units > kMaxUnits) {
     refusals.add([&] {

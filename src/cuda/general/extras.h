@@ -111,7 +111,7 @@ __device__ __forceinline__ void cap_scores(float cap, std::uint32_t (&words)[C::
     if (row0 > blocks::kLowestScore || std::isnan(row0)) row0 = soft_capped(row0, cap);
     if (row1 > blocks::kLowestScore || std::isnan(row1)) row1 = soft_capped(row1, cap);
     words[0] = ptx::pack_f16x2_clamped(row0, row1);
-    turn<1>(words);
+    go_round<1>(words);
   }
 }
 template <typename C>
@@ -120,7 +120,7 @@ __device__ __forceinline__ void cap_scores(float cap, float (&scores)[C::kTileK 
   for (int i = 0; i < C::kTileK / 2; i += 2) {
     scores[0] = soft_capped(scores[0], cap);
     scores[1] = soft_capped(scores[1], cap);
-    turn<2>(scores);
+    go_round<2>(scores);
   }
 }
 

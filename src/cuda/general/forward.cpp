@@ -6,7 +6,10 @@
 
 #include "core/dropout.h"
 #include "core/geometry.h"
+#include "cuda/blocks/means.h"
+#include "cuda/blocks/means_plan.h"
 #include "cuda/blocks/problem_params.h"
+#include "cuda/blocks/refusals.h"
 #include "cuda/blocks/schedule.h"
 #include "cuda/device/device.h"
 #include "cuda/general/launch.h"
@@ -32,19 +35,12 @@ TensorView lse_in_workspace(const ForwardArgs& args, const ForwardPlan& plan) {
 
 Extras extras_of(const ForwardArgs& args, const ForwardPlan& plan, const ScoreScales& scales) {
   const Problem& problem = args.problem;
-  const core::Geometry geometry = core::geometry_of(problem);
   Extras e;
   if (problem.soft_cap) {
-    // In compared scores. Where that is beyond fp32 no score comes near it.
-    const double cap = std::max(*problem.soft_cap * scales.bias_scale, 0x1p-126);
-    e.cap = cap < 0x1p126 ? static_cast<float>(cap) : 0.0f;
+    e.cap = compared_cap(*problem.soft_cap, scales);
     e.two_passes = e.cap != 0 && problem.mask.bias.present() ? 1 : 0;
   }
-  if (plan.rest_mean) {
-    e.means.data = static_cast<const float*>(args.run.workspace);
-    e.means.table = plan.means;
-    e.means.heads_per_mean = tile::Divisor(static_cast<int>(geometry.heads / plan.mean_heads));
-  }
+  e.means = means_view_of(plan.means, problem, args.run.workspace);
   if (const Dropout& dropout = problem.dropout; dropout.probability > 0) {
     e.drop_below = core::dropout_threshold(dropout.probability);
     e.keep_probability = static_cast<float>(1 - dropout.probability);
@@ -56,8 +52,8 @@ Extras extras_of(const ForwardArgs& args, const ForwardPlan& plan, const ScoreSc
     }
   }
   if (plan.together) e.shared_lse = lse_of(lse_in_workspace(args, plan));
-  e.counts_apart = plan.rest_mean || e.drop_below != 0 ? 1 : 0;
-  e.present = e.cap != 0 || plan.rest_mean || e.drop_below != 0 || plan.together ? 1 : 0;
+  e.counts_apart = plan.means.present || e.drop_below != 0 ? 1 : 0;
+  e.present = e.cap != 0 || plan.means.present || e.drop_below != 0 || plan.together ? 1 : 0;
   return e;
 }
 
@@ -65,29 +61,16 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   const Problem& problem = args.problem;
   const core::Geometry geometry = core::geometry_of(problem);
   ForwardParams p{};
-  p.q = rows_of(problem.q);
-  p.k = rows_of(problem.k);
-  p.v = rows_of(problem.v);
-  p.out = out_of(args.out);
-  p.lse = lse_of(args.lse);
+  set_tensors(p, args);
   p.allowed = mask_of(problem.mask.allowed);
   p.bias = mask_of(problem.mask.bias);
-  p.bias_type =
-      problem.mask.bias.present() && problem.mask.bias.dtype != DType::f32 ? BiasType::as_inputs : BiasType::f32;
-  if (problem.sinks.present()) {
-    p.sinks = static_cast<const float*>(problem.sinks.data);
-    p.sink_stride = problem.sinks.step(0);
-  }
+  set_scoring(p, problem);
   p.work = planned_work(problem, plan);
   p.pages = pages_of(problem);
   p.group = plan.group;
   p.tiles = tile::key_tiles(layout_of(plan.kind), problem.pattern, problem.grouping, plan.shape.tile_k);
-  const Scaling scaling = scaling_of(problem);
-  p.scales = scaling.scales;
-  p.score_scale = scaling.score_scale;
   p.bare_scores = p.bias.data == nullptr && p.allowed.data == nullptr && p.score_scale == 1 && p.pages.table == nullptr;
   p.extras = extras_of(args, plan, p.scales);
-  p.keep = problem.pattern.is_dense() ? 0 : problem.pattern.keep;
   p.one_of_two = problem.pattern == Pattern{1, 2} ? 1 : 0;
   p.d = static_cast<int>(geometry.d);
   p.d_v = static_cast<int>(geometry.d_v);
@@ -152,39 +135,6 @@ void launch_lse(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t s
   launch_kernel(dense.problem, own, params, stream);
 }
 
-MeansParams means_of(const ForwardArgs& args, const ForwardPlan& plan, const ForwardParams& params) {
-  const Problem& problem = args.problem;
-  const core::Geometry geometry = core::geometry_of(problem);
-  auto* table = static_cast<std::byte*>(args.run.workspace);
-  const tile::MeansBytes bytes = tile::means_bytes(plan.means, plan.mean_heads, plan.shape.dim);
-  MeansParams m;
-  m.v = params.v;
-  m.pages = params.pages;
-  m.type = problem.v.dtype;
-  m.columns = static_cast<int>(geometry.d_v);
-  m.vector = params.vector_v;
-  m.heads = static_cast<int>(plan.mean_heads);
-  m.heads_per_key_head = tile::Divisor(static_cast<int>(plan.mean_heads / geometry.kv_heads));
-  m.allowed = params.allowed;
-  m.bias = params.bias;
-  m.bias_bytes = problem.mask.bias.present() ? static_cast<int>(size_bytes(problem.mask.bias.dtype)) : 0;
-  m.work = params.work;
-  m.sequences = static_cast<int>(geometry.batch);
-  m.table = plan.means;
-  m.stride = plan.shape.dim;
-  m.means = reinterpret_cast<float*>(table);
-  m.sums = reinterpret_cast<float*>(table + bytes.sums);
-  m.counts = reinterpret_cast<int*>(table + bytes.counts);
-  return m;
-}
-
-// A stand-in for an output that nobody has given yet: contiguous and aligned.
-TensorView contiguous_out(const Problem& problem) {
-  auto* stand_in = reinterpret_cast<void*>(std::uintptr_t{1} << 12);  // never read or written
-  return {
-      stand_in, problem.q.dtype, {problem.q.extent(0), problem.q.extent(1), problem.q.extent(2), problem.v.extent(3)}};
-}
-
 std::int64_t sharing_heads(const Problem& problem) {
   return problem.k.extent(1) > 0 ? problem.q.extent(1) / problem.k.extent(1) : 1;
 }
@@ -193,17 +143,8 @@ std::int64_t sharing_heads(const Problem& problem) {
 
 void why_not(DType type, const Problem& problem, core::Refusals& refusals) {
   const DeviceFacts& device = device_facts(problem.device.index);
-  if (!device.present) {
-    refusals.add([&] { return "device: " + device.absence; });
-  } else if (device.major < 8) {
-    refusals.add([&] {
-      return "device: needs compute capability 8.0 (Ampere) or later, got " + std::to_string(device.major) + "." +
-             std::to_string(device.minor);
-    });
-  }
-  if (problem.q.dtype != type) {
-    refusals.add([&] { return "q: takes " + std::string(name(type)) + ", got " + std::string(name(problem.q.dtype)); });
-  }
+  refuse_device(device, device.major >= 8, "8.0 (Ampere) or later", refusals);
+  refuse_type(type, problem, refusals);
   if (const std::int64_t sharing = sharing_heads(problem);
       problem.choice == Choice::shared && !problem.pattern.is_dense() && sharing > kMostSharingHeads) {
     refusals.add([&] {
@@ -211,41 +152,16 @@ void why_not(DType type, const Problem& problem, core::Refusals& refusals) {
              " query heads a key head where they choose together, got " + std::to_string(sharing);
     });
   }
-  if (problem.block_table.present() && problem.k.extent(0) > tile::kMaxRows) {
-    refusals.add([&] {
-      return "k.shape[0]: takes up to " + std::to_string(tile::kMaxRows) + " pages, got " +
-             std::to_string(problem.k.extent(0));
-    });
-  }
-  // Positions and sums of them stay within 32 bits.
+  refuse_pages(problem, refusals);
   const core::Geometry geometry = core::geometry_of(problem);
-  if (const std::int64_t rows = std::max(geometry.n_q, geometry.n_k); rows > tile::kMaxRows) {
-    refusals.add(
-        [&] { return "n_q, n_k: takes up to " + std::to_string(tile::kMaxRows) + ", got " + std::to_string(rows); });
-  }
-  constexpr std::int64_t kMaxPacked = std::int64_t{1} << 30;
-  if (const std::int64_t rows = std::max(problem.q.extent(2), problem.k.extent(2));
-      problem.packed && rows > kMaxPacked) {
-    refusals.add([&] {
-      return "q.shape[2], k.shape[2]: takes up to " + std::to_string(kMaxPacked) + " rows of a packed batch, got " +
-             std::to_string(rows);
-    });
-  }
+  refuse_rows(problem, geometry, refusals);
   constexpr std::int64_t kMaxTiles = (std::int64_t{1} << 31) - 1;  // CTAs of a grid
   if (const std::int64_t tiles = geometry.batch * geometry.heads * ((geometry.n_q + 31) / 32); tiles > kMaxTiles) {
     refusals.add([&] {
       return "batch * heads * n_q / 32: takes up to " + std::to_string(kMaxTiles) + ", got " + std::to_string(tiles);
     });
   }
-  for (const auto& [mask, which] : {std::pair{&problem.mask.allowed, "allowed"}, {&problem.mask.bias, "bias"}}) {
-    constexpr std::int64_t kMaxKeyStride = std::int64_t{1} << 28;
-    if (mask->present() && mask->extent(3) > 1 && std::abs(mask->step(3)) > kMaxKeyStride) {
-      refusals.add([&] {
-        return std::string(which) + ": takes a stride along the keys of up to " + std::to_string(kMaxKeyStride) +
-               ", got " + std::to_string(mask->step(3));
-      });
-    }
-  }
+  refuse_key_strides(problem.mask, std::int64_t{1} << 28, refusals);
 }
 
 std::string describe_plan(const Problem& problem) {
@@ -262,7 +178,9 @@ void forward_launch(const ForwardArgs& args) {
   const ForwardPlan plan = plan_forward(problem, args.out, device_facts(problem.device.index));
   if (plan.together) launch_lse(args, plan, stream);
   const ForwardParams params = params_of(args, plan);
-  if (plan.rest_mean) launch_means(means_of(args, plan, params), stream);
+  if (plan.means.present) {
+    launch_means(means_params_of(plan.means, problem, params.work, args.run.workspace), stream);
+  }
   launch_kernel(problem, plan, params, stream);
 }
 

@@ -55,7 +55,7 @@ __device__ __forceinline__ float biased(const ScoreScales& scales, float score, 
 
 // Registers cannot be counted through: in rolled loops they go round, kStep at a time.
 template <int kStep, typename Word, int kCount>
-__device__ __forceinline__ void turn(Word (&words)[kCount]) {
+__device__ __forceinline__ void go_round(Word (&words)[kCount]) {
   Word first[kStep];
 #pragma unroll
   for (int i = 0; i < kStep; ++i) first[i] = words[i];
@@ -94,7 +94,7 @@ __device__ __forceinline__ void mask_by_tensors(const Params& params, const Item
         if (allowed.row1[from * allowed.key_bytes] == 0) scores[i + 2] = -INFINITY;
       }
     }
-    turn<4>(scores);
+    go_round<4>(scores);
   }
 }
 
@@ -112,7 +112,7 @@ __device__ __forceinline__ void mask_pages(const ForwardParams& params, int sequ
         scores[i] = scores[i + 2] = -INFINITY;
       }
     }
-    turn<4>(scores);
+    go_round<4>(scores);
   }
 }
 

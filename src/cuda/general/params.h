@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/blocks/means.h"
+#include "cuda/blocks/means_params.h"
 #include "cuda/blocks/pages.h"
 #include "cuda/blocks/scales.h"
 #include "cuda/blocks/views.h"

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "core/geometry.h"
+#include "cuda/blocks/means_plan.h"
 #include "cuda/blocks/problem_params.h"
 #include "cuda/tile/walk.h"
 
@@ -53,31 +54,6 @@ const char* name_of(Kind kind) {
       return "full fp32, no tensor cores";
   }
   return "";
-}
-
-constexpr std::size_t kWorkspaceAlignment = 256;
-
-// What rest = mean needs in the workspace.
-void add_means(const Problem& problem, ForwardPlan& plan) {
-  const core::Geometry geometry = core::geometry_of(problem);
-  const auto by_head = [](const ConstTensorView& mask) {
-    return mask.present() && mask.extent(1) > 1 && mask.step(1) != 0;
-  };
-  const Reach reach = reach_of(problem.mask);
-  plan.rest_mean = true;
-  plan.mean_heads = by_head(problem.mask.allowed) || by_head(problem.mask.bias) ? geometry.heads : geometry.kv_heads;
-  plan.means = tile::mean_table(
-      {.left = reach.left,
-       .right = reach.right,
-       .sequences = static_cast<int>(geometry.batch),
-       .n_q = static_cast<int>(geometry.n_q),
-       .n_k = static_cast<int>(geometry.n_k),
-       .packed = problem.packed.has_value(),
-       .masked = problem.mask.allowed.present() || problem.mask.bias.present() || problem.block_table.present(),
-       .lengths_known = !problem.packed && !problem.mask.key_lengths.present(),
-       .q_rows = static_cast<int>(problem.q.extent(2)),
-       .k_rows = static_cast<int>(problem.k.extent(2))});
-  plan.workspace_bytes = tile::means_bytes(plan.means, plan.mean_heads, plan.shape.dim).total;
 }
 
 }  // namespace
@@ -153,8 +129,13 @@ ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const De
   plan.vector_k = blocks::is_vector(problem.k);
   plan.vector_v = blocks::is_vector(problem.v);
   plan.vector_out = blocks::is_vector(out);
-  if (problem.rest == Rest::mean && !problem.pattern.is_dense()) add_means(problem, plan);
+  if (problem.rest == Rest::mean && !problem.pattern.is_dense()) {
+    const Reach reach = reach_of(problem.mask);
+    plan.means = blocks::plan_means(problem, reach.left, reach.right, plan.shape.dim, 0);
+    plan.workspace_bytes = plan.means.end;
+  }
   if (plan.together) {
+    constexpr std::size_t kWorkspaceAlignment = 256;
     plan.lse_begin = (plan.workspace_bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
     const std::int64_t rows = problem.q.extent(0) * problem.q.extent(1) * problem.q.extent(2);
     plan.workspace_bytes = plan.lse_begin + static_cast<std::size_t>(rows) * sizeof(float);
@@ -187,7 +168,7 @@ std::string to_string(const ForwardPlan& plan) {
        << plan.stages << (plan.stages == 1 ? " stage, " : " stages, ") << plan.shared_bytes()
        << " bytes of shared memory, " << plan.resident << " a multiprocessor"
        << (plan.together ? "\nbefore      log-sum-exps of all keys, by which heads choose together" : "")
-       << (plan.rest_mean ? "\nbefore      means of V for the weight of pruned keys" : "")
+       << (plan.means.present ? "\nbefore      means of V for the weight of pruned keys" : "")
        << (plan.workspace_bytes > 0 ? "\nworkspace   " + std::to_string(plan.workspace_bytes) + " bytes" : "")
        << "\n16 bytes    q " << yes(plan.vector_q) << ", k " << yes(plan.vector_k) << ", v " << yes(plan.vector_v)
        << ", out " << yes(plan.vector_out) << "\nlaunch      " << plan.ctas << " CTAs of " << plan.shape.threads

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/blocks/means_params.h"
 #include "cuda/device/facts.h"
 #include "cuda/general/config.h"
 #include "cuda/tile/group_rows.h"
-#include "cuda/tile/means.h"
 #include "dspattn/attention.h"
 
 namespace dspattn::cuda::general {
@@ -39,10 +39,7 @@ struct ForwardPlan {
   std::int64_t ctas = 0;
   bool vector_q = false, vector_k = false, vector_v = false, vector_out = false;  // rows that are 16-byte aligned
 
-  // rest = mean
-  bool rest_mean = false;
-  tile::MeanTable means;
-  std::int64_t mean_heads = 0;
+  blocks::MeansPlan means;  // rest = mean
   // Heads that choose together: a kernel before, for the log-sum-exps of all visible scores.
   bool together = false;
   std::size_t lse_begin = 0;  // in the workspace, behind the means

@@ -1,8 +1,11 @@
 // What forward and backward of the general kernel make of a problem alike.
 #pragma once
 
+#include <algorithm>
+
 #include "core/geometry.h"
 #include "cuda/blocks/problem_params.h"
+#include "cuda/general/params.h"
 #include "cuda/tile/walk.h"
 #include "dspattn/attention.h"
 
@@ -34,6 +37,27 @@ inline Scaling scaling_of(const Problem& problem) {
     scaling.score_scale = static_cast<float>(core::selection_scale(scale));
   }
   return scaling;
+}
+
+// A soft cap of compared scores. Where it is beyond fp32 no score comes near it: 0, none.
+inline float compared_cap(double soft_cap, const blocks::ScoreScales& scales) {
+  const double cap = std::max(soft_cap * scales.bias_scale, 0x1p-126);
+  return cap < 0x1p126 ? static_cast<float>(cap) : 0.0f;
+}
+
+// What becomes of scores before the softmax, in parameters that name it alike.
+template <typename Params>
+void set_scoring(Params& params, const Problem& problem) {
+  const ConstTensorView& bias = problem.mask.bias;
+  params.bias_type = bias.present() && bias.dtype != DType::f32 ? BiasType::as_inputs : BiasType::f32;
+  if (problem.sinks.present()) {
+    params.sinks = static_cast<const float*>(problem.sinks.data);
+    params.sink_stride = problem.sinks.step(0);
+  }
+  const Scaling scaling = scaling_of(problem);
+  params.scales = scaling.scales;
+  params.score_scale = scaling.score_scale;
+  params.keep = problem.pattern.is_dense() ? 0 : problem.pattern.keep;
 }
 
 }  // namespace dspattn::cuda::general

@@ -89,6 +89,18 @@ __device__ __forceinline__ TileSums weigh_fours(const PackedTile<C>& packed, Row
   return {weigher.tile0, weigher.tile1};
 }
 
+// Weights of two keys of either row: counted, and packed as registers 2i and 2i + 1 of a dense A operand.
+template <typename C>
+__device__ __forceinline__ void take_weights(const float (&weight)[4], int i, RowBlock<C>& block, TileSums& sums) {
+  sums.row0 += weight[0] + weight[1];
+  sums.row1 += weight[2] + weight[3];
+  const auto pack = [](float a, float b) {
+    return C::kType == DType::bf16 ? ptx::pack_bf16x2(a, b) : ptx::pack_f16x2(a, b);
+  };
+  block.weights[2 * i] = pack(weight[0], weight[1]);
+  block.weights[2 * i + 1] = pack(weight[2], weight[3]);
+}
+
 // Weights of all scores in the order of a dense A operand.
 template <typename C>
 __device__ __forceinline__ TileSums weigh_all(const PackedTile<C>& packed, RowBlock<C>& block,
@@ -99,13 +111,7 @@ __device__ __forceinline__ TileSums weigh_all(const PackedTile<C>& packed, RowBl
   for (int i = 0; i < C::kTileK / 8; ++i) {
     float weight[4];
     exponents.weigh(packed.words[2 * i], packed.words[2 * i + 1], weight);
-    sums.row0 += weight[0] + weight[1];
-    sums.row1 += weight[2] + weight[3];
-    const auto pack = [](float a, float b) {
-      return C::kType == DType::bf16 ? ptx::pack_bf16x2(a, b) : ptx::pack_f16x2(a, b);
-    };
-    block.weights[2 * i] = pack(weight[0], weight[1]);
-    block.weights[2 * i + 1] = pack(weight[2], weight[3]);
+    take_weights<C>(weight, i, block, sums);
   }
   return sums;
 }
@@ -207,13 +213,7 @@ __device__ __forceinline__ TileSums weigh_unselected(RowBlock<C>& block, float s
     for (int j = 0; j < 4; ++j) {
       weight[j] = ptx::exp2_fast(fmaf(block.scores[4 * i + j], scale, j < 2 ? block.state.minus0 : block.state.minus1));
     }
-    sums.row0 += weight[0] + weight[1];
-    sums.row1 += weight[2] + weight[3];
-    const auto pack = [](float a, float b) {
-      return C::kType == DType::bf16 ? ptx::pack_bf16x2(a, b) : ptx::pack_f16x2(a, b);
-    };
-    block.weights[2 * i] = pack(weight[0], weight[1]);
-    block.weights[2 * i + 1] = pack(weight[2], weight[3]);
+    take_weights<C>(weight, i, block, sums);
   }
   return sums;
 }

@@ -15,12 +15,6 @@
 namespace dspattn::cuda::general::backward {
 namespace {
 
-// Of what is only read.
-LseView lse_view(const ConstTensorView& tensor) {
-  if (!tensor.present()) return {};
-  return {const_cast<float*>(static_cast<const float*>(tensor.data)), tensor.step(0), tensor.step(1), tensor.step(2)};
-}
-
 Dropping dropping_of(const Dropout& dropout) {
   if (dropout.probability <= 0) return {};
   Dropping d;
@@ -68,45 +62,22 @@ BackwardParams params_of(const BackwardArgs& args, const BackwardPlan& plan) {
   const auto vector = [](const ConstTensorView& tensor) { return blocks::is_vector(tensor) ? 1 : 0; };
   const auto fp32 = [](const auto& tensor) { return tensor.dtype == DType::f32 ? 1 : 0; };
   BackwardParams p;
-  p.q = rows_of(problem.q);
-  p.k = rows_of(problem.k);
-  p.v = rows_of(problem.v);
-  p.out = rows_of(args.out);
-  p.d_out = rows_of(args.d_out);
-  p.lse = lse_view(args.lse);
-  p.d_lse = lse_view(args.d_lse);
-  p.d_q = out_of(args.d_q);
-  p.d_k = out_of(args.d_k);
-  p.d_v = out_of(args.d_v);
-  p.allowed = mask_of(problem.mask.allowed);
-  p.bias = mask_of(problem.mask.bias);
-  p.bias_type =
-      problem.mask.bias.present() && problem.mask.bias.dtype != DType::f32 ? BiasType::as_inputs : BiasType::f32;
+  set_tensors(p, args);
+  set_scoring(p, problem);
   p.work = work_of(problem);
   p.tiles = tile::key_tiles(tile::TileLayout::places, problem.pattern, problem.grouping, plan.queries.keys);
-  const Scaling scaling = scaling_of(problem);
-  p.scales = scaling.scales;
-  p.score_scale = scaling.score_scale;
   p.prepared = prepared_of(plan, args.run.workspace);
   p.dropping = dropping_of(problem.dropout);
   p.bias_gradient = bias_gradient_of(args.d_bias, geometry);
-  if (problem.sinks.present()) {
-    p.sinks = static_cast<const float*>(problem.sinks.data);
-    p.sink_stride = problem.sinks.step(0);
-  }
   if (args.d_sinks.present()) {
     p.d_sinks = static_cast<float*>(args.d_sinks.data);
     p.d_sink_stride = args.d_sinks.step(0);
   }
   const bool is_fp32 = problem.q.dtype == DType::f32;
-  if (problem.soft_cap) {  // of compared scores; beyond fp32 no score comes near it
-    const double cap = std::max(*problem.soft_cap * p.scales.bias_scale, 0x1p-126);
-    p.cap = cap < 0x1p126 ? static_cast<float>(cap) : 0.0f;
-  }
+  if (problem.soft_cap) p.cap = compared_cap(*problem.soft_cap, p.scales);
   p.d_q_scale = static_cast<float>(geometry.scale);
   const bool scales_q = !is_fp32 && p.score_scale == 1;
   p.d_k_scale = static_cast<float>(scales_q ? geometry.scale / core::selection_scale(geometry.scale) : geometry.scale);
-  p.keep = problem.pattern.is_dense() ? 0 : problem.pattern.keep;
   p.sequences = static_cast<int>(geometry.batch);
   p.kv_heads = static_cast<int>(geometry.kv_heads);
   p.d = static_cast<int>(geometry.d);

@@ -138,16 +138,6 @@ __device__ __forceinline__ std::uint32_t dropped_elements(const BackwardParams& 
   return dropped;
 }
 
-// Registers cannot be counted through: in a rolled loop they go round, kStep at a time.
-template <int kStep, typename Word, int kCount>
-__device__ __forceinline__ void go_round(Word (&words)[kCount]) {
-  Word first[kStep];
-#pragma unroll
-  for (int i = 0; i < kStep; ++i) first[i] = words[i];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) words[i] = i + kStep < kCount ? words[i + kStep] : first[i + kStep - kCount];
-}
-
 // The slopes of a soft cap at a Block's scores, of 16-bit inputs in fp16.
 template <typename C>
 struct Slopes {

@@ -9,12 +9,6 @@
 namespace dspattn::cuda::sm90::backward {
 namespace {
 
-// Of what is only read.
-LseView lse_view(const ConstTensorView& tensor) {
-  if (!tensor.present()) return {};
-  return {const_cast<float*>(static_cast<const float*>(tensor.data)), tensor.step(0), tensor.step(1), tensor.step(2)};
-}
-
 Scratch scratch_of(const ScratchOffsets& at, void* workspace) {
   auto* base = static_cast<std::uint8_t*>(workspace);
   return {base + at.q,
@@ -30,19 +24,8 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   const core::Geometry geometry = core::geometry_of(problem);
   const auto flag = [](const ConstTensorView& tensor) { return is_vector(tensor) ? 1 : 0; };
   BackwardParams p;
-  p.q = rows_of(problem.q);
-  p.k = rows_of(problem.k);
-  p.v = rows_of(problem.v);
-  p.out = rows_of(args.out);
-  p.d_out = rows_of(args.d_out);
-  p.lse = lse_view(args.lse);
-  p.d_lse = lse_view(args.d_lse);
-  p.d_q = blocks::out_of(args.d_q);
-  p.d_k = blocks::out_of(args.d_k);
-  p.d_v = blocks::out_of(args.d_v);
-  p.allowed = mask_of(problem.mask.allowed);
-  p.bias = mask_of(problem.mask.bias);
-  p.bias_bytes = problem.mask.bias.present() ? static_cast<int>(size_bytes(problem.mask.bias.dtype)) : 0;
+  set_tensors(p, args);
+  p.bias_bytes = bias_bytes_of(problem.mask);
   p.work = blocks::work_of(problem);
   p.keys = tile::key_map(pattern_of(kernel.selection), problem.grouping, plan.score_keys);
   p.scales = blocks::scales_of(kernel.type, geometry.scale, problem.mask.bias.present());

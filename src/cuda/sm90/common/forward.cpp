@@ -4,7 +4,9 @@
 
 #include "core/geometry.h"
 #include "cuda/blocks/means.h"
+#include "cuda/blocks/means_plan.h"
 #include "cuda/blocks/problem_params.h"
+#include "cuda/blocks/refusals.h"
 #include "cuda/blocks/schedule.h"
 #include "cuda/blocks/tensor_maps.h"
 #include "cuda/device/device.h"
@@ -23,7 +25,7 @@ MaskParams masks_of(const Mask& mask, const core::Geometry& geometry, bool by_tm
   MaskParams p{};
   p.allowed = mask_of(mask.allowed);
   p.bias = mask_of(mask.bias);
-  p.bias_bytes = mask.bias.present() ? static_cast<int>(size_bytes(mask.bias.dtype)) : 0;
+  p.bias_bytes = bias_bytes_of(mask);
   p.bytes = mask.bias.present() ? p.bias_bytes : mask.allowed.present() ? 1 : 0;
   p.by_tma = by_tma ? 1 : 0;
   if (!by_tma) return p;
@@ -55,11 +57,7 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   const core::Geometry geometry = core::geometry_of(problem);
   const DType type = problem.q.dtype;
   ForwardParams p{};
-  p.q = rows_of(problem.q);
-  p.k = rows_of(problem.k);
-  p.v = rows_of(problem.v);
-  p.out = out_of(args.out);
-  p.lse = lse_of(args.lse);
+  set_tensors(p, args);
   p.masks = masks_of(problem.mask, geometry, plan.variant == Variant::general && plan.tma_masks);
   p.work = work_of(problem, plan);
   if (plan.walk == Walk::schedule) p.work.schedule = static_cast<tile::ScheduleHeader*>(args.run.workspace);
@@ -79,47 +77,14 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.vector_v = plan.vector_v ? 1 : 0;
   p.vector_out = plan.vector_out ? 1 : 0;
   // The kernels that write means wait for everything before them: nobody needs to wait once more.
-  p.overlaps = plan.overlaps && !plan.rest_mean ? 1 : 0;
+  p.overlaps = plan.overlaps && !plan.means.present ? 1 : 0;
   p.short_items = plan.short_items ? 1 : 0;
   p.partial_blocks = plan.partial_blocks ? 1 : 0;
   p.last_k = last_row(problem.k);
   p.last_v = last_row(problem.v);
-  if (plan.rest_mean) {
-    p.means.data = reinterpret_cast<const float*>(static_cast<const std::byte*>(args.run.workspace) + plan.means_begin);
-    p.means.table = plan.means;
-    p.means.heads_per_mean = tile::Divisor(static_cast<int>(geometry.heads / plan.mean_heads));
-  }
+  p.means = means_view_of(plan.means, problem, args.run.workspace);
   return p;
 }
-
-namespace {
-
-MeansParams means_of(const ForwardArgs& args, const ForwardPlan& plan, const ForwardParams& params) {
-  const Problem& problem = args.problem;
-  const core::Geometry geometry = core::geometry_of(problem);
-  auto* table = static_cast<std::byte*>(args.run.workspace) + plan.means_begin;
-  const tile::MeansBytes bytes = tile::means_bytes(plan.means, plan.mean_heads, plan.traits.dim);
-  MeansParams m;
-  m.v = params.v;
-  m.type = problem.v.dtype;
-  m.columns = static_cast<int>(geometry.d_v);
-  m.vector = params.vector_v;
-  m.heads = static_cast<int>(plan.mean_heads);
-  m.heads_per_key_head = tile::Divisor(static_cast<int>(plan.mean_heads / geometry.kv_heads));
-  m.allowed = params.masks.allowed;
-  m.bias = params.masks.bias;
-  m.bias_bytes = params.masks.bias_bytes;
-  m.work = params.work;
-  m.sequences = static_cast<int>(geometry.batch);
-  m.table = plan.means;
-  m.stride = plan.traits.dim;
-  m.means = reinterpret_cast<float*>(table);
-  m.sums = reinterpret_cast<float*>(table + bytes.sums);
-  m.counts = reinterpret_cast<int*>(table + bytes.counts);
-  return m;
-}
-
-}  // namespace
 
 void clear_packed(const ForwardArgs& args) {
   if (!args.problem.packed || args.problem.q.extent(1) == 0 || args.problem.q.extent(2) == 0) return;
@@ -134,24 +99,17 @@ void prepare(const ForwardArgs& args, const ForwardPlan& plan, const ForwardPara
     s.capacity = static_cast<int>(entries);
     s.tile_q = plan.traits.tile_q;
   }
-  launch_prepare(s, static_cast<cudaStream_t>(args.run.stream));
-  if (plan.rest_mean) launch_means(means_of(args, plan, params), static_cast<cudaStream_t>(args.run.stream));
+  auto* stream = static_cast<cudaStream_t>(args.run.stream);
+  launch_prepare(s, stream);
+  if (plan.means.present) {
+    launch_means(means_params_of(plan.means, args.problem, params.work, args.run.workspace), stream);
+  }
 }
 
 void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& refusals) {
   const DeviceFacts& device = device_facts(problem.device.index);
-  if (!device.present) {
-    refusals.add([&] { return "device: " + device.absence; });
-  } else if (device.major != 9) {
-    refusals.add([&] {
-      return "device: needs compute capability 9.0 (Hopper), got " + std::to_string(device.major) + "." +
-             std::to_string(device.minor);
-    });
-  }
-  if (problem.q.dtype != row.type) {
-    refusals.add(
-        [&] { return "q: takes " + std::string(name(row.type)) + ", got " + std::string(name(problem.q.dtype)); });
-  }
+  refuse_device(device, device.major == 9, "9.0 (Hopper)", refusals);
+  refuse_type(row.type, problem, refusals);
   if (!(problem.pattern == row.pattern)) {
     refusals.add([&] { return "pattern: takes " + to_string(row.pattern) + ", got " + to_string(problem.pattern); });
   }
@@ -162,50 +120,16 @@ void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& 
              std::to_string(geometry.scale);
     });
   }
-  const std::int64_t dim = std::max(geometry.d, geometry.d_v);
-  if (dim > row.dim || (dim <= row.dim_above && row.dim_above > 0)) {
-    refusals.add([&] {
-      return "d, d_v: takes a larger of " + std::to_string(row.dim_above + 1) + " to " + std::to_string(row.dim) +
-             ", got " + std::to_string(dim);
-    });
-  }
-  if (geometry.n_q > tile::kMaxRows || geometry.n_k > tile::kMaxRows) {
-    refusals.add([&] {
-      return "n_q, n_k: takes up to " + std::to_string(tile::kMaxRows) + ", got " +
-             std::to_string(std::max(geometry.n_q, geometry.n_k));
-    });
-  }
-  if (problem.packed) {  // positions within a packed tensor are int32, as the cumulative lengths are
-    constexpr std::int64_t kMaxPacked = std::int64_t{1} << 30;
-    if (const std::int64_t rows = std::max(problem.q.extent(2), problem.k.extent(2)); rows > kMaxPacked) {
-      refusals.add([&] {
-        return "q.shape[2], k.shape[2]: takes up to " + std::to_string(kMaxPacked) + " rows of a packed batch, got " +
-               std::to_string(rows);
-      });
-    }
-  }
-  constexpr std::int64_t kMaxOffset = tile::kMaxRows / 2;  // sums of positions stay within 32 bits
-  if (is_banded(problem.mask) && std::abs(problem.mask.offset) > kMaxOffset) {
-    refusals.add([&] {
-      return "mask.offset: takes up to " + std::to_string(kMaxOffset) + " either way, got " +
-             std::to_string(problem.mask.offset);
-    });
-  }
+  refuse_dims(row.dim_above, row.dim, geometry, refusals);
+  refuse_rows(problem, geometry, refusals);
+  refuse_offset(problem.mask, refusals);
   constexpr std::int64_t kMaxItems = std::int64_t{1} << 28;
   if (const std::int64_t items = geometry.batch * geometry.heads * ((geometry.n_q + 127) / 128); items > kMaxItems) {
     refusals.add([&] {
       return "batch * heads * n_q / 128: takes up to " + std::to_string(kMaxItems) + ", got " + std::to_string(items);
     });
   }
-  for (const auto& [mask, which] : {std::pair{&problem.mask.allowed, "allowed"}, {&problem.mask.bias, "bias"}}) {
-    constexpr std::int64_t kMaxKeyStride = std::int64_t{1} << 21;  // 128 keys of 4 bytes within 32 bits
-    if (mask->present() && mask->extent(3) > 1 && std::abs(mask->step(3)) > kMaxKeyStride) {
-      refusals.add([&] {
-        return std::string(which) + ": takes a stride along the keys of up to " + std::to_string(kMaxKeyStride) +
-               ", got " + std::to_string(mask->step(3));
-      });
-    }
-  }
+  refuse_key_strides(problem.mask, std::int64_t{1} << 21, refusals);  // 128 keys of 4 bytes within 32 bits
 }
 
 }  // namespace dspattn::cuda::sm90

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/blocks/means_params.h"
 #include "cuda/sm90/common/variant.h"
-#include "cuda/tile/means.h"
 #include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::sm90 {
@@ -50,11 +50,7 @@ struct ForwardPlan {
   int stages = 0;                   // in use
   std::size_t workspace_bytes = 0;  // of the schedule and the means
 
-  // rest = mean: the table of means (tile/means.h), of how many heads, and where in the workspace it begins.
-  bool rest_mean = false;
-  tile::MeanTable means;
-  std::int64_t mean_heads = 0;
-  std::size_t means_begin = 0;
+  blocks::MeansPlan means;  // rest = mean
 };
 
 }  // namespace dspattn::cuda::sm90

@@ -23,7 +23,7 @@ void launch_plan(const char* name, Kernel kernel, int shared_bytes, const Forwar
           .threads = plan.threads,
           .shared_bytes = shared_bytes,
           .cluster_ctas = plan.pairs ? 2 : 1,
-          .may_overlap = plan.walk == Walk::schedule || plan.overlaps || plan.rest_mean},
+          .may_overlap = plan.walk == Walk::schedule || plan.overlaps || plan.means.present},
          stream, params);
 }
 

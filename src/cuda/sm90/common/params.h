@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "cuda/blocks/masks.h"
-#include "cuda/blocks/means.h"
+#include "cuda/blocks/means_params.h"
 #include "cuda/blocks/scales.h"
 #include "cuda/blocks/views.h"
 #include "cuda/blocks/work_params.h"

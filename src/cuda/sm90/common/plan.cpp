@@ -42,13 +42,6 @@ blocks::Extents mask_extents(const core::Geometry& geometry) {
   return {geometry.batch, geometry.heads, geometry.n_q, geometry.n_k};
 }
 
-TensorView contiguous_out(const Problem& problem) {
-  // Never read or written; aligned as an allocation is.
-  auto* stand_in = reinterpret_cast<void*>(std::uintptr_t{1} << 12);
-  return {
-      stand_in, problem.q.dtype, {problem.q.extent(0), problem.q.extent(1), problem.q.extent(2), problem.v.extent(3)}};
-}
-
 void look_at_tensors(const ForwardQuestion& question, ForwardPlan& plan) {
   const Problem& problem = question.problem;
   plan.vector_q = blocks::is_vector(problem.q);
@@ -96,29 +89,6 @@ void choose_order(const ForwardQuestion& question, int tile_q, int workers, Forw
                                               static_cast<int>(geometry.heads / geometry.kv_heads), workers, tile_q);
 }
 
-void add_means(const ForwardQuestion& question, int columns, ForwardPlan& plan) {
-  const core::Geometry& geometry = question.geometry;
-  const Problem& problem = question.problem;
-  const auto by_head = [](const ConstTensorView& mask) {
-    return mask.present() && mask.extent(1) > 1 && mask.step(1) != 0;
-  };
-  constexpr std::size_t kAlignment = 256;  // of the workspace
-  plan.rest_mean = true;
-  plan.mean_heads = by_head(problem.mask.allowed) || by_head(problem.mask.bias) ? geometry.heads : geometry.kv_heads;
-  plan.means = tile::mean_table({.left = tile::clamped_reach(question.band.left),
-                                 .right = tile::clamped_reach(question.band.right),
-                                 .sequences = static_cast<int>(geometry.batch),
-                                 .n_q = static_cast<int>(geometry.n_q),
-                                 .n_k = static_cast<int>(geometry.n_k),
-                                 .packed = problem.packed.has_value(),
-                                 .masked = problem.mask.allowed.present() || problem.mask.bias.present(),
-                                 .lengths_known = !question.scheduled,
-                                 .q_rows = static_cast<int>(problem.q.extent(2)),
-                                 .k_rows = static_cast<int>(problem.k.extent(2))});
-  plan.means_begin = (plan.workspace_bytes + kAlignment - 1) / kAlignment * kAlignment;
-  plan.workspace_bytes = plan.means_begin + tile::means_bytes(plan.means, plan.mean_heads, columns).total;
-}
-
 std::string to_string(const ForwardPlan& plan) {
   const auto yes = [](bool x) { return x ? "yes" : "no"; };
   std::ostringstream text;
@@ -132,7 +102,7 @@ std::string to_string(const ForwardPlan& plan) {
        << ", k " << yes(plan.tma_k) << ", v " << yes(plan.tma_v) << ", out " << yes(plan.tma_out) << "\nlaunch      "
        << plan.ctas << " CTAs of " << plan.threads << " threads" << (plan.pairs ? ", clusters of 2" : "")
        << (plan.overlaps ? ", overlapping the kernel before" : "") << "\nworkspace   " << plan.workspace_bytes
-       << " bytes" << (plan.rest_mean ? ", with means of V for the weight of pruned keys" : "");
+       << " bytes" << (plan.means.present ? ", with means of V for the weight of pruned keys" : "");
   return text.str();
 }
 

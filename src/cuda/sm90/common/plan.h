@@ -46,15 +46,13 @@ struct ForwardQuestion {
   std::int64_t sequence_heads() const { return geometry.batch * geometry.heads; }
 };
 
+using blocks::contiguous_out;
 using blocks::is_vector;
 using blocks::mask_of;
 using blocks::rows_of;
 blocks::Extents extents_of(const ConstTensorView& tensor);
 // Extents of a mask tensor of the whole problem.
 blocks::Extents mask_extents(const core::Geometry& geometry);
-
-// A stand-in for an output that nobody has given yet: contiguous and aligned.
-TensorView contiguous_out(const Problem& problem);
 
 // Fills in vector_*, and whether TMA can address Q, the output and the mask tensors; K and V are the kernel's own.
 void look_at_tensors(const ForwardQuestion& question, ForwardPlan& plan);
@@ -65,9 +63,6 @@ std::string needs_general(const ForwardQuestion& question, const ForwardPlan& pl
 
 // Causal masks and windows of up to this many row tiles a head, at d > 64: all of a head's row tiles at once.
 inline constexpr int kMirroredRowTiles = 8;
-
-// What rest = mean needs: fills in the plan's means, after its other workspace. `columns`: of an entry.
-void add_means(const ForwardQuestion& question, int columns, ForwardPlan& plan);
 
 // How `workers` CTAs, or pairs of them, walk tiles of tile_q query rows.
 void choose_order(const ForwardQuestion& question, int tile_q, int workers, ForwardPlan& plan);

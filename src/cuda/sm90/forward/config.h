@@ -103,9 +103,6 @@ struct Config {
   // With twice as many exponentials, as rest = mean has them, 1:2 takes them so at d = 128 too.
   static constexpr bool kHalfExponentials =
       kType == DType::bf16 && !kGeneral && kHeadDim <= (kSelection == Selection::two_of_four || kRestMean ? 128 : 64);
-  // Weights of pruned keys, of which only the sum is needed, as 2^round(x) by integers instead of ex2: less work for
-  // the unit that computes exponentials, but each errs by up to 41 % (docs/rest.md says what that costs).
-  static constexpr bool kCoarseRest = false;
 
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
   // slices of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured

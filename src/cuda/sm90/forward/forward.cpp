@@ -48,7 +48,7 @@ void fused_forward_launch(const ForwardKernel& kernel, Launcher (*launcher)(Vari
     make_map(params.v_map, v_shape(params.v, extents_of(problem.v), kernel.type, params.keys, tile_k), kernel.type);
   }
   prepare(args, plan, params, schedule_entries({problem, args.out}));
-  if (plan.rest_mean) {
+  if (plan.means.present) {
     launcher = mean.launcher;
     general_launcher = mean.general_launcher;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/blocks/means_plan.h"
 #include "cuda/sm90/forward/config.h"
 #include "cuda/tile/head_dims.h"
 #include "cuda/tile/schedule.h"
@@ -162,7 +163,11 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
   plan.threads = 128 * (traits.consumers + 1);
   choose_order(question, item_rows, used, plan);
   plan.workspace_bytes = schedule_bytes(question);
-  if (mean) add_means(question, traits.dim, plan);
+  if (mean) {
+    plan.means = blocks::plan_means(problem, tile::clamped_reach(question.band.left),
+                                    tile::clamped_reach(question.band.right), traits.dim, plan.workspace_bytes);
+    plan.workspace_bytes = plan.means.end;
+  }
   if (question.scheduled && !general) plan.walk = Walk::schedule;  // the general variant walks items in order
 
   // How an item's key blocks are loaded. Those that need masking come first where that is faster: there their code
