@@ -174,9 +174,10 @@ def report(
         >>> model, tokenizer = load_minilm()  # doctest: +SKIP
         >>> report(model, tokenizer, "Some text", "report.html")  # doctest: +SKIP
         PosixPath('report.html')
-        >>> report(model, tokenizer, "Some text", max_tokens=1)  # doctest: +SKIP
+        >>> report(torch.nn.Linear(2, 2), str.split, "Some text", max_tokens=1)
         Traceback (most recent call last):
         dspattn.errors.DspattnError: max_tokens: expected at least 2, got 1
+        model: expected a transformers model, got Linear
     """
     reasons = []
     for name, values in (("patterns", patterns), ("groupings", groupings)):

@@ -62,7 +62,7 @@ TEST(GeneralBackwardPlan, ACtaHasAsManyKeysAsItCan) {
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 64), {}, kH200).keys.keys, 128);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kGeForce).keys.keys, 64);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 256), {}, kH200).keys.keys, 32);
-  EXPECT_EQ(plan_backward(problem_of(DType::f32, 512, 512, 64), {}, kH200).keys.keys, 128);
+  EXPECT_EQ(plan_backward(problem_of(DType::f32, 512, 512, 64), {}, kH200).keys.keys, 64);
 }
 
 TEST(GeneralBackwardPlan, FeaturesHaveAnInstanceOfTheirOwn) {

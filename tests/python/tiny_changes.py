@@ -52,6 +52,14 @@ _VIDEO = dict.fromkeys(  # wider than the 64 channels of its memory, a number of
     ],
     128,
 )  # fmt: skip
+_GEMMA3N = {
+    "num_kv_shared_layers": 0, "vocab_size_per_layer_input": 256, "intermediate_size": [64, 64],
+    "activation_sparsity_pattern": [0.0, 0.0],
+}  # fmt: skip
+_RESAMPLED = {  # 2 x 2 windows of a frame of 4 x 4
+    "perceiver_resampler_num_latents": 4, "perceiver_resampler_num_latents_2d": 4,
+    "memory_attention_rope_k_sizes": [2, 2],
+}  # fmt: skip
 _VIBEVOICE = {"num_filters": 4, "depths": (1, 1, 1, 1, 1, 1, 1)}
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -124,8 +132,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         for name, path in (("sam2_hiera_det_model", ""), ("sam2_vision_model", "backbone_config."))
     },
     "t5gemma2_encoder": {"text_config.dropout_rate": 0.0},
-    "gemma3n_text": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 256,
-                     "intermediate_size": [64, 64], "activation_sparsity_pattern": [0.0, 0.0]},
+    "gemma3n_text": _GEMMA3N,
+    "gemma3n": {f"text_config.{name}": value for name, value in _GEMMA3N.items()},
+    "timm_backbone": {"backbone": "resnet18"},
     **{name: {"text_config.projection_size": 64} for name in ("siglip", "siglip2")},
     "owlv2": {"text_config.max_position_embeddings": 24},
     "owlvit": {"text_config.max_position_embeddings": 24},
@@ -211,8 +220,14 @@ CHANGES: dict[str, dict[str, Any]] = {
             "vision_config.backbone_config.hidden_size": 96, "vision_config.backbone_config.image_size": [64, 64],
             "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
             "memory_attention_rope_feat_sizes": [4, 4], **_VIDEO,
+            **(_RESAMPLED if name == "edgetam_video" else {}),
         }
         for name in ("edgetam_video", "sam2_video")
+    },
+    "edgetam_vision_model": {"backbone_channel_list": [1024, 512, 256, 64]},
+    "edgetam": {
+        "vision_config.backbone_channel_list": [1024, 512, 256, 64],
+        "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
     },
     "sam3_tracker_video": {
         "vision_config.backbone_config.image_size": 56, "prompt_encoder_config.image_size": 56,
@@ -265,6 +280,7 @@ CLASSES = {
 NONE = {
     "voxtral_realtime_text": "transformers has no class of the name that it is listed under",
     "glm_image_vqmodel": "it has no forward method",
+    "perception_lm": "its images are read by a large model of timm's, of which there is no small form",
     "sam3_video": "it tracks what its detector finds, with random weights nothing; both of its halves are walked",
 }
 

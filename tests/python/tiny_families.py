@@ -195,7 +195,7 @@ class NotMadeError(Exception):
 
 
 class NoModelError(Exception):
-    """There is no model to make: a package is missing, or tiny_changes.py says why."""
+    """There is no model to make: a package is missing, it cannot be made small, or tiny_changes.py says why."""
 
 
 def build(model_type: str, seed: int = 0, attn_implementation: str | None = None) -> Any:
@@ -228,7 +228,7 @@ def build(model_type: str, seed: int = 0, attn_implementation: str | None = None
         except Exception as error:
             raise NotMadeError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
         if sum(parameter.numel() for parameter in model.parameters()) > LARGEST:
-            raise NotMadeError(f"more than {LARGEST} parameters remain")
+            raise NoModelError(f"more than {LARGEST} parameters remain")
     fill(model, seed)
     return model
 

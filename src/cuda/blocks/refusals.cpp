@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string>
-#include <utility>
 
 #include "cuda/blocks/problem_params.h"
 #include "cuda/tile/walk.h"
@@ -67,13 +66,15 @@ void refuse_offset(const Mask& mask, core::Refusals& refusals) {
 }
 
 void refuse_key_strides(const Mask& mask, std::int64_t most, core::Refusals& refusals) {
-  for (const auto& [tensor, which] : {std::pair{&mask.allowed, "allowed"}, {&mask.bias, "bias"}}) {
-    if (!tensor->present() || tensor->extent(3) <= 1 || std::abs(tensor->step(3)) <= most) continue;
+  const auto refuse = [&](const char* which, const ConstTensorView& tensor) {
+    if (!tensor.present() || tensor.extent(3) <= 1 || std::abs(tensor.step(3)) <= most) return;
     refusals.add([&] {
       return std::string(which) + ": takes a stride along the keys of up to " + std::to_string(most) + ", got " +
-             std::to_string(tensor->step(3));
+             std::to_string(tensor.step(3));
     });
-  }
+  };
+  refuse("allowed", mask.allowed);
+  refuse("bias", mask.bias);
 }
 
 }  // namespace dspattn::cuda::blocks

@@ -17,10 +17,10 @@ constexpr std::int64_t kCtaCycles = 4000;       // of a CTA beside its tiles: Q,
 constexpr std::int64_t kLaterCtaCycles = 1500;  // of one that begins while another computes
 constexpr std::int64_t kClusterCycles = 1800;   // joining a cluster's results, and for each of its CTAs
 constexpr std::int64_t kClusterCtaCycles = 400;
-constexpr std::int64_t kMergeCycles = 4500;  // a second kernel, and for each part that it joins
+constexpr std::int64_t kMergeCycles = 3800;  // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
-constexpr std::int64_t kChoiceCycles = 8000;  // a kernel for scores before the one that chooses
-constexpr int kReserved = 1024;               // of a multiprocessor's shared memory, by every CTA
+constexpr std::int64_t kChoiceCycles = 24000;  // a kernel for scores before the one that chooses, 5 us and more
+constexpr int kReserved = 1024;                // of a multiprocessor's shared memory, by every CTA
 
 // Tiles that some row of a sequence may see: of windows, wherever they stand.
 int most_tiles(const Problem& problem, const core::Geometry& geometry, int keys_of_tile) {
@@ -224,7 +224,7 @@ bool yields(const Problem& problem, const DeviceFacts& device) {
   const std::int64_t rows = rows_of_key_head(geometry);
   if (device.major != 9) return rows > kMaxRows;
   if (geometry.batch * geometry.heads < device.multiprocessors && rows <= kMaxRows) {
-    return geometry.n_k < (rows > kFewRows ? kLeastKeysOfMany : kLeastKeys / 2);
+    return geometry.n_k < (rows <= kWarpRows ? kLeastKeys / 2 : rows <= kFewRows ? 2 * kLeastKeys : 4 * kLeastKeys);
   }
   return geometry.n_k < kLeastKeys || rows > (geometry.d <= 64 ? kMaxRows : kFewRows);
 }

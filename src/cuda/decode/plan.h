@@ -48,8 +48,7 @@ std::int64_t slots_of(const DeviceFacts& device, int cluster, int ctas_per_multi
 bool yields(const Problem& problem, const DeviceFacts& device);
 
 // Thresholds of yields().
-inline constexpr std::int64_t kLeastKeys = 512;         // with fewer, a CTA's loads hardly overlap
-inline constexpr std::int64_t kFewRows = 32;            // more read K and V from shared memory four times
-inline constexpr std::int64_t kLeastKeysOfMany = 1024;  // and need as many keys to win where heads are few
+inline constexpr std::int64_t kLeastKeys = 512;  // with fewer, a CTA's loads hardly overlap
+inline constexpr std::int64_t kFewRows = 32;     // more read K and V from shared memory four times
 
 }  // namespace dspattn::cuda::decode

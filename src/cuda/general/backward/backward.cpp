@@ -1,7 +1,6 @@
 #include "cuda/general/backward/backward.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "core/dropout.h"
 #include "core/geometry.h"
@@ -93,7 +92,7 @@ BackwardParams params_of(const BackwardArgs& args, const BackwardPlan& plan) {
   p.row_tiles = plan.row_tiles;
   p.key_tiles = plan.keys.keys / 32;
   p.key_groups = plan.key_groups;
-  p.adds_queries = plan.adds_queries ? (std::getenv("DSPATTN_GB_UNORDERED") != nullptr ? 2 : 1) : 0;
+  p.adds_queries = plan.adds_queries ? 1 : 0;
   p.wraps = plan.wraps ? 1 : 0;
   p.key_tile_q = plan.keys.rows;
   p.query_stages = plan.queries.stages;

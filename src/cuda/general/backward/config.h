@@ -18,15 +18,12 @@ inline constexpr int kBackwardDims[] = {64, 128, 256, 512};
 
 // Which problems a key-stationary kernel is compiled for.
 enum class Features : std::int32_t {
-  lean,
-  tall,
   plain,  // 16-bit inputs, 2:4, 1:2 or dense, masked by diagonal, window and lengths alone
   all,
 };
 
 // Not every combination is worth compiling: small head dims with features, and full fp32, are filled up to 128.
 constexpr bool compiled_at(DType type, Kind kind, Features features, int dim) {
-  if (features == Features::lean || features == Features::tall) return type == DType::bf16 && dim == 64;
   if (features == Features::plain) return type != DType::f32 && dim <= 128;
   return dim > 64 || (type == DType::f32 && kind == Kind::any);
 }
@@ -44,9 +41,7 @@ struct Config {
   static constexpr Kind kKind = kProducts;
   static constexpr tile::TileLayout kLayout = tile::TileLayout::places;
   static constexpr int kHeadDim = kDim;
-  static constexpr bool kPlain = kServed != Features::all;
-  static constexpr bool kLean = kServed == Features::lean;
-  static constexpr bool kTall = kServed == Features::tall;
+  static constexpr bool kPlain = kServed == Features::plain;
   static constexpr int kElementBytes = kType == DType::f32 ? 4 : 2;
   static constexpr bool kIsFp32 = kType == DType::f32;
   static constexpr bool kIsTf32 = kIsFp32 && kKind != Kind::precise;
@@ -78,20 +73,16 @@ struct Config {
   // dK, dV and shares of dQ: a CTA owns key tiles, up to kMaxTiles as the plan says. kSplit warps share one: each makes
   // the scores of a part of the query rows, if there are enough for it, and each has a part of the gradients' columns.
   struct Keys {
-    static constexpr int kMaxTiles = kLean ? 2 : kRowBytes <= 256 ? 4 : 1;
+    static constexpr int kMaxTiles = kRowBytes > 256 ? 1 : kIsFp32 ? 2 : 4;
     static constexpr int kSplit = kRowBytes <= 256 ? 2 : kHeadDim <= 256 ? 4 : 8;
     // A warp of its own copies and waits for turns where that leaves registers enough: 168 where there are three warps
     // on a quarter of a multiprocessor, 255 where there are two.
-    static constexpr bool kProducer = kRowBytes == 128 && kPlain && !kLean && !kTall;
+    static constexpr bool kProducer = kRowBytes == 128 && kPlain;
     static constexpr int kMaxThreads = 32 * (kMaxTiles * kSplit + (kProducer ? 1 : 0));
-    static constexpr int kCtas = kLean ? 3
-                                 : kMaxTiles > 1 || kSplit > 4
-                                     ? 1
-                                     : 2;  // of so many threads on a multiprocessor: registers
+    static constexpr int kCtas = kMaxTiles * kSplit <= 4 ? 2 : 1;  // a multiprocessor: 255 registers
     static constexpr int kRowBlocks = kRowBytes <= 256 && !kIsFp32 ? 2 : 1;
-    static constexpr int kTileQ = kTall ? 128 : kRowBytes <= 256 && !kIsFp32 ? 64 : kRowBytes >= 1024 ? 16 : 32;
-    static constexpr int kPasses = kTileQ / (16 * kRowBlocks * kSplit) > 1 ? kTileQ / (16 * kRowBlocks * kSplit) : 1;
-    static constexpr int kRowWarps = kTileQ / (16 * kRowBlocks * kPasses);  // of the kSplit
+    static constexpr int kTileQ = kRowBytes <= 256 && !kIsFp32 ? 64 : kRowBytes >= 1024 ? 16 : 32;
+    static constexpr int kRowWarps = kTileQ / (16 * kRowBlocks);  // of the kSplit
     static constexpr int kColumns = kHeadDim / kSplit;            // of a warp
     static_assert(kRowWarps <= kSplit && kRowUnit % kTileQ == 0 && kTileUnit % kMaxTiles == 0);
 

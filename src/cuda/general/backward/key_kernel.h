@@ -160,11 +160,11 @@ struct KeySupply {
 
   // The share of the step before is in.
   __device__ __forceinline__ void pass_on(int number) const {
-    if (adds() && number > 0 && params.adds_queries == 1) ptx::count_up(shared.steps[(number - 1) % 3].count);
+    if (adds() && number > 0) ptx::count_up(shared.steps[(number - 1) % 3].count);
   }
   __device__ __forceinline__ void await(int number) const {
     const Step& step = shared.steps[number % 3];
-    if (adds() && params.adds_queries == 1) ptx::await_count(step.count, step.before);
+    if (adds()) ptx::await_count(step.count, step.before);
   }
 
   // The producer's walk; the meetings are those of consume().
@@ -208,10 +208,10 @@ __device__ __forceinline__ int own_part() {
 // Weights and dS of this warp's rows of a query tile, to shared memory.
 template <typename C>
 __device__ __forceinline__ void weigh_rows(const BackwardParams& params, const KeyItem& item, const Step& step,
-                                           const KeyMemory<C>& memory, int stage, int pass) {
+                                           const KeyMemory<C>& memory, int stage) {
   using K = typename C::Keys;
   const int tile = own_tile<C>();
-  const int own = (pass * K::kSplit + own_part<C>()) * 16 * K::kRowBlocks;  // of the query tile
+  const int own = own_part<C>() * 16 * K::kRowBlocks;  // of the query tile
   const int first = step.tile * K::kTileQ;
   const int first_key = params.tiles.first_key(item.first_tile + tile);
   const auto rows = [own](int bytes) { return static_cast<std::uint32_t>(own * bytes); };
@@ -323,10 +323,7 @@ __device__ __forceinline__ void consume(const BackwardParams& params, const KeyS
     }
     meet();  // this step's rows are there for all, and all have left the step before
     if (ahead != 0) load(number + 1);
-    if (own_part<C>() < K::kRowWarps) {
-#pragma unroll 1
-      for (int pass = 0; pass < K::kPasses; ++pass) weigh_rows<C>(params, shared.item, step, memory, stage, pass);
-    }
+    if (own_part<C>() < K::kRowWarps) weigh_rows<C>(params, shared.item, step, memory, stage);
     if constexpr (!K::kProducer) {
       if (own_thread() == 0) supply.pass_on(number);
       if (own_thread() == 32) supply.await(number);

@@ -1,7 +1,6 @@
 #include "cuda/general/backward/plan.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
 #include <sstream>
 
@@ -38,9 +37,8 @@ void take_config(BackwardPlan& plan, const DeviceFacts& device) {
   plan.keys.rows = K::kTileQ;
   plan.adds_queries = K::kAddsQueries && plan.kind != Kind::precise;
   // As many keys as a CTA can have, so that few CTAs add to a dQ; a CTA of fewer has company.
-  const int most = std::getenv("DSPATTN_GB_TILES") != nullptr ? std::atoi(std::getenv("DSPATTN_GB_TILES")) : 4;
   const auto fits = [&](int tiles) { return K::shared_bytes(tiles, 1) + kReservedBytes <= device.shared_bytes; };
-  int tiles = std::min(most, K::kMaxTiles);
+  int tiles = K::kMaxTiles;
   while (!fits(tiles)) tiles /= 2;
   plan.keys.keys = tiles * C::kTileK;
   plan.keys.threads = 32 * (tiles * K::kSplit + (K::kProducer ? 1 : 0));
@@ -52,11 +50,6 @@ void take_config(BackwardPlan& plan, const DeviceFacts& device) {
 template <DType kType, int kDim>
 void take_config_of(BackwardPlan& plan, const DeviceFacts& device) {
   if constexpr (compiled_at(kType, Kind::any, Features::plain, kDim)) {
-    if constexpr (kDim == 64) {
-      if (plan.is_plain && std::getenv("DSPATTN_GB_TALL") != nullptr) return take_config<Config<kType, Kind::any, kDim, Features::tall>>(plan, device);
-      if (plan.is_plain && std::getenv("DSPATTN_GB_LEAN") != nullptr)
-        return take_config<Config<kType, Kind::any, kDim, Features::lean>>(plan, device);
-    }
     if (plan.is_plain) return take_config<Config<kType, Kind::any, kDim, Features::plain>>(plan, device);
   }
   take_config<Config<kType, Kind::any, kDim>>(plan, device);

@@ -62,7 +62,7 @@ __device__ __forceinline__ void multiply_rows(Block<C> (&acc)[kBlocks], std::uin
     // blocks of eight.
     const std::uint32_t own = rows + (lane & 15) * C::kStride + (lane >> 4) * 16;
     const std::uint32_t key = keys + ((lane >> 4) * 8 + (lane & 7)) * C::kStride + (lane >> 3 & 1) * 16;
-    [[maybe_unused]] constexpr int kAtOnce = C::kLean ? 2 : C::kPlain ? 8 : 4;  // with features registers are shorter
+    [[maybe_unused]] constexpr int kAtOnce = C::kPlain ? 8 : 4;  // with features registers are shorter
 #pragma unroll kAtOnce
     for (std::uint32_t at = 0; at < C::kRowBytes; at += 32) {
       std::uint32_t a[kBlocks][4];
