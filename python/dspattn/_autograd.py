@@ -148,7 +148,7 @@ def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Te
     for index, grad in zip(DIFFERENTIATED, _backward(results, problem, traced), strict=True):
         if index < len(needed) and needed[index]:
             # fp32 results have fp32 gradients, to be added up before they are rounded.
-            dtype = problem[index].dtype
+            dtype = tensors[index].dtype
             given[index] = grad if grad.dtype == dtype else grad.to(dtype)
     return tuple(given)
 
