@@ -224,7 +224,7 @@ def _short_model(rows: Rows) -> list[str]:
 
 
 def _short_memory(rows: Rows) -> list[str]:
-    lengths = sorted({row["n_k"] for row in rows})
+    lengths = sorted({row["n_k"] for row in rows})[::2]
     lines = []
     for name in ("full", "cudnn", "sdpa", "pipeline", "fused"):
         by_n = {row["n_k"]: row for row in of(rows, kernel=name)}
@@ -233,19 +233,9 @@ def _short_memory(rows: Rows) -> list[str]:
     return _grid("MiB beyond the inputs, n", lengths, lines)
 
 
-def _short_training(rows: Rows) -> list[str]:
-    names = [name for name in ("full", "cudnn", "sdpa", "pipeline", "fused") if of(rows, kernel=name)]
-    lines = []
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        found = [of(rows, dtype=dtype, kernel=name)[0] for name in names]
-        times = [f"{row['median_us'] / 1e3:.2f}" if row["median_us"] else "cannot" for row in found]
-        lines += [(f"{dtype}, ms", times), (f"{dtype}, MiB beyond the inputs", [_mebibytes(row) for row in found])]
-    return _grid(f"forward and backward, n = {rows[0]['n_k']}, batch {rows[0]['batch']}", names, lines)
-
-
 SHORT: dict[str, Callable[[Rows], list[str]]] = {
     "latency": _short_latency, "crossings": _crossings, "overhead": _short_overhead, "density": _short_density,
-    "model": _short_model, "memory": _short_memory, "training": _short_training,
+    "model": _short_model, "memory": _short_memory,
 }  # fmt: skip
 
 
@@ -335,9 +325,12 @@ def figure_text(figure: str) -> Callable[[], str]:
 
 FIGURES = ("latency", "overhead", "density", "model", "memory", "training")
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
-    "comparison.md": {block: short_text(block) for block in SHORT},
+    "comparison.md": {block: short_text(block) for block in SHORT if block != "crossings"},
     "zoo.md": {"zoo": zoo_table},
-    "log/comparison.md": {"kernels": kernels_table, **{figure: figure_text(figure) for figure in FIGURES}},
+    "log/comparison.md": {
+        "kernels": kernels_table, "crossings": short_text("crossings"),
+        **{figure: figure_text(figure) for figure in FIGURES},
+    },
 }
 
 

@@ -172,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
     wrong = 0
     for path, table, marker in (
         (ROOT / "docs" / "quality.md", short_table(results), "quality table"),
-        (ROOT / "docs" / "quality.md", rest_table(HERE / "results" / "rest"), "rest table"),
+        (ROOT / "docs" / "log" / "quality.md", rest_table(HERE / "results" / "rest"), "rest table"),
         (ROOT / "docs" / "quality.md", finetune_figures.table(), "finetune table"),
         (
             ROOT / "docs" / "quality.md",
