@@ -191,7 +191,9 @@ def main_tf32():
 def main_stored():
     """The backward's: dense, an operand in shared memory is either K-major or by rows of the depth (MN-major)."""
     print("// Written by tools/make_wgmma.py: dense wgmma with both operands in shared memory, or A in registers.")
-    print("// Accumulators as in wgmma_shapes.h. A stored operand is K-major, or, where its flag is 1, stored by rows of")
+    print(
+        "// Accumulators as in wgmma_shapes.h. A stored operand is K-major, or, where its flag is 1, stored by rows of"
+    )
     print("// the depth (MN-major).")
     print('#pragma once\n\n#include <cstdint>\n\n#include "dspattn/dtype.h"\n')
     print("namespace dspattn::cuda::ptx {\n\n// clang-format off")

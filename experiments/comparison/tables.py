@@ -328,7 +328,8 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "comparison.md": {block: short_text(block) for block in SHORT if block != "crossings"},
     "zoo.md": {"zoo": zoo_table},
     "log/comparison.md": {
-        "kernels": kernels_table, "crossings": short_text("crossings"),
+        "kernels": kernels_table,
+        "crossings": short_text("crossings"),
         **{figure: figure_text(figure) for figure in FIGURES},
     },
 }
