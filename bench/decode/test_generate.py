@@ -58,4 +58,4 @@ def test_a_second_run_starts_anew(model):
 
 def test_the_page_has_the_table():
     rows = results.read(results.FOLDER / "generate_h200.json")["rows"]
-    assert table(rows) in (results.ROOT / "docs" / "decode.md").read_text("utf-8")
+    assert table(rows) in (results.ROOT / "docs" / "log" / "decode.md").read_text("utf-8")

@@ -29,7 +29,13 @@ SHARED_SOURCES = (
     "src/core/pattern.cpp",
 )
 # And where the version has them: older ones do not.
-NEWER_SOURCES = ("src/cuda/blocks/means.cu", "src/cuda/blocks/prefix_means.cu", "src/cuda/blocks/problem_params.cpp")
+NEWER_SOURCES = (
+    "src/cuda/blocks/means.cu",
+    "src/cuda/blocks/means_plan.cpp",
+    "src/cuda/blocks/prefix_means.cu",
+    "src/cuda/blocks/problem_params.cpp",
+    "src/cuda/blocks/refusals.cpp",
+)
 SHIMS = ("bench/common/shim.cpp", "bench/variants/variant.cpp")
 
 TYPES = {"bf16": "bf16", "fp16": "f16"}  # as the benchmarks call them: as DType does
