@@ -235,7 +235,7 @@ def _short_memory(rows: Rows) -> list[str]:
 
 SHORT: dict[str, Callable[[Rows], list[str]]] = {
     "latency": _short_latency, "crossings": _crossings, "overhead": _short_overhead, "density": _short_density,
-    "model": _short_model, "memory": _short_memory,
+    "model": _short_model, "memory": _short_memory, "training": lambda _: [],
 }  # fmt: skip
 
 
@@ -248,7 +248,7 @@ def short_text(block: str) -> Callable[[], str]:
                     "`plot.py` and `tables.py`.")  # fmt: skip
         machine, content = found
         picture = [] if block == "crossings" else [f"![{figure}](images/comparison/{figure}_{machine}.png)", ""]
-        return "\n".join([*picture, *SHORT[block](content["rows"])])
+        return "\n".join([*picture, *SHORT[block](content["rows"])]).rstrip("\n")
 
     return make
 
