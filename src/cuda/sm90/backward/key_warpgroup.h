@@ -83,6 +83,22 @@ struct KeyWarpgroup {
     store_key_rows<C>(params.d_k, params.vector_d_k, rows, d_k, params.d_k_scale, thread() & 3);
   }
 
+  // After the last step: its gradients, which wait for a step that does not come, and what the keys have got.
+  __device__ __forceinline__ void finish_keys(int steps, const TileOperand<C>& weights, const TileOperand<C>& d_scores,
+                                              Gradient<C>& d_k, Gradient<C>& d_v) {
+    arrive(shared.keys_free[item_number % 2]);
+    if (steps > 0) {
+      const int last = stage_of(number - 1);
+      ptx::wgmma_fence();
+      issue_gradient<C>(d_v, weights, shared.d_out[last]);
+      issue_gradient<C>(d_k, d_scores, shared.q[last]);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      arrive(shared.empty[last]);
+    }
+    store_gradients(d_k, d_v);
+  }
+
   // Everything of 64 keys. A step's scores are computed behind dV of the step before, its dP before that step's dK: the
   // second two while the scores are pruned. In the first step weights and dS of the step before are zeros, and its own
   // tile, which is finite, stands for the one before.
@@ -116,17 +132,7 @@ struct KeyWarpgroup {
       ++number;
     }
     if (steps == 0) arrive(shared.values_free[item_number % 2]);
-    arrive(shared.keys_free[item_number % 2]);
-    if (steps > 0) {
-      const int last = stage_of(number - 1);
-      ptx::wgmma_fence();
-      issue_gradient<C>(d_v, weights, shared.d_out[last]);
-      issue_gradient<C>(d_k, d_scores, shared.q[last]);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      arrive(shared.empty[last]);
-    }
-    store_gradients(d_k, d_v);
+    finish_keys(steps, weights, d_scores, d_k, d_v);
   }
 
   // The same where registers suffice to compute the scores of the next step and the gradients of the one before while
@@ -175,17 +181,7 @@ struct KeyWarpgroup {
       ++number;
       ptx::wgmma_wait<0>();
     }
-    arrive(shared.keys_free[item_number % 2]);
-    if (steps > 0) {
-      const int last = stage_of(number - 1);
-      ptx::wgmma_fence();
-      issue_gradient<C>(d_v, weights, shared.d_out[last]);
-      issue_gradient<C>(d_k, d_scores, shared.q[last]);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      arrive(shared.empty[last]);
-    }
-    store_gradients(d_k, d_v);
+    finish_keys(steps, weights, d_scores, d_k, d_v);
   }
 
   // Split::products, scores and dV.
