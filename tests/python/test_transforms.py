@@ -180,7 +180,7 @@ def test_forward_mode_of_the_operators_themselves_is_refused() -> None:
     for call in (
         lambda t: _ops.attention(*problem._replace(q=t)),
         lambda t: _ops.attention(*problem._replace(q=t, v=leaf)),
-        lambda t: _ops.attention_backward(t, out, lse, None, False, False, *problem),
+        lambda t: _ops.attention_backward(t, out, lse, None, False, False, True, *problem),
         lambda t: dspattn.block_attention(t, k, v, blocks),
         lambda t: dspattn.sddmm(t, q),
     ):
