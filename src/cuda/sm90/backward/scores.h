@@ -137,7 +137,7 @@ struct KeyScores {
 // that stand behind products take as long as those take to issue: so as many as registers allow are asked for before.
 template <typename C, int kPairs>
 struct OtherHalves {
-  tile::HalfGroup halves[kPairs > 0 ? kPairs : 1];
+  tile::HalfGroup halves[kPairs > 0 ? kPairs : 1] = {};  // of 1:2 nobody asks
 
   __device__ __forceinline__ OtherHalves(const PackedTile<C>& packed, int first) {
     if constexpr (C::kSelection == Selection::two_of_four) {
