@@ -54,7 +54,7 @@ def test_functions(kernel: ModuleType) -> None:
     with pytest.raises(dspattn.DspattnError, match="pattern"):
         hub_kernel.write("nowhere", "5:4")
     kernel.flash_attn_func(q, k, v, deterministic=True)  # results have the same bits anyway
-    with pytest.raises(dspattn.DspattnError, match="deterministic: expected torch.use_deterministic_algorithms"):
+    with pytest.raises(dspattn.DspattnError, match="deterministic: expected"):
         kernel.flash_attn_func(q.clone().requires_grad_(), k, v, deterministic=True)
 
 

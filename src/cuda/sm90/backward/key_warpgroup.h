@@ -178,23 +178,23 @@ struct KeyWarpgroup {
         ptx::wgmma_commit();
         prune<C>(packed, early, marks.masked != 0, thread());
       } else {
-      // Between the products a quarter of the pruning each: a warp that issues one product behind another waits for them,
-      // as their operands in registers are read when they run.
-      const bool keeps_hidden = marks.masked != 0 && marks.has_nan != 0;
-      ptx::wgmma_fence();
-      issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
-      prune_quarter<C, 0>(packed, early, keeps_hidden, thread());
-      ptx::wgmma_fence();
-      issue_gradient<C>(d_v, weights, shared.d_out[before]);
-      prune_quarter<C, 1>(packed, early, keeps_hidden, thread());
-      ptx::wgmma_fence();
-      issue_gradient<C>(d_k, d_scores, shared.q[before]);
-      ptx::wgmma_commit();
-      prune_quarter<C, 2>(packed, early, keeps_hidden, thread());
-      ptx::wgmma_fence();
-      issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
-      ptx::wgmma_commit();
-      prune_quarter<C, 3>(packed, early, keeps_hidden, thread());
+        // Between the products a quarter of the pruning each: a warp that issues one product behind another waits for
+        // them, as their operands in registers are read when they run.
+        const bool keeps_hidden = marks.masked != 0 && marks.has_nan != 0;
+        ptx::wgmma_fence();
+        issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
+        prune_quarter<C, 0>(packed, early, keeps_hidden, thread());
+        ptx::wgmma_fence();
+        issue_gradient<C>(d_v, weights, shared.d_out[before]);
+        prune_quarter<C, 1>(packed, early, keeps_hidden, thread());
+        ptx::wgmma_fence();
+        issue_gradient<C>(d_k, d_scores, shared.q[before]);
+        ptx::wgmma_commit();
+        prune_quarter<C, 2>(packed, early, keeps_hidden, thread());
+        ptx::wgmma_fence();
+        issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
+        ptx::wgmma_commit();
+        prune_quarter<C, 3>(packed, early, keeps_hidden, thread());
       }
       ptx::wgmma_wait<1>();
       if (i > 0) arrive(shared.empty[before]);

@@ -40,7 +40,7 @@ struct Scratch {
   // In a fixed order [sum][tile]: shares that have been added. In any order [tile][warp]: shares of that warp's rows
   // that somebody will add or has added, and kFirstIsIn when the first of them is stored.
   std::int32_t* counts = nullptr;
-  std::int32_t* taken = nullptr;    // items that CTAs have taken
+  std::int32_t* taken = nullptr;  // items that CTAs have taken
 };
 
 struct BackwardParams {

@@ -73,12 +73,13 @@ std::string to_string(const BackwardPlan& plan) {
   std::ostringstream text;
   text << "CTA         " << plan.keys << " keys, query tiles of " << plan.tile_q << ", compiled for d = " << plan.dim
        << ", 2 key warpgroups, " << plan.stages << " stages"
-       << "\nitems       " << plan.items << (plan.ordered ? ", the last keys of a head first" : ", the first keys first")
+       << "\nitems       " << plan.items
+       << (plan.ordered ? ", the last keys of a head first" : ", the first keys first")
        << (plan.head_group > 1 ? ", of " + std::to_string(plan.head_group) + " heads in turn" : "")
        << "\ndQ          shares added in " << (plan.ordered ? "a fixed order, " : "any order, ")
        << (plan.sums == 2 ? "two sums" : "one sum")
-       << (plan.wraps ? ": walks begin at their own place and go around" : "") << "\nlaunch      "
-       << plan.ctas << " CTAs of " << plan.threads << " threads\nworkspace   " << plan.scratch.bytes << " bytes";
+       << (plan.wraps ? ": walks begin at their own place and go around" : "") << "\nlaunch      " << plan.ctas
+       << " CTAs of " << plan.threads << " threads\nworkspace   " << plan.scratch.bytes << " bytes";
   return text.str();
 }
 

@@ -172,9 +172,9 @@ struct QueryWarpgroup {
 
   // Where a step's share goes, and when.
   struct Share {
-    std::int32_t* count;  // in a fixed order: the tile's; in any order: this warp's of the tile
-    float* to;            // of this thread
-    int before;           // what the count must have reached; 0: this share is the first
+    std::int32_t* count;   // in a fixed order: the tile's; in any order: this warp's of the tile
+    float* to;             // of this thread
+    int before;            // what the count must have reached; 0: this share is the first
     std::int32_t counted;  // what it stood at, of the warp's first lane
   };
   __device__ __forceinline__ Share share_of(const Step& step) const {

@@ -245,8 +245,8 @@ __device__ __forceinline__ void finish_columns(const BackwardParams& params, con
 }
 
 // In a fixed order it runs beside the last items of the fused backward, on multiprocessors that have none left: a tile
-// waits for its own shares only, and the last CTA for that kernel's end, so that this one does not end before it. In any
-// order nobody counts shares, and everybody waits for that kernel.
+// waits for its own shares only, and the last CTA for that kernel's end, so that this one does not end before it. In
+// any order nobody counts shares, and everybody waits for that kernel.
 __global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ BackwardParams params) {
   if (params.ordered == 0 || blockIdx.x == gridDim.x - 1) ptx::wait_for_kernels_before();
   QueryTile tile;
