@@ -9,8 +9,8 @@ Parts:
     table      n 512 ... 16384, full and causal, d 64 and 128, backward alone and both passes, bursts
     dims       head dims 96, 192 and 256                      gqa      32 heads sharing 8 key heads beside 32
     mask       a boolean mask and a bias, and                 varlen   a packed batch, beside a dense batch of ours
-    order      the order of dQ's sums fixed, beside any order      sustained  the table's cells with n >= 1024, without a
-                                                                          pause
+    order      dQ's sums added up in a fixed order, beside any order
+    sustained  the table's cells with n >= 1024, without a pause
 Gradients are added up in whatever order is fastest, as cuDNN's are, but for the part that says so.
 --only keeps the cells that have one of the given values: n=1024,4096 d=64 mask=causal.
 """
