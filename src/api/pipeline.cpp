@@ -22,10 +22,6 @@ std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlig
 void check_forward(const ForwardArgs& args, const BlockMaskView& blocks) {
   raise_if_any(core::forward_reasons(args));
   raise_if_any(core::pipeline_reasons(args.problem, blocks));
-  if (args.out.dtype != args.problem.q.dtype) {
-    throw Error("out.dtype: expected q's type " + std::string(name(args.problem.q.dtype)) + ", got " +
-                std::string(name(args.out.dtype)));
-  }
 }
 
 // The chain on the CPU, where nothing is left out.

@@ -284,6 +284,36 @@ TEST_F(PipelineGpu, PassesRandomProblems) {
   }
 }
 
+// Parts of a result in fp32: by whole sectors, and where rows have no alignment or no multiple of four columns.
+TEST_F(PipelineGpu, EveryKernelWritesFp32Results) {
+  std::int64_t served = 0;
+  for (const std::string kernel : {"sm90_pipeline", "sm80_pipeline"}) {
+    for (const std::int64_t d_v : {64, 61, 72}) {
+      check::Case drawn;
+      drawn.dtype = DType::bf16;
+      drawn.pattern = {2, 4};
+      drawn.n_q = 70;
+      drawn.n_k = 200;
+      drawn.d = 64;
+      drawn.d_v = d_v;
+      drawn.causal = d_v == 64;
+      drawn.fp32_results = true;
+      check::CheckOptions options;
+      options.device = kGpu;
+      const check::Runner runner = check::library_runner(api::memory_of(kGpu), kernel, {});
+      try {
+        const check::CaseReport report = check::check_drawn(drawn, runner, options);
+        for (const std::string& failure : report.failures) ADD_FAILURE() << kernel << " " << d_v << ": " << failure;
+        ++served;
+      } catch (const Error& error) {
+        // Hopper's on another card.
+        EXPECT_NE(std::string(error.what()).find("compute capability 9.0"), std::string::npos) << error.what();
+      }
+    }
+  }
+  EXPECT_GE(served, 3);
+}
+
 TEST_F(PipelineGpu, IsARowOfTheKernelTable) {
   bool found = false;
   bool found_hopper = false;

@@ -14,7 +14,8 @@ tile::LengthsView lengths_of(const ConstTensorView& tensor) {
 }
 
 OutView out_of(const TensorView& out) {
-  return {out.data, out.step(0), out.step(1), out.step(2), static_cast<int>(out.extent(3))};
+  return {out.data, out.step(0), out.step(1), out.step(2), static_cast<int>(out.extent(3)),
+          out.dtype == DType::f32 ? 1 : 0};
 }
 
 LseView lse_of(const TensorView& lse) {
@@ -44,6 +45,15 @@ Pages pages_of(const Problem& problem) {
   if (!table.present()) return {};
   return {static_cast<const std::int32_t*>(table.data), table.step(0), table.step(1),
           tile::Divisor(static_cast<int>(problem.k.extent(2))), static_cast<int>(problem.k.extent(0))};
+}
+
+RandomState random_state_of(const Dropout& dropout) {
+  RandomState random{dropout.seed, dropout.offset, nullptr, 0};
+  if (dropout.state.present()) {
+    random.words = static_cast<const std::int32_t*>(dropout.state.data);
+    random.stride = dropout.state.step(0);
+  }
+  return random;
 }
 
 bool is_vector(const ConstTensorView& tensor) {

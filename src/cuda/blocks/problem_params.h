@@ -4,6 +4,7 @@
 #include "core/geometry.h"
 #include "cuda/blocks/pages.h"
 #include "cuda/blocks/prepare_params.h"
+#include "cuda/blocks/random_state.h"
 #include "cuda/blocks/scales.h"
 #include "cuda/blocks/views.h"
 #include "cuda/blocks/work_params.h"
@@ -21,6 +22,7 @@ LseView read_lse_of(const ConstTensorView& lse);
 // Of an element; 0: there is none.
 int bias_bytes_of(const Mask& mask);
 Pages pages_of(const Problem& problem);
+RandomState random_state_of(const Dropout& dropout);
 
 // Rows can be copied 16 bytes at a time.
 bool is_vector(const ConstTensorView& tensor);

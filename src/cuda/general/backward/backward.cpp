@@ -21,12 +21,7 @@ Dropping dropping_of(const Dropout& dropout) {
   // A threshold of 0 says that nothing is dropped, and nearly nothing is.
   d.threshold = std::max(core::dropout_threshold(dropout.probability), 1u);
   d.factor = static_cast<float>(1 / (1 - dropout.probability));
-  d.seed = dropout.seed;
-  d.offset = dropout.offset;
-  if (dropout.state.present()) {
-    d.state = static_cast<const std::int32_t*>(dropout.state.data);
-    d.state_stride = dropout.state.step(0);
-  }
+  d.random = random_state_of(dropout);
   return d;
 }
 

@@ -50,7 +50,9 @@ void look_at_tensors(const ForwardQuestion& question, ForwardPlan& plan) {
   plan.vector_out = blocks::is_vector(question.out);
   const DType type = problem.q.dtype;
   plan.tma_q = blocks::rows_shape(rows_of(problem.q), extents_of(problem.q), type, 1, 1).has_value();
-  plan.tma_out = blocks::rows_shape(rows_of(question.out), extents_of(question.out), type, 1, 1).has_value();
+  // Results in another type than the inputs' leave from registers (blocks/sink.h).
+  plan.tma_out = question.out.dtype == type &&
+                 blocks::rows_shape(rows_of(question.out), extents_of(question.out), type, 1, 1).has_value();
   const Mask& mask = problem.mask;
   const auto can_load = [&](const ConstTensorView& tensor) {
     return !tensor.present() || blocks::mask_shape(mask_of(tensor), mask_extents(question.geometry),
