@@ -2,10 +2,15 @@
 // tensors and without.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "check/case_data.h"
 #include "check/check.h"
+#include "check/random.h"
 #include "cuda/fused_rows.h"
 #include "cuda/sm90/common/variant.h"
 #include "cuda/sm90/forward/rows.h"
@@ -81,6 +86,46 @@ TEST_P(RestRow, MasksWithOneQueryRow) {
     if (index != 0) drawn.bias = check::Broadcast{{true, false, true, false}, {}};
     drawn.bias_dtype = index == 1 ? DType::f32 : drawn.dtype;
     expect_right(drawn, false);
+  }
+}
+
+// V of a key that a mask hides from every query: whatever it holds, the results have the same bits.
+TEST_P(RestRow, NanOfAHiddenKeyReachesNothing) {
+  constexpr std::int64_t kQueries = 70, kKeys = 300, kHidden = 200;
+  check::Random random(4, 2);
+  const auto tensor = [&](DType dtype, std::array<std::int64_t, 4> shape) {
+    check::Tensor made(gpu_memory(), check::laid_out(dtype, shape, check::Layout::bhnd));
+    made.fill([&](auto...) { return random.bell(); });
+    made.upload();
+    return made;
+  };
+  const Row of = row();
+  const check::Tensor q = tensor(of.dtype, {1, 1, kQueries, of.dim}), k = tensor(of.dtype, {1, 1, kKeys, of.dim});
+  check::Tensor v = tensor(of.dtype, {1, 1, kKeys, of.dim}), out = tensor(of.dtype, {1, 1, kQueries, of.dim});
+  check::Tensor allowed = tensor(DType::b8, {1, 1, 1, kKeys});
+  allowed.fill([](std::int64_t, std::int64_t, std::int64_t, std::int64_t key) { return key == kHidden ? 0.0 : 1.0; });
+  allowed.upload();
+  const auto bits_with = [&](double value, Grouping grouping) {
+    for (std::int64_t c = 0; c < of.dim; ++c) v.set(value, 0, 0, kHidden, c);
+    v.upload();
+    ForwardArgs args;
+    args.problem.device = kGpu;
+    args.problem.q = q.device_view();
+    args.problem.k = k.device_view();
+    args.problem.v = v.device_view();
+    args.problem.mask.allowed = allowed.device_view();
+    args.problem.pattern = of.pattern;
+    args.problem.grouping = grouping;
+    args.problem.rest = Rest::mean;
+    args.out = out.device_view();
+    check::library_runner(gpu_memory(), of.name, {}).forward(args);
+    out.download();
+    return out.bytes();
+  };
+  for (const Grouping grouping : {Grouping::interleaved, Grouping::consecutive}) {
+    const auto plain = bits_with(0, grouping);
+    EXPECT_TRUE(std::isfinite(out.at(0, 0, kQueries - 1, of.dim - 1)));
+    EXPECT_TRUE(bits_with(std::numeric_limits<double>::quiet_NaN(), grouping) == plain) << to_string(grouping);
   }
 }
 
