@@ -301,14 +301,12 @@ TEST_F(PipelineGpu, EveryKernelWritesFp32Results) {
       check::CheckOptions options;
       options.device = kGpu;
       const check::Runner runner = check::library_runner(api::memory_of(kGpu), kernel, {});
-      try {
-        const check::CaseReport report = check::check_drawn(drawn, runner, options);
-        for (const std::string& failure : report.failures) ADD_FAILURE() << kernel << " " << d_v << ": " << failure;
-        ++served;
-      } catch (const Error& error) {
-        // Hopper's on another card.
-        EXPECT_NE(std::string(error.what()).find("compute capability 9.0"), std::string::npos) << error.what();
+      bool foreign = false;  // Hopper's kernels on another card
+      for (const std::string& failure : check::check_drawn(drawn, runner, options).failures) {
+        foreign = failure.find("expected compute capability 9.0, got") != std::string::npos;
+        if (!foreign) ADD_FAILURE() << kernel << " " << d_v << ": " << failure;
       }
+      served += foreign ? 0 : 1;
     }
   }
   EXPECT_GE(served, 3);
