@@ -89,8 +89,8 @@ TEST(ForwardPlan, FullVariantWhereEveryRowSeesAllWholeBlocks) {
   EXPECT_EQ((Asked{.n_q = 1024, .n_k = 1024, .d = 128, .lengths = true}.plan().variant), Variant::narrow);
 }
 
-// Results in fp32 leave from registers: the full variant, whose results leave by TMA, has no way for them. All else is as
-// it is without.
+// Results in fp32 leave from registers: the full variant, whose results leave by TMA, has no way for them. All else is
+// as it is without.
 TEST(ForwardPlan, ResultsInFp32) {
   const ForwardPlan plan = Asked{.d = 128, .fp32 = true}.plan();
   EXPECT_EQ(plan.variant, Variant::narrow);

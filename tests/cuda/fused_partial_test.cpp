@@ -1,5 +1,5 @@
-// The fused forward's results in fp32, as parts that are to be merged by their log-sum-exps have them: every variant and
-// every way in which an item ends.
+// The fused forward's results in fp32, as parts that are to be merged by their log-sum-exps have them: every variant
+// and every way in which an item ends.
 #include <gtest/gtest.h>
 
 #include <bit>

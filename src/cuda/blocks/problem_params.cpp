@@ -14,7 +14,11 @@ tile::LengthsView lengths_of(const ConstTensorView& tensor) {
 }
 
 OutView out_of(const TensorView& out) {
-  return {out.data, out.step(0), out.step(1), out.step(2), static_cast<int>(out.extent(3)),
+  return {out.data,
+          out.step(0),
+          out.step(1),
+          out.step(2),
+          static_cast<int>(out.extent(3)),
           out.dtype == DType::f32 ? 1 : 0};
 }
 

@@ -17,9 +17,9 @@ struct RandomState {
   DSPATTN_HOST_DEVICE core::DropoutRow row(int sequence, int head, int position) const {
     const auto word = [&](int i) { return std::uint64_t{static_cast<std::uint32_t>(words[i * stride])}; };
     const bool in_memory = words != nullptr;
-    return core::DropoutRow::of(in_memory ? word(0) | word(1) << 32 : seed, in_memory ? word(2) | word(3) << 32 : offset,
-                                static_cast<std::uint32_t>(sequence), static_cast<std::uint32_t>(head),
-                                static_cast<std::uint32_t>(position));
+    return core::DropoutRow::of(in_memory ? word(0) | word(1) << 32 : seed,
+                                in_memory ? word(2) | word(3) << 32 : offset, static_cast<std::uint32_t>(sequence),
+                                static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(position));
   }
 };
 
