@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/half.h"
+#include "cuda/blocks/random_state.h"
 #include "cuda/general/plan.h"
 #include "cuda/tile/key_tiles.h"
 #include "cuda/tile/select_any.h"
@@ -286,6 +287,19 @@ TEST(GroupRows, EveryHeadOfAPositionHasARow) {
     }
     EXPECT_EQ(found, heads * rows.positions(64));
   }
+}
+
+// Words in memory stand for the two numbers, whatever their stride.
+TEST(RandomState, IsTheSameInMemory) {
+  constexpr std::uint64_t kSeed = 0x89ABCDEF01234567u, kOffset = 0xFEDCBA9876543210u;
+  const blocks::RandomState given{kSeed, kOffset, nullptr, 0};
+  std::array<std::int32_t, 8> words{};
+  for (std::size_t i = 0; i < 4; ++i) {
+    words[2 * i] = static_cast<std::int32_t>((i < 2 ? kSeed : kOffset) >> (32 * (i % 2)));
+  }
+  const blocks::RandomState read{1, 2, words.data(), 2};
+  EXPECT_EQ(read.row(3, 4, 5).state, core::DropoutRow::of(kSeed, kOffset, 3, 4, 5).state);
+  EXPECT_EQ(given.row(3, 4, 5).state, read.row(3, 4, 5).state);
 }
 
 // Wide outputs are shared out over CTAs.
