@@ -149,6 +149,7 @@ def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Te
     results = BackwardArguments(
         _rows(torch.zeros_like(out) if d_out is None else d_out), out, lse, d_lse,
         wants_d_bias=len(needed) > BIAS and needed[BIAS], wants_d_sinks=len(needed) > SINKS and needed[SINKS],
+        deterministic=torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     for index, grad in zip(DIFFERENTIATED, _backward(results, problem, traced), strict=True):
         if index < len(needed) and needed[index]:
