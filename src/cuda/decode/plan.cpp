@@ -1,6 +1,8 @@
 #include "cuda/decode/plan.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <sstream>
 
@@ -118,6 +120,9 @@ class Dealer {
     }
     return teams.count;
   }
+
+ public:
+  int most_of(int packed) const { return most_teams(packed); }
   Deal deal_of(int packed, int most, int splits, int cluster, bool stay) const {
     Deal deal;
     deal.teams = teams_;
@@ -177,6 +182,11 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
     // In one kernel, whose clusters may leave multiprocessors idle, or in two.
     const Deal stays = dealer.best(true);
     if (stays.cost < deal.cost + kChoiceCycles) deal = stays;
+  }
+  if (const char* given = std::getenv("DSPATTN_DEAL")) {
+    int packed = 1, splits = 1, cluster = 1, stay = 0;
+    std::sscanf(given, "%d,%d,%d,%d", &packed, &splits, &cluster, &stay);
+    deal = dealer.deal_of(packed, dealer.most_of(packed), splits, cluster, stay != 0);
   }
   plan.teams = deal.teams;
   plan.splits = deal.splits;

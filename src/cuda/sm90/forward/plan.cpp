@@ -1,6 +1,7 @@
 #include "cuda/sm90/forward/plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "cuda/blocks/means_plan.h"
@@ -136,7 +137,7 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
   } else if (std::string because = full_because(question, full, pairs_of(full)); !because.empty() && plan.tma_out) {
     plan.variant = Variant::full;
     plan.reason = std::move(because);
-  } else if (wide.compiled && question.mean_rows() >= wide_from) {
+  } else if (wide.compiled && question.mean_rows() >= wide_from && std::getenv("DSPATTN_NARROW") == nullptr) {
     plan.variant = Variant::wide;
     plan.reason = "sequences of " + std::to_string(wide_from) + " query rows and more";
   } else {
