@@ -196,7 +196,7 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   if (plan.merges()) {
     const auto rows = static_cast<std::size_t>(plan.ctas() / plan.cluster) * static_cast<std::size_t>(plan.rows);
     plan.stats_offset = aligned(rows * static_cast<std::size_t>(geometry.d_v) * sizeof(float));
-    plan.workspace_bytes = plan.stats_offset + aligned(rows * 2 * sizeof(float));
+    plan.workspace_bytes = plan.stats_offset + aligned(rows * kStatsBytes);
   }
   if (plan.teams.chosen != 0 && plan.teams.stay == 0) {
     const auto rows = static_cast<std::size_t>(plan.units) * static_cast<std::size_t>(plan.rows);
@@ -204,7 +204,7 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
     plan.scores_offset = plan.workspace_bytes;
     plan.whole_offset = plan.scores_offset + aligned(rows * blocks * tile::kBlockKeys * sizeof(std::uint16_t));
     plan.workspace_bytes =
-        plan.whole_offset + aligned(rows * static_cast<std::size_t>(plan.splits) * 2 * sizeof(float));
+        plan.whole_offset + aligned(rows * static_cast<std::size_t>(plan.splits) * kStatsBytes);
   }
   return plan;
 }

@@ -32,7 +32,8 @@ struct RegisterRows {
   const int g, t;
   const int begin, end;  // keys that all rows see by diagonal, window and length
   float reference[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {};  // of this lane's weights
+  float sum[2] = {};   // of this lane's weights
+  float rest[2] = {};  // of those the pruned keys'
 
   __device__ __forceinline__ explicit RegisterRows(Team<C>& of)
       : team(of),
@@ -110,6 +111,7 @@ struct RegisterRows {
       shrink[i] = raised == reference[i] ? 1.0f : ptx::exp2_fast((reference[i] - raised) * team.p.scales.exponent);
       reference[i] = raised;
       sum[i] *= shrink[i];
+      rest[i] *= shrink[i];
     }
   }
 
@@ -192,7 +194,24 @@ struct RegisterRows {
             C::kType == DType::bf16 ? ptx::pack_bf16x2(first, second) : ptx::pack_f16x2(first, second);
       }
     });
+    if (team.p.keeps_rest()) add_pruned<kMostRows>(words);
     return result;
+  }
+
+  // The weights of the keys that are not kept, where they count.
+  template <int kMostRows>
+  __device__ __forceinline__ void add_pruned(const std::uint32_t (&words)[kQuads][4]) {
+    float pruned[2] = {};
+#pragma unroll
+    for (const auto& x : words) {
+      const tile::LeftOut left = team.p.pairs != 0 ? tile::left_out_of_two(x[0], x[1], x[2], x[3])
+                                                   : tile::left_out_of_four(x[0], x[1], x[2], x[3]);
+      each_row<kMostRows>([&](int i) { pruned[i] += weight(left.first, i) + weight(left.second, i); });
+    }
+    for (int i = 0; i < 2; ++i) {
+      sum[i] += pruned[i];
+      rest[i] += pruned[i];
+    }
   }
 
   // Leaves the compared scores of tile `index` at to[row][key], and adds up the weights of all that are seen.
@@ -283,10 +302,12 @@ struct RegisterRows {
   __device__ __forceinline__ void deposit_stats(RowStats* stats) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float total = sum[i];
-      total += __shfl_xor_sync(~0u, total, 1);
-      total += __shfl_xor_sync(~0u, total, 2);
-      if (t == 0) stats[g + 8 * i] = {reference[i], total};
+      float total = sum[i], pruned = rest[i];
+      for (const int offset : {1, 2}) {
+        total += __shfl_xor_sync(~0u, total, offset);
+        pruned += __shfl_xor_sync(~0u, pruned, offset);
+      }
+      if (t == 0) stats[g + 8 * i] = {reference[i], total, pruned};
     }
   }
 };
