@@ -9,7 +9,6 @@
 #include <cstdint>
 
 #include "cuda/ptx/barrier.h"
-#include "cuda/ptx/sm80.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/forward/load_q.h"
 #include "cuda/sm90/forward/shared.h"
@@ -41,7 +40,7 @@ struct TailCompleter {
            static_cast<std::uint32_t>(panel * C::kPanelKBytes + tile::swizzled_offset(row, chunk));
   }
 
-  // Asks for a tile: a group of copies. Eight lanes share a row.
+  // Fills a tile. Eight lanes share a row.
   template <typename SourceRow>
   __device__ __forceinline__ void copy_rows(const std::uint8_t* tile, const RowsView& source, std::int64_t offset,
                                             int columns, SourceRow source_row) {
@@ -62,7 +61,7 @@ struct TailCompleter {
         }
       }
     });
-    ptx::cp_async_commit();
+    ptx::copy_async_wait();
   }
 
   // Clears the rows for which source_row is negative. A lane a row: the swizzle keeps their banks apart.
@@ -105,10 +104,8 @@ struct TailCompleter {
       };
       copy_rows(shared.k[stage], params.k, offset_of(params.k), params.d,
                 [&](int row) { return visible(tile::slot_of_k_row(row, C::kTileK)); });
-      copy_rows(shared.v[stage], params.v, offset_of(params.v), params.out.columns, v_row);
-      ptx::cp_async_wait<1>();  // V may still be on its way
       publish(shared.k_full[stage]);
-      ptx::cp_async_wait<0>();
+      copy_rows(shared.v[stage], params.v, offset_of(params.v), params.out.columns, v_row);
     }
     publish(shared.v_full[stage]);
   }
