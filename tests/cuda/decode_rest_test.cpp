@@ -111,7 +111,7 @@ INSTANTIATE_TEST_SUITE_P(Rows, DecodeRest,
                                            Row{"decode_bf16_d128", DType::bf16, 128},
                                            Row{"decode_fp16_d64", DType::f16, 64}, Row{"decode_fp32_d64", DType::f32, 64},
                                            Row{"decode_fp32_d128", DType::f32, 128}),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& row) { return std::string(row.param.name); });
 
 // Sums on the device, and V, of a cache that grows.
 struct Cache {
