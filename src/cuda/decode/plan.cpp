@@ -84,7 +84,7 @@ class Dealer {
     // CTAs that share a multiprocessor overlap one's gathering with another's scores. Where all of V is read, one's end
     // with another's loads, if there are several after each other.
     for (const int packed : {1, 2}) {
-      if (packed > 1 && teams_.gather == 0 && units_ < 2 * slots_of(device_, 1, packed)) continue;
+      if (packed > 1 && teams_.gather == 0 && units_ < 2 * slots_of(device_, 1, 1)) continue;
       const int most = most_teams(packed);
       if (most == 0) continue;
       const auto consider = [&](std::int64_t splits, std::int64_t cluster) {
