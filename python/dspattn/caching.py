@@ -38,6 +38,10 @@ def value_sums(
         of each its own sum and that of all blocks up to it, and how many keys these are of. Bring it up to date with
         :func:`update_value_sums` when keys are added. Where sequences of a cache are reordered, so is its first
         dimension.
+
+    Example:
+        >>> value_sums(torch.randn(1, 8, 1000, 64)).shape
+        torch.Size([1, 8, 14, 65])
     """
     _require_four("value", value)
     batch, n_k = value.shape[0], value.shape[2]
@@ -70,6 +74,12 @@ def update_value_sums(
 
     Returns:
         ``sums``.
+
+    Example:
+        >>> v, lengths = torch.ones(1, 1, 256, 2), torch.tensor([255])
+        >>> sums = value_sums(v, lengths)
+        >>> update_value_sums(sums, v, 1, lengths + 1)[0, 0, 3]
+        tensor([256., 256., 256.])
     """
     _require_four("value", value)
     if key_lengths is not None:
@@ -169,6 +179,12 @@ def attention_with_cache(
 
     Raises:
         DspattnError: with every reason the call cannot be served.
+
+    Example:
+        >>> q, k, v = torch.randn(1, 8, 1, 64), *torch.randn(2, 1, 2, 1000, 64)
+        >>> lengths, sums = torch.tensor([700]), value_sums(v, torch.tensor([700]))
+        >>> attention_with_cache(q, k, v, lengths, rest="mean", sums=sums).shape
+        torch.Size([1, 8, 1, 64])
     """
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
