@@ -114,12 +114,15 @@ struct ProblemArguments {
   void require_same_device(Device device) const {
     require_device(k, "k", device);
     require_device(v, "v", device);
-    const std::pair<const MaybeTensor*, const char*> optional_tensors[] = {
-        {&allowed, "allowed"},       {&bias, "bias"},
-        {&key_lengths, "key_lengths"}, {&cu_q, "cu_q"},
-        {&cu_k, "cu_k"},             {&sinks, "sinks"},
-        {&block_table, "block_table"}, {&dropout_state, "dropout_state"},
-        {&value_sums, "value_sums"}};
+    const std::pair<const MaybeTensor*, const char*> optional_tensors[] = {{&allowed, "allowed"},
+                                                                           {&bias, "bias"},
+                                                                           {&key_lengths, "key_lengths"},
+                                                                           {&cu_q, "cu_q"},
+                                                                           {&cu_k, "cu_k"},
+                                                                           {&sinks, "sinks"},
+                                                                           {&block_table, "block_table"},
+                                                                           {&dropout_state, "dropout_state"},
+                                                                           {&value_sums, "value_sums"}};
     for (const auto& [tensor, argument] : optional_tensors) {
       if (*tensor) require_device(**tensor, argument, device);
     }

@@ -1,5 +1,5 @@
-// Sums of V over blocks of 128 keys, kept by the caller beside a cache of keys and values, so that attention with rest =
-// mean reads of V the kept rows alone (Problem::value_sums).
+// Sums of V over blocks of 128 keys, kept by the caller beside a cache of keys and values, so that attention with rest
+// = mean reads of V the kept rows alone (Problem::value_sums).
 //
 //   dspattn::ValueSumsArgs update;
 //   update.v = v;                                 // the cache, or pages with a block_table
@@ -8,10 +8,10 @@
 //   update.new_keys = 1;                          // after a prompt: as many as it has
 //   dspattn::update_value_sums(update);
 //
-// Of block b of a sequence, its keys 128 b ... 128 b + 127, row 2 b of the sums has V's sum over the block and row 2 b +
-// 1 that over all blocks up to it; the last column has how many keys they are of. Rows of blocks that are not whole, at
-// or past the length, hold anything. Who reorders the sequences of a cache reorders these with them; who shortens one
-// counts the keys that replace the old ones as new.
+// Of block b of a sequence, its keys 128 b ... 128 b + 127, row 2 b of the sums has V's sum over the block and row 2 b
+// + 1 that over all blocks up to it; the last column has how many keys they are of. Rows of blocks that are not whole,
+// at or past the length, hold anything. Who reorders the sequences of a cache reorders these with them; who shortens
+// one counts the keys that replace the old ones as new.
 #pragma once
 
 #include <cstdint>

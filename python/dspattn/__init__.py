@@ -1,7 +1,8 @@
 """Attention whose scores are pruned on the fly to N:M structured sparsity, as a drop-in for full attention.
 
 * :func:`attention`, :func:`varlen_attention`: the functions, in the signature of PyTorch's own.
-* :func:`attention_with_cache`, :func:`value_sums`, :func:`update_value_sums`: new queries against a cache, also of pages.
+* :func:`attention_with_cache`: new queries against a cache, also of pages; :func:`value_sums` and
+  :func:`update_value_sums` for ``rest="mean"``.
 * :func:`merge`: joins attention over parts of the keys.
 * :func:`sddmm`, :func:`softmax`, :func:`spmm`: the paper's three steps, with the sparse matrix between them.
 * :func:`block_attention`, :mod:`dspattn.block_masks`: blocked-ELL masks with N:M inside the blocks.

@@ -170,8 +170,8 @@ void CaseData::make_features() {
 void CaseData::make_value_sums() {
   constexpr std::int64_t kBlock = 128;
   const std::int64_t blocks = drawn_.n_k / kBlock;
-  value_sums_ = Tensor(memory_, ConstTensorView(nullptr, DType::f32,
-                                                {drawn_.batch, drawn_.kv_heads, 2 * (blocks + 1), drawn_.d_v + 1}));
+  value_sums_ = Tensor(
+      memory_, ConstTensorView(nullptr, DType::f32, {drawn_.batch, drawn_.kv_heads, 2 * (blocks + 1), drawn_.d_v + 1}));
   value_sums_.poison();
   for (std::int64_t b = 0; b < drawn_.batch; ++b) {
     const auto of_sequence = static_cast<std::size_t>(drawn_.key_lengths_stride == 0 ? 0 : b);

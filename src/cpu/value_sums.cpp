@@ -18,8 +18,8 @@ std::int64_t row_of(const ValueSumsArgs& args, std::int64_t sequence, std::int64
   std::int64_t place = sequence, row = key;
   if (args.block_table.present()) {
     const std::int64_t page_size = v.extent(2);
-    place = static_cast<const std::int32_t*>(args.block_table.data)[sequence * args.block_table.step(0) +
-                                                                    key / page_size * args.block_table.step(1)];
+    place = static_cast<const std::int32_t*>(
+        args.block_table.data)[sequence * args.block_table.step(0) + key / page_size * args.block_table.step(1)];
     row = key % page_size;
     if (place < 0 || place >= v.extent(0)) return -1;
   }
@@ -29,8 +29,8 @@ std::int64_t row_of(const ValueSumsArgs& args, std::int64_t sequence, std::int64
 // The sum of one block and of all up to it.
 void update_block(const ValueSumsArgs& args, std::int64_t sequence, std::int64_t head, std::int64_t block) {
   const std::int64_t columns = args.v.extent(3), step = args.sums.step(2);
-  float* own = static_cast<float*>(args.sums.data) + sequence * args.sums.step(0) + head * args.sums.step(1) +
-               2 * block * step;
+  float* own =
+      static_cast<float*>(args.sums.data) + sequence * args.sums.step(0) + head * args.sums.step(1) + 2 * block * step;
   std::fill(own, own + columns + 1, 0.0f);
   for (std::int64_t key = block * kMeanBlock; key < (block + 1) * kMeanBlock; ++key) {
     const std::int64_t row = row_of(args, sequence, head, key);

@@ -1,4 +1,5 @@
-// Sums of V over blocks of keys that callers keep: what they are after a cache has grown, of pages, and what is refused.
+// Sums of V over blocks of keys that callers keep: what they are after a cache has grown, of pages, and what is
+// refused.
 #include "dspattn/value_sums.h"
 
 #include <gtest/gtest.h>

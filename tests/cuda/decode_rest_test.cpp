@@ -109,7 +109,8 @@ TEST_P(DecodeRest, HeadsThatChooseTogether) {
 INSTANTIATE_TEST_SUITE_P(Rows, DecodeRest,
                          ::testing::Values(Row{"decode_bf16_d64", DType::bf16, 64},
                                            Row{"decode_bf16_d128", DType::bf16, 128},
-                                           Row{"decode_fp16_d64", DType::f16, 64}, Row{"decode_fp32_d64", DType::f32, 64},
+                                           Row{"decode_fp16_d64", DType::f16, 64},
+                                           Row{"decode_fp32_d64", DType::f32, 64},
                                            Row{"decode_fp32_d128", DType::f32, 128}),
                          [](const auto& row) { return std::string(row.param.name); });
 
@@ -134,8 +135,8 @@ struct Cache {
   }
 };
 
-// A prompt, steps of one key and of several, and a sequence that is far ahead of the other: as on the CPU, which adds in
-// another order.
+// A prompt, steps of one key and of several, and a sequence that is far ahead of the other: as on the CPU, which adds
+// in another order.
 TEST(ValueSumsOnGpu, AreThoseOfTheCpu) {
   if (const std::string why = no_ampere(); !why.empty()) GTEST_SKIP() << why;
   Cache cache;

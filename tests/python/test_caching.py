@@ -1,5 +1,5 @@
-"""Attention against a cache: sums of the values that the caller keeps, pages, and what is refused; where there is a GPU,
-on it too, in a graph whose lengths grow."""
+"""Attention against a cache: sums of the values that the caller keeps, pages, and what is refused; where there is a
+GPU, on it too, in a graph whose lengths grow."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ def test_sums_change_nothing_but_what_is_read(device: str, selection: dspattn.pa
     precision = 1e-5 if device == "cpu" else 1e-2
     for with_sums, without in zip(*results, strict=True):
         torch.testing.assert_close(with_sums, without, rtol=precision, atol=precision)
-    plain = dspattn.attention(
-        q, k, v, key_lengths=lengths, rest="mean", selection=selection, enable_gqa=True
-    )
+    plain = dspattn.attention(q, k, v, key_lengths=lengths, rest="mean", selection=selection, enable_gqa=True)
     torch.testing.assert_close(results[1][0], plain, rtol=0, atol=0)
     dense = dspattn.attention(q, k, v, key_lengths=lengths, pattern="dense", enable_gqa=True, return_lse=True)[1]
     torch.testing.assert_close(results[0][1], dense, rtol=precision, atol=precision)

@@ -9,8 +9,8 @@
 namespace dspattn::cuda::blocks {
 
 // Columns [column, column + count), up to four, of the mean over what a row sees: `keys`. Called: a row's end is not
-// where time goes, and its code would stand in every kernel twice. What the row does not see, be it NaN, reaches nothing:
-// sums are never subtracted.
+// where time goes, and its code would stand in every kernel twice. What the row does not see, be it NaN, reaches
+// nothing: sums are never subtracted.
 [[gnu::noinline]] inline __device__ float4 mean_of_values(const ValuesView& values, const SumsView& sums, int sequence,
                                                           int head, tile::KeyInterval keys, int column, int count) {
   const tile::MeanParts parts = tile::mean_parts(keys);

@@ -1,8 +1,7 @@
 // Sums of V over blocks of 128 keys, then over all blocks up to each. A warp adds up 32 columns of a block, its lanes a
-// column each, key by key. After a step of generation at most one block is new, and one CTA a key head does both; after a
-// prompt many CTAs share the blocks and a second kernel adds these up. Always in the same order.
+// column each, key by key. After a step of generation at most one block is new, and one CTA a key head does both; after
+// a prompt many CTAs share the blocks and a second kernel adds these up. Always in the same order.
 #include "cuda/blocks/value_sums.h"
-
 #include "cuda/blocks/values.h"
 #include "cuda/device/device.h"
 #include "cuda/tile/value_sums.h"

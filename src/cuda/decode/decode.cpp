@@ -133,10 +133,12 @@ void why_not(const DecodeRow& row, const Problem& problem, core::Refusals& refus
     });
   }
   if (problem.rest == Rest::mean && !problem.value_sums.present()) {
-    refusals.add([] { return std::string("rest: takes mean with value_sums (sums of V that the caller keeps), got none"); });
+    refusals.add(
+        [] { return std::string("rest: takes mean with value_sums (sums of V that the caller keeps), got none"); });
   }
   if (problem.rest == Rest::mean && (problem.mask.allowed.present() || problem.mask.bias.present())) {
-    refusals.add([] { return std::string("rest: takes mean without mask tensors, which value_sums know nothing of, got one"); });
+    refusals.add(
+        [] { return std::string("rest: takes mean without mask tensors, which value_sums know nothing of, got one"); });
   }
   blocks::refuse_pages(problem, refusals);
   blocks::refuse_rows(problem, geometry, refusals);

@@ -105,8 +105,8 @@ struct PlainCopies {
     }
   }
 
-  // The same of a tile at the border of what is seen: keys outside of [begin, end) are zeros and are not read. `key`: of
-  // the thread's element of group 0.
+  // The same of a tile at the border of what is seen: keys outside of [begin, end) are zeros and are not read. `key`:
+  // of the thread's element of group 0.
   __device__ __forceinline__ void copy_border_tile(std::uint32_t tile, const std::uint8_t* from, int group_step,
                                                    int thread, int warps, int key, int begin, int end) const {
     const int element = thread >> 3 & 3;

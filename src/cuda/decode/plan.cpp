@@ -203,8 +203,7 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
     const auto blocks = static_cast<std::size_t>(tile::divide_up(geometry.n_k, tile::kBlockKeys));
     plan.scores_offset = plan.workspace_bytes;
     plan.whole_offset = plan.scores_offset + aligned(rows * blocks * tile::kBlockKeys * sizeof(std::uint16_t));
-    plan.workspace_bytes =
-        plan.whole_offset + aligned(rows * static_cast<std::size_t>(plan.splits) * kStatsBytes);
+    plan.workspace_bytes = plan.whole_offset + aligned(rows * static_cast<std::size_t>(plan.splits) * kStatsBytes);
   }
   return plan;
 }

@@ -130,8 +130,7 @@ struct Team {
   // Where an element of a tile's group 0 lies: the run of that element of all groups begins there. Null: in no page.
   __device__ __forceinline__ const std::uint8_t* run_of(const Bits<C>* base, const blocks::RowsView& view, int index,
                                                         int element) const {
-    return address_of_key<C>(p, base, view, part.batch,
-                             block_of<C>(index) + p.keys.key(part_of<C>(index), 0, element));
+    return address_of_key<C>(p, base, view, part.batch, block_of<C>(index) + p.keys.key(part_of<C>(index), 0, element));
   }
 
   // Scores of a K tile; then it may be overwritten.

@@ -169,7 +169,8 @@ struct Chooser {
       };
       const float first = picked(kept.first), second = picked(kept.second);
       largest = fmaxf(largest, fmaxf(first, second));
-      if (team.p.keeps_rest()) weigher.add_pruned(kept, [&](int e) { return weigher.element(shares[i], e) * kShareScale; });
+      if (team.p.keeps_rest())
+        weigher.add_pruned(kept, [&](int e) { return weigher.element(shares[i], e) * kShareScale; });
       weights_of(number, i)[group] =
           careful ? ptx::pack_f16x2(first, second) : weigher.packed(first * kShareScale, second * kShareScale);
     }
