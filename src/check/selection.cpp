@@ -348,6 +348,7 @@ cpu::Selection probe_selection(const CaseData& data, const Runner& runner, std::
     ForwardArgs args;
     args.problem = data.device_problem();
     args.problem.rest = Rest::drop;
+    args.problem.value_sums = {};
     args.problem.v = (pages ? given : v).device_view();
     // Neither takes part in the choice; a key whose weight is dropped, or is nothing beside a sink, would look pruned.
     args.problem.dropout = {};

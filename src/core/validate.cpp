@@ -65,7 +65,8 @@ Operands problem_operands(const Problem& problem) {
                     {"mask.bias", problem.mask.bias},
                     {"dropout.state", problem.dropout.state},
                     {"sinks", problem.sinks},
-                    {"block_table", problem.block_table}};
+                    {"block_table", problem.block_table},
+                    {"value_sums", problem.value_sums}};
   if (problem.packed) {
     operands.add({"packed.cu_q", problem.packed->cu_q});
     operands.add({"packed.cu_k", problem.packed->cu_k});
