@@ -71,6 +71,29 @@ TEST(KeyTiles, EveryKeyIsInOneColumnAndEveryGroupInOneTile) {
   }
 }
 
+// Where keys are rows, a lane's four are a group of four, or two of two, in the order of the elements.
+TEST(KeyTiles, RowsOfKeysGiveALaneWholeGroups) {
+  std::set<int> columns;
+  for (int row = 0; row < 32; ++row) columns.insert(tile::column_of_key_row(row));
+  EXPECT_EQ(columns.size(), 32u);
+  EXPECT_EQ(*columns.rbegin(), 31);
+  for (const Pattern pattern : {Pattern{2, 4}, Pattern{1, 2}}) {
+    for (const Grouping grouping : kGroupings) {
+      const tile::KeyTiles tiles = tile::key_tiles(TileLayout::places, pattern, grouping, 32);
+      for (int row = 0; row < 32; ++row) {
+        const auto place = [&](int at) {
+          return place_of_key(
+              tile::key_of_column<TileLayout::places, 32>(tiles, tiles.part(1), tile::column_of_key_row(at)),
+              pattern.group, grouping);
+        };
+        const int element = row / 8 % pattern.group;
+        EXPECT_EQ(place(row).element, element);
+        EXPECT_EQ(place(row).group, place(row - 8 * element).group);
+      }
+    }
+  }
+}
+
 // A dense product's A operand has the scores of column c where V has its row: columns 2t, 2t + 1 of 16 bits; of tf32
 // first 2t, then 2t + 1.
 TEST(KeyTiles, RowsOfVFollowTheWeights) {

@@ -92,6 +92,7 @@ struct BackwardParams {
   int row_units = 0;     // of kRowUnit rows, of a sequence
   int tile_units = 0;    // of kTileUnit key tiles, of a sequence
   int row_tiles = 0;     // of the query-stationary kernel, of a sequence
+  int key_rows = 0;      // key tiles are in the order of tile::column_of_key_row
   int key_tiles = 0;     // of a CTA of the key-stationary kernel
   int key_groups = 0;    // of tiles that a CTA of the key-stationary kernel takes, of a sequence
   int adds_queries = 0;  // the key-stationary kernel makes dQ, too

@@ -210,8 +210,9 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_keys(const __grid_constan
 #pragma unroll 1
   for (int i = own.first; i < kTileUnit * kTileK; i += own.step) {
     const int tile = unit * kTileUnit + i / kTileK;
+    const int column = params.key_rows != 0 ? tile::column_of_key_row(i % kTileK) : i % kTileK;
     const int in_span =
-        tile::key_of_column<tile::TileLayout::places, kTileK>(params.tiles, params.tiles.part(tile), i % kTileK);
+        tile::key_of_column<tile::TileLayout::places, kTileK>(params.tiles, params.tiles.part(tile), column);
     const int key = params.tiles.first_key(tile) + in_span;
     const bool present = in_span >= 0 && key < rows.band.key_length;
     const std::int64_t at = rows.k_row + (present ? key : 0);
