@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -137,6 +138,25 @@ def test_modules_in_a_full_graph() -> None:
     with pytest.raises(dspattn.DspattnError, match=r"query\.dtype"), dspattn.use("1:2"):
         module.double()
         torch.compile(call, backend="eager", fullgraph=True)(x.double())
+
+
+def test_counting_compiles_nothing_anew() -> None:
+    """One piece of code for all blocks of a model, however many calls there were before."""
+    count = CompileCounter()
+    torch._dynamo.reset()
+    function = torch.compile(lambda x: x + sdpa(x, x, x) + sdpa(x, x, x.sin()), backend=count, fullgraph=True)
+    for frames, n in enumerate((60, 70)):
+        x = torch.randn(1, 2, n, 8)
+        with dspattn.use("1:2") as switched:
+            for calls in range(1, 6):
+                x = function(x)
+                gc.collect()  # which counts them, and must not count them twice
+                assert switched.served == 2 * calls
+            for _ in range(5):
+                x = function(x)
+        assert count.frame_count == frames + 1
+        assert (switched.served, switched.short) == (20, 20 if n == 60 else 0)
+    assert not gc.callbacks
 
 
 def test_fallback_has_gradients() -> None:
