@@ -69,7 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
         help="of the whole run: fewer timed calls, and cases that have not begun by then are rows that say so",
     )  # fmt: skip
     parser.add_argument(
-        "--case-seconds", type=float, help=f"of one case's timed calls (default: {CASE_SECONDS:g} where time is bounded)"
+        "--case-seconds",
+        type=float,
+        help=f"of one case's timed calls (default: {CASE_SECONDS:g} where time is bounded)",
     )
     options = parser.parse_args(arguments)
     if options.budget_seconds is not None and options.budget_seconds <= 0:
