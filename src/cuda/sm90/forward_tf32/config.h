@@ -74,9 +74,9 @@ struct Config {
   // A producer warp transposes V in patches of 16 keys x 32 columns.
   static constexpr int kPatches = kTileK / 16 * kPanels / 4;  // of one warp, per tile
   static_assert(kPatches * 4 == kTileK / 16 * kPanels);
-  // Each thread holds 16 values of a patch in registers on their way. At d = 128 the producer's share of registers is
-  // enough for one patch, and a tile's time for four of them in turn.
-  static constexpr int kPatchesAtOnce = kProducerRegisters == 72 ? 1 : kPatches < 4 ? kPatches : kPatches / 2;
+  // Each thread holds 16 values of a patch in registers on their way: two patches at once where they fit into the
+  // producer's share (they do not at d = 128), else one after the other, for which a tile takes long enough.
+  static constexpr int kPatchesAtOnce = kPatches % 2 == 0 && kProducerRegisters > 72 ? 2 : 1;
   static_assert(kPatches % kPatchesAtOnce == 0);
 };
 
