@@ -166,7 +166,7 @@ def step_under_context_parallel(group, rank, hooks):
 
 def step_under_ulysses(group, rank):
     """DeepSpeed's wrapper of Hugging Face models around the registered attention: heads for rows, one stretch a rank.
-    It takes the name's place, so this comes last."""
+    It takes the name's place, which is given back."""
     import deepspeed.comm
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
