@@ -42,6 +42,11 @@ def pattern_of(dtype: str) -> str:
     return "1:2" if dtype == "fp32" else "2:4"
 
 
+def label_of(name: str, dtype: str) -> str:
+    """In tables and pictures: cuDNN's kernel has 16-bit types only, and PyTorch chooses another for the rest."""
+    return {EXACT: "unfused without tf32", TODAY: "PyTorch's fused" if dtype == "fp32" else "cuDNN"}.get(name, name)
+
+
 def _sdpa(backend: SDPBackend | None) -> Callable[..., Attend]:
     def make(*_: Any) -> Attend:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

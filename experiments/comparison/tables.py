@@ -19,7 +19,7 @@ ROOT = HERE.parent.parent
 DOCS = ROOT / "docs"
 sys.path[:0] = [str(ROOT), str(HERE)]
 
-from contenders import EXACT  # noqa: E402
+from contenders import EXACT, label_of  # noqa: E402
 
 from bench.common import pages  # noqa: E402
 from dspattn import zoo  # noqa: E402
@@ -139,11 +139,8 @@ def _short_latency(rows: Rows) -> list[str]:
         (d, k) for d in dict.fromkeys(r["dtype"] for r in rows) for k in (EXACT, "cudnn", "pipeline", "fused")
     ):
         by_n = {row["n_k"]: row["ratio"].get("unfused") for row in of(rows, dtype=dtype, kernel=name)}
-        label = {EXACT: "unfused without tf32", "cudnn": "PyTorch's fused" if dtype == "fp32" else "cuDNN"}.get(
-            name, name
-        )
         if by_n:
-            lines.append((f"{label}, {dtype}", [_number(by_n.get(n)) for n in lengths]))
+            lines.append((f"{label_of(name, dtype)}, {dtype}", [_number(by_n.get(n)) for n in lengths]))
     return _grid("speed over unfused, n", lengths, lines)
 
 
