@@ -7,9 +7,6 @@
 
 namespace dspattn::core {
 
-// A view that the caller may leave out: given when it has a rank or points somewhere.
-inline bool given(const ConstTensorView& view) { return view.present() || view.data != nullptr; }
-
 void check_problem(Report& report, const Problem& problem);
 
 }  // namespace dspattn::core
