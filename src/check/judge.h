@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <string>
 #include <vector>
@@ -14,12 +13,6 @@
 #include "cpu/reference.h"
 
 namespace dspattn::check {
-
-inline std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.6g", value);
-  return text;
-}
 
 // Which rows of an output belong to a sequence, and which to nobody.
 enum class Side { queries, keys };
