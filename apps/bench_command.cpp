@@ -18,7 +18,7 @@
 namespace dspattn::apps {
 namespace {
 
-struct Options {
+struct BenchOptions {
   std::vector<std::int64_t> n{256, 1024};
   std::vector<std::int64_t> d{64};
   std::vector<std::string> patterns;  // empty: 2:4 and 1:2, and dense on the CPU, where the library has that
@@ -54,7 +54,7 @@ void require_positive(const char* option, std::int64_t value) {
 }
 
 // Every combination of the lists, the innermost loop over patterns: rows to compare are neighbours.
-std::vector<CellShape> all_cells(const Options& options) {
+std::vector<CellShape> all_cells(const BenchOptions& options) {
   std::vector<CellShape> cells;
   CellShape cell;
   cell.device = parse_device(options.device);
@@ -168,7 +168,7 @@ nlohmann::ordered_json document(const std::string& command, Device device, nlohm
   return all;
 }
 
-void bench(const Options& options, const std::string& command) {
+void bench(const BenchOptions& options, const std::string& command) {
   if (!(options.cell.seconds > 0 && options.cell.seconds <= 3600)) {
     throw Error("seconds: expected above 0 and at most 3600, got " + std::to_string(options.cell.seconds));
   }
@@ -208,7 +208,7 @@ void bench(const Options& options, const std::string& command) {
 void register_bench(Parser& parser, Outcome& outcome) {
   Command command =
       parser.add_subcommand("bench", "Time the library on shapes of your choice, each pattern beside dense attention");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchOptions>();
   const auto list = [&](const char* name, auto& values, const char* text, const char* type) {
     command.add_option(name, values, text).delimiter(',').type_name(type).capture_default_str();
   };

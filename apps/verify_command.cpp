@@ -16,7 +16,7 @@
 namespace dspattn::apps {
 namespace {
 
-struct Options {
+struct VerifyOptions {
   std::int64_t count = 1000;
   std::optional<std::uint64_t> seed;
   std::optional<std::int64_t> only;
@@ -30,7 +30,7 @@ struct Options {
   int jobs = 0;
 };
 
-check::CheckOptions check_options(const Options& options) {
+check::CheckOptions check_options(const VerifyOptions& options) {
   check::CheckOptions chosen;
   chosen.device = parse_device(options.device);
   if (options.pass == "forward") {
@@ -68,7 +68,7 @@ check::CheckOptions check_options(const Options& options) {
   return chosen;
 }
 
-void verify_as_asked(const Options& options, Outcome& outcome) {
+void verify_as_asked(const VerifyOptions& options, Outcome& outcome) {
   const check::CheckOptions chosen = check_options(options);
   if (options.count < 1) throw Error("count: expected at least 1, got " + std::to_string(options.count));
   if (options.only && *options.only < 0) throw Error("case: expected 0 or more, got " + std::to_string(*options.only));
@@ -91,7 +91,7 @@ void verify_as_asked(const Options& options, Outcome& outcome) {
 void register_verify(Parser& parser, Outcome& outcome) {
   Command command = parser.add_subcommand(
       "verify", "Check kernels on random problems of every kind against a plain fp64 computation");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<VerifyOptions>();
   command.add_option("--count", options->count, "how many problems").type_name("COUNT").capture_default_str();
   command.add_option("--seed", options->seed, "what the problems are drawn from (default: a new one, printed)")
       .type_name("NUMBER");

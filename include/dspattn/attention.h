@@ -102,6 +102,10 @@ struct Problem {
   // j % page size of page block_table[b, j / page size]. Page sizes are multiples of 16; n_k is blocks * page size, and
   // mask.key_lengths says how many of these keys there are. Numbers that are no page count as keys past the length.
   ConstTensorView block_table;
+  // fp32 [batch, kv_heads, 2 * blocks, d_v + 1] with n_k / 128 blocks or more: sums of V that the caller keeps
+  // (value_sums.h), up to date for every whole block of 128 keys below the lengths. With rest = mean alone; a kernel
+  // that takes them reads of V what is kept, others compute the means anew. Optional.
+  ConstTensorView value_sums;
 };
 
 // Threads of the caller's own, for CPU kernels inside a program that has a pool already: two pools on the same cores

@@ -205,8 +205,8 @@ def block_attention(
         allow_tf32: as in :func:`dspattn.attention`.
 
     Returns:
-        ``[batch, heads, n_q, d_v]``. Differentiable on the CPU with respect to query, key and value, by the gradient
-        of :func:`dspattn.attention` under the same mask in dense form; on a GPU asking for gradients raises.
+        ``[batch, heads, n_q, d_v]``. Differentiable with respect to query, key and value, by the gradient of
+        :func:`dspattn.attention` under the same mask in dense form (one byte a score).
 
     Example:
         >>> q = k = v = torch.randn(1, 2, 256, 64)
@@ -229,9 +229,6 @@ def block_attention(
         )
     if attn_mask is not None and attn_mask.dim() != 4:
         reasons.append(f"attn_mask: expected 4 dimensions, got {list(attn_mask.shape)}")
-    wanted = query.requires_grad or key.requires_grad or value.requires_grad
-    if query.is_cuda and wanted and torch.is_grad_enabled():
-        reasons.append("query: expected no gradients to be asked for on a GPU (block attention is forward only there)")
     if attn_mask is not None and attn_mask.requires_grad:
         reasons.append("attn_mask: expected a mask or bias with requires_grad=False, its gradient is not computed")
     if reasons:

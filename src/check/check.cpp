@@ -35,6 +35,7 @@ ForwardResult run_forward(const CaseData& data, const Runner& runner, int thread
   ForwardArgs args;
   args.problem = data.device_problem();
   args.problem.rest = rest;
+  if (rest == Rest::drop) args.problem.value_sums = {};
   args.out = result.out.device_view();
   args.run.threads = threads;
   if (data.drawn().want_lse) {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import _ops
+from .._autograd import general_kernel
 from .._schema import BackwardArguments, ProblemArguments
 from .layout import Chunk, Layout
 from .transfers import Ranks
@@ -143,6 +144,14 @@ class Call:
         right = 0 if self.rule.causal else self.rule.right
         first, last = offset, offset + rows - 1
         return (right is None or last + right >= 0) and (self.rule.left is None or first - self.rule.left <= keys - 1)
+
+
+def repeatable(rule: Rule, plan: Plan, q: Tensor) -> Rule:
+    """The same with one kernel for both passes where the table might choose two: gradients in fp32 are not every
+    kernel's, and each pass selects the keys anew (dspattn._autograd.repeatable)."""
+    if rule.kernel or not (plan.backward and plan.wide):
+        return rule
+    return replace(rule, kernel=general_kernel(q))
 
 
 def require_served(rule: Rule, masks: Masks, tensors: tuple[Tensor, Tensor, Tensor], packed: bool, plan: Plan) -> None:
