@@ -10,8 +10,7 @@ Parts:
     dims       head dims 96, 192 and 256                      gqa      32 heads sharing 8 key heads beside 32
     mask       a boolean mask and a bias, and                 varlen   a packed batch, beside a dense batch of ours
     sustained  the table's cells with n >= 1024, without a pause
-Gradients are added up in whatever order is fastest, as cuDNN's are; the table's backward has 2:4 in a fixed order beside
-that.
+Gradients are added up in whatever order is fastest, as cuDNN's are; the table's backward also has 2:4 in a fixed order.
 --only keeps the cells that have one of the given values: n=1024,4096 d=64 mask=causal.
 """
 
