@@ -12,12 +12,13 @@ namespace dspattn::cuda::decode {
 namespace {
 
 // Estimates in cycles, from times of one query of 32 heads on an H200 (docs/log/decode.md), to compare plans with.
-constexpr std::int64_t kCardTileCycles = 800;   // of a tile of K and V, 16 KiB, at a multiprocessor's share of the rate
-constexpr std::int64_t kTileCycles = 760;       // at the most that a multiprocessor reads
-constexpr std::int64_t kTileLatency = 1500;     // of a team's tile, whose K and V are on their way
-constexpr std::int64_t kCtaCycles = 4000;       // of a CTA beside its tiles: Q, the first tile's latency, joining
-constexpr std::int64_t kLaterCtaCycles = 1500;  // of one that begins while another computes
-constexpr std::int64_t kClusterCycles = 1800;   // joining a cluster's results, and for each of its CTAs
+constexpr std::int64_t kCardTileCycles = 800;  // of a tile of K and V, 16 KiB, at a multiprocessor's share of the rate
+constexpr std::int64_t kTileCycles = 760;      // at the most that a multiprocessor reads
+constexpr std::int64_t kTileLatency = 1500;    // of a team's tile, whose K and V are on their way
+constexpr std::int64_t kChosenTileLatency = 6000;  // of one whose keys heads choose together: two chains
+constexpr std::int64_t kCtaCycles = 4000;          // of a CTA beside its tiles: Q, the first tile's latency, joining
+constexpr std::int64_t kLaterCtaCycles = 1500;     // of one that begins while another computes
+constexpr std::int64_t kClusterCycles = 1800;      // joining a cluster's results, and for each of its CTAs
 constexpr std::int64_t kClusterCtaCycles = 400;
 constexpr std::int64_t kMergeCycles = 3800;  // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
@@ -85,7 +86,7 @@ class Dealer {
     // with another's loads, if there are several after each other.
     for (const int packed : {1, 2}) {
       if (packed > 1 && teams_.gather == 0 && units_ < 2 * slots_of(device_, 1, 1)) continue;
-      const int most = most_teams(packed);
+      const int most = most_teams(packed, stay);
       if (most == 0) continue;
       const auto consider = [&](std::int64_t splits, std::int64_t cluster) {
         const Deal deal = deal_of(packed, most, static_cast<int>(splits), static_cast<int>(cluster), stay);
@@ -110,19 +111,25 @@ class Dealer {
     return packed * (shared_layout(type_, dim_, teams).bytes + kReserved) <= device_.shared_bytes + kReserved;
   }
   // Of a CTA, where so many share a multiprocessor, without scores that stay.
-  int most_teams(int packed) const {
+  int most_teams(int packed, bool stay) const {
     Teams teams = teams_;
-    for (teams.count = kMaxWarps / teams.warps; teams.count > 0; --teams.count) {
-      Teams scoring = teams;
-      scoring.chosen = 0;
-      scoring.gather = 0;
-      if (fits(teams, packed) && fits(scoring, packed)) break;
+    const bool chosen = teams.chosen != 0;
+    for (teams.count = most_warps(dim_, chosen) / teams.warps; teams.count > 0; --teams.count) {
+      if (stay) {  // of one tile a team at least
+        teams.stay = 1;
+        if (fits(teams, packed)) break;
+        continue;
+      }
+      Teams scoring = teams;  // before a choice
+      scoring.chosen = scoring.gather = 0;
+      scoring.scoring = 1;
+      if (fits(teams, packed) && (!chosen || fits(scoring, packed))) break;
     }
     return teams.count;
   }
 
  public:
-  int most_of(int packed) const { return most_teams(packed); }
+  int most_of(int packed, bool stay) const { return most_teams(packed, stay); }
   Deal deal_of(int packed, int most, int splits, int cluster, bool stay) const {
     Deal deal;
     deal.teams = teams_;
@@ -142,7 +149,8 @@ class Dealer {
     if (slots == 0) return deal;
     const std::int64_t rounds = (units_ * splits + slots - 1) / slots;
     const std::int64_t own = tile::divide_up(tiles_of_cta, deal.teams.count);
-    const std::int64_t of_cta = std::max(own * kTileLatency, std::int64_t{tiles_of_cta} * packed * kTileCycles);
+    const std::int64_t latency = teams_.chosen != 0 ? kChosenTileLatency : kTileLatency;
+    const std::int64_t of_cta = std::max(own * latency, std::int64_t{tiles_of_cta} * packed * kTileCycles);
     const std::int64_t of_card = units_ * tiles_ * kCardTileCycles / std::max(device_.multiprocessors, 1);
     const std::int64_t joining = splits == 1   ? 0
                                  : cluster > 1 ? kClusterCycles + cluster * kClusterCtaCycles
@@ -186,7 +194,7 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   if (const char* given = std::getenv("DSPATTN_DEAL")) {
     int packed = 1, splits = 1, cluster = 1, stay = 0;
     std::sscanf(given, "%d,%d,%d,%d", &packed, &splits, &cluster, &stay);
-    deal = dealer.deal_of(packed, dealer.most_of(packed), splits, cluster, stay != 0);
+    deal = dealer.deal_of(packed, dealer.most_of(packed, stay != 0), splits, cluster, stay != 0);
   }
   plan.teams = deal.teams;
   plan.splits = deal.splits;
