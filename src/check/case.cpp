@@ -224,12 +224,6 @@ std::string_view layout_name(Layout layout) {
   return layout == Layout::bhnd ? "bhnd" : layout == Layout::bnhd ? "bnhd" : "padded";
 }
 
-std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.6g", value);
-  return text;
-}
-
 std::string shape_name(const Broadcast& broadcast) {
   const char* const names[4] = {"batch", "heads", "n_q", "n_k"};
   std::string text = "[";
@@ -328,6 +322,12 @@ Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits)
   draw_features(features, drawn);
   draw_wide(features, drawn, limits);
   return drawn;
+}
+
+std::string number(double value, int digits) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.*g", digits, value);
+  return text;
 }
 
 std::string describe(const Case& drawn) {

@@ -100,7 +100,8 @@ struct Case {
 
 Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits = {});
 
-// One line for a person.
+// One line for a person, and a number in such a line.
 std::string describe(const Case& drawn);
+std::string number(double value, int digits = 6);
 
 }  // namespace dspattn::check

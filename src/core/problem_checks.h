@@ -10,9 +10,6 @@
 
 namespace dspattn::core {
 
-// A view that the caller may leave out: given when it has a rank or points somewhere.
-inline bool given(const ConstTensorView& view) { return view.present() || view.data != nullptr; }
-
 void check_problem(Report& report, const Problem& problem);
 
 // Type and extents of sums of V (value_sums.h), for n_k keys.

@@ -9,10 +9,12 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/problem_checks.h"
 #include "core/tensor_checks.h"
+#include "dspattn/error.h"
 
 namespace dspattn::core {
 namespace {
@@ -192,6 +194,10 @@ std::vector<std::string> backward_reasons(const BackwardArgs& args) {
         inputs, args.run);
   }
   return report.reasons;
+}
+
+void raise_if_any(std::vector<std::string> reasons) {
+  if (!reasons.empty()) throw Error(std::move(reasons));
 }
 
 }  // namespace dspattn::core

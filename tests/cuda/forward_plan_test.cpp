@@ -32,6 +32,7 @@ struct Asked {
   int off = 0;  // bytes that k is off alignment
   std::optional<std::int64_t> window_left = std::nullopt;
   bool mean = false;
+  bool fp32 = false;  // results
 
   Problem problem() const {
     Problem p;
@@ -54,8 +55,10 @@ struct Asked {
   }
   ForwardPlan plan() const {
     const Problem p = problem();
-    return type == DType::f32 ? tf32::plan_forward(row_dim(), p, contiguous_out(p), kH200)
-                              : plan_forward({type, selection, row_dim()}, p, contiguous_out(p), kH200);
+    TensorView out = contiguous_out(p);
+    if (fp32) out.dtype = DType::f32;
+    return type == DType::f32 ? tf32::plan_forward(row_dim(), p, out, kH200)
+                              : plan_forward({type, selection, row_dim()}, p, out, kH200);
   }
 };
 
@@ -103,6 +106,20 @@ TEST(ForwardPlan, FullVariantWhereEveryRowSeesAllWholeBlocks) {
   EXPECT_EQ((Asked{.n_q = 1024, .n_k = 384, .d = 128}.plan().variant), Variant::full);
   EXPECT_EQ((Asked{.n_q = 1024, .n_k = 1024, .d = 128, .causal = true}.plan().variant), Variant::narrow);
   EXPECT_EQ((Asked{.n_q = 1024, .n_k = 1024, .d = 128, .lengths = true}.plan().variant), Variant::narrow);
+}
+
+// Results in fp32 leave from registers: the full variant, whose results leave by TMA, has no way for them. All else is
+// as it is without.
+TEST(ForwardPlan, ResultsInFp32) {
+  const ForwardPlan plan = Asked{.d = 128, .fp32 = true}.plan();
+  EXPECT_EQ(plan.variant, Variant::narrow);
+  EXPECT_FALSE(plan.tma_out);
+  EXPECT_TRUE(plan.pairs);
+  EXPECT_EQ((Asked{.fp32 = true}.plan().variant), Variant::wide);
+  EXPECT_EQ((Asked{.causal = true, .fp32 = true}.plan().variant), (Asked{.causal = true}.plan().variant));
+  EXPECT_EQ((Asked{.bias = true, .fp32 = true}.plan().variant), Variant::general);
+  EXPECT_EQ((Asked{.d = 128, .mean = true, .fp32 = true}.plan().variant), Variant::narrow);
+  EXPECT_TRUE((Asked{.d = 128, .type = DType::f32}.plan().tma_out));
 }
 
 // docs/rest.md, "What is compiled": head dims 64, 128 and 256, three warpgroups for 1:2, key tiles of 64 for fp16.

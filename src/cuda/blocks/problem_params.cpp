@@ -14,7 +14,12 @@ tile::LengthsView lengths_of(const ConstTensorView& tensor) {
 }
 
 OutView out_of(const TensorView& out) {
-  return {out.data, out.step(0), out.step(1), out.step(2), static_cast<int>(out.extent(3))};
+  return {out.data,
+          out.step(0),
+          out.step(1),
+          out.step(2),
+          static_cast<int>(out.extent(3)),
+          out.dtype == DType::f32 ? 1 : 0};
 }
 
 LseView lse_of(const TensorView& lse) {
@@ -54,6 +59,15 @@ SumsView sums_of(const TensorView& sums) {
 SumsView read_sums_of(const ConstTensorView& sums) {
   if (!sums.present()) return {};
   return {const_cast<float*>(static_cast<const float*>(sums.data)), sums.step(0), sums.step(1), sums.step(2)};
+}
+
+RandomState random_state_of(const Dropout& dropout) {
+  RandomState random{dropout.seed, dropout.offset, nullptr, 0};
+  if (dropout.state.present()) {
+    random.words = static_cast<const std::int32_t*>(dropout.state.data);
+    random.stride = dropout.state.step(0);
+  }
+  return random;
 }
 
 bool is_vector(const ConstTensorView& tensor) {
