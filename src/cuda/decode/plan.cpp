@@ -1,8 +1,6 @@
 #include "cuda/decode/plan.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <sstream>
 
@@ -12,15 +10,14 @@ namespace dspattn::cuda::decode {
 namespace {
 
 // Estimates in cycles, from times of one query of 32 heads on an H200 (docs/log/decode.md), to compare plans with.
-constexpr std::int64_t kCardTileCycles = 800;  // of a tile of K and V, 16 KiB, at a multiprocessor's share of the rate
-constexpr std::int64_t kTileCycles = 760;      // at the most that a multiprocessor reads
-constexpr std::int64_t kTileLatency = 1500;    // of a team's tile, whose K and V are on their way
-constexpr std::int64_t kChosenTileLatency = 6000;  // of one whose keys heads choose together: two chains
-constexpr std::int64_t kCtaCycles = 4000;          // of a CTA beside its tiles: Q, the first tile's latency, joining
-constexpr std::int64_t kLaterCtaCycles = 1500;     // of one that begins while another computes
-constexpr std::int64_t kClusterCycles = 1800;      // joining a cluster's results, and for each of its CTAs
-constexpr std::int64_t kClusterCtaCycles = 400;
-constexpr std::int64_t kMergeCycles = 3800;  // a second kernel, and for each part that it joins
+constexpr std::int64_t kCardTileCycles = 800;   // of a tile of K and V, 16 KiB, at a multiprocessor's share of the rate
+constexpr std::int64_t kTileCycles = 760;       // at the most that a multiprocessor reads
+constexpr std::int64_t kTileLatency = 1500;     // of a team's tile, whose K and V are on their way
+constexpr std::int64_t kCtaCycles = 4000;       // of a CTA beside its tiles: Q, the first tile's latency, joining
+constexpr std::int64_t kLaterCtaCycles = 1500;  // of one that begins while another computes
+constexpr std::int64_t kClusterCycles = 1800;   // joining a cluster's results, and for each of its CTAs
+constexpr std::int64_t kClusterCtaCycles = 500;
+constexpr std::int64_t kMergeCycles = 4600;  // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
 constexpr std::int64_t kChoiceCycles = 24000;  // a kernel for scores before the one that chooses, 5 us and more
 constexpr int kReserved = 1024;                // of a multiprocessor's shared memory, by every CTA
@@ -105,6 +102,11 @@ class Dealer {
     }
     return found;
   }
+  // Of units whose scores stay: two CTAs each, in clusters. A cost of the largest number: there is no way.
+  Deal pairs_that_stay() const {
+    const int most = most_teams(1, true);
+    return device_.major >= 9 && tiles_ > 1 && most > 0 ? deal_of(1, most, 2, 2, true) : Deal{};
+  }
 
  private:
   bool fits(const Teams& teams, int packed) const {
@@ -127,9 +129,6 @@ class Dealer {
     }
     return teams.count;
   }
-
- public:
-  int most_of(int packed, bool stay) const { return most_teams(packed, stay); }
   Deal deal_of(int packed, int most, int splits, int cluster, bool stay) const {
     Deal deal;
     deal.teams = teams_;
@@ -149,8 +148,7 @@ class Dealer {
     if (slots == 0) return deal;
     const std::int64_t rounds = (units_ * splits + slots - 1) / slots;
     const std::int64_t own = tile::divide_up(tiles_of_cta, deal.teams.count);
-    const std::int64_t latency = teams_.chosen != 0 ? kChosenTileLatency : kTileLatency;
-    const std::int64_t of_cta = std::max(own * latency, std::int64_t{tiles_of_cta} * packed * kTileCycles);
+    const std::int64_t of_cta = std::max(own * kTileLatency, std::int64_t{tiles_of_cta} * packed * kTileCycles);
     const std::int64_t of_card = units_ * tiles_ * kCardTileCycles / std::max(device_.multiprocessors, 1);
     const std::int64_t joining = splits == 1   ? 0
                                  : cluster > 1 ? kClusterCycles + cluster * kClusterCtaCycles
@@ -190,11 +188,11 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
     // In one kernel, whose clusters may leave multiprocessors idle, or in two.
     const Deal stays = dealer.best(true);
     if (stays.cost < deal.cost + kChoiceCycles) deal = stays;
-  }
-  if (const char* given = std::getenv("DSPATTN_DEAL")) {
-    int packed = 1, splits = 1, cluster = 1, stay = 0;
-    std::sscanf(given, "%d,%d,%d,%d", &packed, &splits, &cluster, &stay);
-    deal = dealer.deal_of(packed, dealer.most_of(packed, stay != 0), splits, cluster, stay != 0);
+    // What stays leaves room for few teams: half of it in each of two CTAs for more.
+    if (const Deal pairs = dealer.pairs_that_stay();
+        deal.teams.stay != 0 && deal.splits == 1 && pairs.cost != Deal{}.cost && pairs.teams.count > deal.teams.count) {
+      deal = pairs;
+    }
   }
   plan.teams = deal.teams;
   plan.splits = deal.splits;
