@@ -42,8 +42,10 @@ __device__ __forceinline__ constexpr int score_index(int m, int e) {
 
 using tile::Hidden;
 
-// Which keys of a tile a thread's two rows see.
-struct SeenKeys {
+// The packed scores of a tile, as they are compared: without what is hidden.
+template <typename C, Hidden kHidden>
+struct PackedScores {
+  const Scores<C>& scores;
   std::uint32_t reach;        // half the length; negative: no key
   std::uint32_t distance[4];  // of the elements of group block 0 from the middle
   std::uint32_t step;         // from one group block to the next
@@ -51,8 +53,9 @@ struct SeenKeys {
   // The keys a row sees within a block are an interval: those no further from its middle than half its length. All of
   // these numbers are halves of small integers, exact in fp16, so two rows are tested at once. `position` is where row
   // g is on the diagonal and `length` the number of keys, both counted from the block's first key.
-  __device__ __forceinline__ SeenKeys(const tile::KeyMap& keys, int left, int right, int part, int t, int position,
-                                      int length) {
+  __device__ __forceinline__ PackedScores(const Scores<C>& s, const tile::KeyMap& keys, int left, int right, int part,
+                                          int t, int position, int length)
+      : scores(s) {
     const auto interval = [&](int p, float& half, float& middle) {
       const auto first = static_cast<float>(tile::clamp_to_block(p - left));
       const auto last = static_cast<float>(tile::clamp_to_block(min(p + right + 1, length)) - 1);
@@ -76,17 +79,6 @@ struct SeenKeys {
   __device__ __forceinline__ std::uint32_t seen(int m, int e) const {
     return ptx::within_f16x2(ptx::multiply_add_f16x2(step, m, distance[e]), reach);
   }
-};
-
-// The packed scores of a tile, as they are compared: without what is hidden.
-template <typename C, Hidden kHidden>
-struct PackedScores : SeenKeys {
-  const Scores<C>& scores;
-
-  __device__ __forceinline__ PackedScores(const Scores<C>& s, const tile::KeyMap& keys, int left, int right, int part,
-                                          int t, int position, int length)
-      : SeenKeys(keys, left, right, part, t, position, length), scores(s) {}
-
   // Word of element e of group block m: row g in the low half, row g + 8 in the high one.
   __device__ __forceinline__ std::uint32_t word(int m, int e) const {
     if (kHidden == Hidden::lower && tile::in_upper_half(C::kPattern, e)) return kLowestPair;

@@ -31,6 +31,14 @@ struct TilePlace {
   int pass = 0;
 };
 
+// `fours`: scores of a part of a tile's columns of which the band hides some, whatever the pattern.
+template <typename C>
+struct PartOf : Selecting<C, Selection::two_of_four> {
+  static constexpr int kTileK = C::kPartColumns;
+};
+template <typename C>
+using BandedScores = blocks::PackedScores<PartOf<C>, blocks::Hidden::anything>;
+
 // The scores of 16 rows x kTileK keys, rounded and packed, two rows a word: element e of group block m of `fours`, or
 // place 4m + e.
 template <typename C>
@@ -52,10 +60,9 @@ struct PackedTile {
     each_word(part, scores, [&](int i, const float* score) { words[i] = ptx::pack_f16x2_clamped(score[0], score[2]); });
   }
   // `fours`: without what the band hides.
-  __device__ __forceinline__ void pack_seen(int part, const float (&scores)[C::kPartColumns / 2],
-                                            const blocks::SeenKeys& keys) {
-    each_word(part, scores, [&](int i, const float* score) {
-      words[i] = ptx::bit_select(keys.seen(i / 4, i % 4), ptx::pack_f16x2_clamped(score[0], score[2]),
+  __device__ __forceinline__ void pack_seen(int part, const BandedScores<C>& banded) {
+    each_word(part, banded.scores, [&](int i, const float* score) {
+      words[i] = ptx::bit_select(banded.seen(i / 4, i % 4), ptx::pack_f16x2_clamped(score[0], score[2]),
                                  blocks::kLowestPair);
     });
   }

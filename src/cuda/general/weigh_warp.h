@@ -76,9 +76,8 @@ __device__ __forceinline__ void pack_warp(const TilePlace<C>& at, int part, cons
 #pragma unroll
     for (int i = 0; i < C::kRowBlocks; ++i) {
       const int position = at.item.row_begin + own_row<C>() + 16 * i + band.diagonal - first_key;
-      packed[i].pack_seen(part, rows[i].scores,
-                          {tiles.keys, band.left, band.right, tiles.part(at.tile), own_thread() & 3, position,
-                           band.key_length - first_key});
+      packed[i].pack_seen(part, BandedScores<C>(rows[i].scores, tiles.keys, band.left, band.right, tiles.part(at.tile),
+                                                own_thread() & 3, position, band.key_length - first_key));
     }
     return;
   }
