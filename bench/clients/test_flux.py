@@ -37,6 +37,11 @@ def test_result_file(tmp_path):
     assert (stock["compiled"], compiled["compiled"]) == (False, True)
     for row in (stock, compiled):
         check_row(row)
+    flux.main(
+        ["--device", "cpu", "--tiny", "--model", "plain", "--forms", "plain", "--image-tokens", "96", "--out", str(out)]
+    )
+    (longer,) = results.read(out)["rows"]
+    assert longer["n"] == 128 and not longer["compiled"]
 
 
 def check_row(row):

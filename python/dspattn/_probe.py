@@ -7,6 +7,7 @@ checks everything but the tensors' elements and strides, and computes nothing.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from . import _ops
 from ._schema import TENSORS, ProblemArguments
 from .errors import DspattnError
 
+MAX_HEAD_DIM = 512  # of every kernel, kMaxHeadDim of the C++ library
 BATCHED = ("q", "k", "v", "allowed", "bias", "key_lengths")  # whose first dimension is the batch
 Kind = tuple[tuple[int | None, ...], torch.dtype, torch.device]  # of a tensor; None: a size that is not fixed
 
@@ -24,11 +26,23 @@ def require_served(problem: ProblemArguments) -> None:
     """Raise the reasons that the library has against a problem. For code that is being traced."""
     kinds: list[Kind | None] = []
     tensors: tuple[Any, ...] = problem[:TENSORS]
+    servable = _is_servable(problem)
     for tensor in tensors:
-        kinds.append(None if tensor is None else (_fixed(tensor.shape), tensor.dtype, tensor.device))
+        if tensor is None:
+            kinds.append(None)
+            continue
+        shape = tensor.shape if servable else [operator.index(size) for size in tensor.shape]  # which fixes them
+        kinds.append((_fixed(shape), tensor.dtype, tensor.device))
     reasons = _reasons(tuple(kinds), _fixed(problem[TENSORS:]))
     if reasons:
         raise DspattnError(reasons.split("\n"))
+
+
+def _is_servable(problem: ProblemArguments) -> bool:
+    """Whether the sizes may be served, as far as they decide it. Of sizes that are not fixed each condition becomes one
+    of the compiled code: a call that does not meet it is traced anew, and refused then."""
+    (_, heads, _, d), (_, kv_heads, _, d_k), (_, _, _, d_v) = (t.shape for t in (problem.q, problem.k, problem.v))
+    return bool(d <= MAX_HEAD_DIM and d_v <= MAX_HEAD_DIM and d == d_k and kv_heads > 0 and heads % kv_heads == 0)
 
 
 def _fixed(values: Any) -> tuple[Any, ...]:
@@ -66,7 +80,7 @@ def _sizes(given: dict[str, Any]) -> dict[str, Any] | None:
     if any(None in shape for shape in given.values()):
         given = _one_of_any_size(given)
     batch, packed = given["q"][0], "cu_q" in given
-    if "block_table" in given or any(None in shape for shape in given.values()):
+    if "block_table" in given or "value_sums" in given or any(None in shape for shape in given.values()):
         return None
     if packed:
         return {name: (*shape[:2], 0, shape[3]) if name in ("q", "k", "v") else shape for name, shape in given.items()}

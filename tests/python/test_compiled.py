@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import dspattn
+from dspattn._probe import MAX_HEAD_DIM
 from test_errors import CASES, KV2, K, Q, V
 
 # Whatever can be known from sizes, types and options; what only elements tell is found when the code runs.
@@ -84,18 +86,34 @@ def test_use_without_strict_falls_back(name: str, fullgraph: bool) -> None:
     assert switched.served == 1 and sum(switched.left.values()) == 1
 
 
-@pytest.mark.parametrize(("name", "fullgraph"), [("type", True), ("type", False), ("size", True)])
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("name", LEFT)
 def test_use_with_strict_raises(name: str, fullgraph: bool) -> None:
+    """Without a full graph the refusal breaks it, and the code behind takes sizes as they come."""
     call, reason = LEFT[name]
     with pytest.raises(dspattn.DspattnError, match=rf"{reason}[\s\S]*strict=False"), dspattn.use("1:2"):
         compiled(call, fullgraph=fullgraph)()
 
 
-def test_sizes_behind_a_graph_break_raise_when_the_code_runs() -> None:
-    """The refusal breaks the graph, and the code behind it takes sizes as they come: the operator's own words."""
-    call, _ = LEFT["size"]
-    with pytest.raises(RuntimeError, match=r"q\.shape\[3\]: expected a head dimension"), dspattn.use("1:2"):
-        compiled(call, fullgraph=False)()
+def test_sizes_that_are_not_fixed_are_refused() -> None:
+    """Heads and d are as they come, too: code that serves some is not run on those that the library refuses."""
+    count = CompileCounter()
+    torch._dynamo.reset()
+
+    def call(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return dspattn.attention(q, k, k, pattern="1:2", enable_gqa=True)
+
+    function = torch.compile(call, backend=count, fullgraph=True, dynamic=True)
+    for heads, kv_heads, d in ((4, 2, MAX_HEAD_DIM), (6, 3, 24), (9, 3, 8)):
+        q, k = torch.randn(11, heads, 5, d), torch.randn(11, kv_heads, 7, d)
+        assert torch.equal(function(q, k), call(q, k))
+    assert count.frame_count == 1  # sizes that are equal in the first call would be taken for one
+    for heads, kv_heads, d, reason in (
+        (4, 2, MAX_HEAD_DIM + 1, r"query\.shape\[3\]: expected a head dimension"),
+        (5, 3, 8, r"query\.shape\[1\]: expected"),
+    ):
+        with pytest.raises(dspattn.DspattnError, match=reason):
+            function(torch.randn(11, heads, 5, d), torch.randn(11, kv_heads, 7, d))
 
 
 def test_modules_in_a_full_graph() -> None:
@@ -120,6 +138,25 @@ def test_modules_in_a_full_graph() -> None:
     with pytest.raises(dspattn.DspattnError, match=r"query\.dtype"), dspattn.use("1:2"):
         module.double()
         torch.compile(call, backend="eager", fullgraph=True)(x.double())
+
+
+def test_counting_compiles_nothing_anew() -> None:
+    """One piece of code for all blocks of a model, however many calls there were before."""
+    count = CompileCounter()
+    torch._dynamo.reset()
+    function = torch.compile(lambda x: x + sdpa(x, x, x) + sdpa(x, x, x.sin()), backend=count, fullgraph=True)
+    for frames, n in enumerate((60, 70)):
+        x = torch.randn(1, 2, n, 8)
+        with dspattn.use("1:2") as switched:
+            for calls in range(1, 6):
+                x = function(x)
+                gc.collect()  # which counts them, and must not count them twice
+                assert switched.served == 2 * calls
+            for _ in range(5):
+                x = function(x)
+        assert count.frame_count == frames + 1
+        assert (switched.served, switched.short) == (20, 20 if n == 60 else 0)
+    assert not gc.callbacks
 
 
 def test_fallback_has_gradients() -> None:

@@ -60,6 +60,7 @@ _RESAMPLED = {  # 2 x 2 windows of a frame of 4 x 4
     "perceiver_resampler_num_latents": 4, "perceiver_resampler_num_latents_2d": 4,
     "memory_attention_rope_k_sizes": [2, 2],
 }  # fmt: skip
+_TIMM = {"depth": 1, "embed_dim": 64, "num_heads": 4, "img_size": (56, 56), "ref_feat_shape": (4, 4)}
 _VIBEVOICE = {"num_filters": 4, "depths": (1, 1, 1, 1, 1, 1, 1)}
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -234,6 +235,16 @@ CHANGES: dict[str, dict[str, Any]] = {
         "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]], **_VIDEO,
     },
     "muse_glimmer_assistant": {"target_layer_ids": [0, 1]},
+    **{
+        name: {path + "vision_config.model_args": _TIMM, path + "vision_config.num_labels": 64}
+        for name, path in (
+            ("pe_video_encoder", ""), ("pe_video", "video_config."), ("pe_audio_video_encoder", "video_config."),
+            ("pe_audio_video", "audio_video_config.video_config."),
+        )
+    },
+    "perception_lm": {
+        "vision_config.architecture": "vit_pe_lang_large_patch14_448", "vision_config.model_args": _TIMM,
+    },
 }  # fmt: skip
 
 _IDS = torch.arange(48).view(2, 24) * 7 % 200 + 5
@@ -280,7 +291,6 @@ CLASSES = {
 NONE = {
     "voxtral_realtime_text": "transformers has no class of the name that it is listed under",
     "glm_image_vqmodel": "it has no forward method",
-    "perception_lm": "its images are read by a large model of timm's, of which there is no small form",
     "sam3_video": "it tracks what its detector finds, with random weights nothing; both of its halves are walked",
 }
 

@@ -1,4 +1,4 @@
-"""What ``dspattn.use`` saw, in words: calls served, those too short for anything to be pruned, and that none came.
+"""What ``dspattn.use`` saw, counted and in words: calls served, those too short to be pruned, and that none came.
 
 Attention that does not call ``scaled_dot_product_attention`` passes a block by without a trace: silence must not look
 like success.
@@ -6,7 +6,11 @@ like success.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from typing import Any
+
+import torch
 
 from ..patterns import prunes
 
@@ -14,6 +18,77 @@ WAYS_AROUND = (
     "attention that is not a call of scaled_dot_product_attention cannot be redirected: nn.MultiheadAttention with "
     "need_weights=True, a softmax of scores in a model's own code, flex_attention, fused layers"
 )
+
+
+class TracedCall:
+    """A call that compiled code made with so many keys, and the one before it."""
+
+    __slots__ = ("before", "n_k")
+
+    def __init__(self, before: TracedCall | None, n_k: Any) -> None:
+        self.before = before
+        self.n_k = n_k
+
+
+class Tally:
+    """The calls of a block.
+
+    A compiler that traces ``count += 1`` makes code for that one count, and then code that takes the count as an input,
+    for which CUDA graphs are recorded anew with each new one. So compiled code only hangs each served call on the one
+    before, which a compiler need not look at; they are added up when somebody asks, and at garbage collections, so that
+    they do not become too many. Calls left to PyTorch are counted as one would: there are compilers whose code asks the
+    block again when it runs, and setting the number that was traced makes up for that.
+    """
+
+    def __init__(self, pattern: str, grouping: str) -> None:
+        self.served = 0
+        self.short = 0
+        self.left: Counter[str] = Counter()
+        self._how = pattern, grouping
+        self._latest = TracedCall(None, 0)  # one without another before it was counted
+        self._counting = threading.Lock()  # one block may be open in many threads
+
+    def serve(self, n_k: Any) -> None:
+        """Count a served call with so many keys."""
+        if torch.compiler.is_compiling():
+            self._latest = TracedCall(self._latest, n_k)
+            return
+        with self._counting:
+            self._count(n_k)
+
+    def leave(self, reason: str) -> None:
+        """Count a call that was left to PyTorch."""
+        if torch.compiler.is_compiling():  # one thread traces, and a compiler knows no locks
+            self.left[reason] += 1
+            return
+        with self._counting:
+            self.left[reason] += 1
+
+    def settle(self) -> Tally:
+        """The tally with the calls of compiled code added up."""
+        with self._counting:
+            self._settle()
+        return self
+
+    def at_collection(self, phase: str, info: dict[str, int]) -> None:
+        """For gc.callbacks. A collection may come while this very thread counts: then the next one will do."""
+        if phase == "start" and self._counting.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._counting.release()
+
+    def _settle(self) -> None:
+        # The latest call stays, counted: code that is running may be about to hang the next one on it.
+        call = self._latest
+        while (before := call.before) is not None:
+            self._count(call.n_k)
+            call.before = None
+            call = before
+
+    def _count(self, n_k: Any) -> None:
+        self.served += 1
+        self.short += isinstance(n_k, int) and is_short(n_k, *self._how)  # exporting, n_k may be a symbol
 
 
 def is_short(n_k: int, pattern: str, grouping: str) -> bool:

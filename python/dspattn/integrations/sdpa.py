@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -76,16 +76,27 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         parse_selection(selection)
         self.plan = Plan(pattern, grouping, None, rest, selection)
         self.strict = strict
-        self.served = 0
-        self.short = 0
-        self.left: Counter[str] = Counter()
-        self._counting = threading.Lock()  # one object may be open in many threads
+        self._tally = _account.Tally(pattern, grouping)
+
+    @property
+    def served(self) -> int:
+        return self._tally.settle().served
+
+    @property
+    def short(self) -> int:
+        return self._tally.settle().short
+
+    @property
+    def left(self) -> Counter[str]:
+        return self._tally.settle().left
 
     def __enter__(self) -> use:
+        gc.callbacks.append(self._tally.at_collection)
         _redirect.enter(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        gc.callbacks.remove(self._tally.at_collection)
         outermost = _redirect.leave(self)
         if outermost and exception[0] is None:
             self.tell()
@@ -112,7 +123,7 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
                 reasons = list(error.reasons)
             else:
                 key = args[1] if len(args) > 1 else kwargs["key"]
-                self._count(None, _account.is_short(key.shape[-2], self.plan.pattern, self.plan.grouping))
+                self._tally.serve(key.shape[-2])
                 return out
         return self.leave_to_pytorch(reasons, _redirect.SDPA, *args, **kwargs)
 
@@ -125,25 +136,11 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
                     "Pass strict=False to dspattn.use to leave such calls to PyTorch, which will not prune them.",
                 ]
             )
-        self._count("; ".join(reasons))
+        self._tally.leave("; ".join(reasons))
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
         with _redirect.as_in(None):  # a block around this one does not prune it either
             return function(*args, **kwargs)
-
-    def _count(self, left_because: str | None, short: bool = False) -> None:
-        if torch.compiler.is_compiling():  # one thread traces, and a compiler knows no locks
-            self._add(left_because, short)
-            return
-        with self._counting:
-            self._add(left_because, short)
-
-    def _add(self, left_because: str | None, short: bool) -> None:
-        if left_because is None:
-            self.served += 1
-            self.short += short
-        else:
-            self.left[left_because] += 1
 
 
 def _foreign(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> list[str]:
