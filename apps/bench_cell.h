@@ -37,7 +37,8 @@ struct CellResult {
 struct CellOptions {
   std::string kernel;  // empty: the library's choice
   int threads = 0;
-  double seconds = 0.5;  // time spent on each of the two
+  bool deterministic = true;  // of gradients
+  double seconds = 0.5;       // time spent on each of the two
 };
 
 CellResult time_cell(const CellShape& shape, const CellOptions& options);

@@ -18,7 +18,7 @@
 namespace dspattn::apps {
 namespace {
 
-struct Options {
+struct BenchOptions {
   std::vector<std::int64_t> n{256, 1024};
   std::vector<std::int64_t> d{64};
   std::vector<std::string> patterns;  // empty: 2:4 and 1:2, and dense on the CPU, where the library has that
@@ -32,6 +32,7 @@ struct Options {
   std::optional<std::int64_t> kv_heads;
   std::optional<std::int64_t> n_q;
   std::string device = "cpu";
+  std::string deterministic = "yes";
   std::string json;
   CellOptions cell;
 };
@@ -53,7 +54,7 @@ void require_positive(const char* option, std::int64_t value) {
 }
 
 // Every combination of the lists, the innermost loop over patterns: rows to compare are neighbours.
-std::vector<CellShape> all_cells(const Options& options) {
+std::vector<CellShape> all_cells(const BenchOptions& options) {
   std::vector<CellShape> cells;
   CellShape cell;
   cell.device = parse_device(options.device);
@@ -167,11 +168,13 @@ nlohmann::ordered_json document(const std::string& command, Device device, nlohm
   return all;
 }
 
-void bench(const Options& options, const std::string& command) {
+void bench(const BenchOptions& options, const std::string& command) {
   if (!(options.cell.seconds > 0 && options.cell.seconds <= 3600)) {
     throw Error("seconds: expected above 0 and at most 3600, got " + std::to_string(options.cell.seconds));
   }
   const std::vector<CellShape> cells = all_cells(options);
+  CellOptions cell_options = options.cell;
+  cell_options.deterministic = parse_deterministic(options.deterministic);
   std::optional<OutputFile> json;
   if (!options.json.empty()) json.emplace("--json", options.json);
   const bool table = !json || !json->is_standard_output();
@@ -180,7 +183,7 @@ void bench(const Options& options, const std::string& command) {
   if (table) print_heading();
   Progress progress("bench", std::ssize(cells));
   for (const CellShape& cell : cells) {
-    const CellResult result = time_cell(cell, options.cell);
+    const CellResult result = time_cell(cell, cell_options);
     progress.clear();
     if (table) print_row(cell, result);
     alone |= !result.dense && !cell.pattern.is_dense();
@@ -205,7 +208,7 @@ void bench(const Options& options, const std::string& command) {
 void register_bench(Parser& parser, Outcome& outcome) {
   Command command =
       parser.add_subcommand("bench", "Time the library on shapes of your choice, each pattern beside dense attention");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchOptions>();
   const auto list = [&](const char* name, auto& values, const char* text, const char* type) {
     command.add_option(name, values, text).delimiter(',').type_name(type).capture_default_str();
   };
@@ -225,6 +228,11 @@ void register_bench(Parser& parser, Outcome& outcome) {
   command.add_option("--kernel", options->cell.kernel, "force a kernel of the table by name").type_name("NAME");
   command.add_option("--threads", options->cell.threads, "CPU threads; 0: all")
       .type_name("COUNT")
+      .capture_default_str();
+  command
+      .add_option("--deterministic", options->deterministic,
+                  "yes, or no: gradients may be added up in whatever order is fastest")
+      .type_name("NAME")
       .capture_default_str();
   command.add_option("--seconds", options->cell.seconds, "time spent on each row and on its dense partner")
       .type_name("SECONDS")

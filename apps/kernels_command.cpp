@@ -15,7 +15,7 @@
 namespace dspattn::apps {
 namespace {
 
-struct Options {
+struct KernelsOptions {
   RuleOptions rule;
   ShapeOptions shape;
   std::string dtype = "fp32";
@@ -48,7 +48,7 @@ void list_table() {
 }
 
 // The problem that the options describe. `lengths` holds what its key lengths point to.
-Problem problem_of(const Options& options, std::vector<std::int32_t>& lengths) {
+Problem problem_of(const KernelsOptions& options, std::vector<std::int32_t>& lengths) {
   const ShapeOptions& shape = options.shape;
   const DType dtype = parse_dtype(options.dtype);
   Problem problem;
@@ -120,7 +120,7 @@ bool print_answer(const Problem& problem, const std::vector<Verdict>& verdicts, 
 void register_kernels(Parser& parser, Outcome& outcome) {
   Command command = parser.add_subcommand(
       "kernels", "The table of kernels; with a shape, which one would serve, and why the others would not");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<KernelsOptions>();
   std::vector<Option> asked = options->shape.add_to(command);
   options->rule.add_to(command);
   asked.push_back(command.add_option("--dtype", options->dtype, "fp32, fp16 or bf16").capture_default_str());

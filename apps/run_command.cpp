@@ -21,7 +21,7 @@
 namespace dspattn::apps {
 namespace {
 
-struct Options {
+struct RunOptions {
   RuleOptions rule;
   std::string q, k, v, out, lse;
   std::string allowed, bias, key_lengths, cu_q, cu_k;
@@ -114,7 +114,7 @@ bool same_place(const std::string& first, const std::string& second) {
 // All arrays of one call on the device, and the call.
 class Call {
  public:
-  explicit Call(const Options& options) : options_(options), device_(parse_device(options.device)) {
+  explicit Call(const RunOptions& options) : options_(options), device_(parse_device(options.device)) {
     if (options.layout != "bhnd" && options.layout != "bnhd") {
       throw Error("layout: expected bhnd or bnhd, got \"" + options.layout + "\"");
     }
@@ -241,7 +241,7 @@ class Call {
     return array;
   }
 
-  const Options& options_;
+  const RunOptions& options_;
   Device device_;
   std::optional<DType> wanted_;
   std::vector<OutputFile> files_;  // --out and, where given, --lse
@@ -255,7 +255,7 @@ class Call {
 void register_run(Parser& parser, Outcome&) {
   Command command =
       parser.add_subcommand("run", "Attention of your own arrays: q, k, v from .npy files, the result to one");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RunOptions>();
   command.add_option("q", options->q, "queries [batch, heads, n_q, d]; leading dimensions may be left out")
       .required()
       .type_name("FILE");

@@ -16,13 +16,13 @@
 namespace dspattn::apps {
 namespace {
 
-struct Options {
+struct VerifyOptions {
   std::int64_t count = 1000;
   std::optional<std::uint64_t> seed;
   std::optional<std::int64_t> only;
   std::string kernel;
   std::string device = "cpu";
-  std::string pass, dtype, pattern, grouping, rest, selection;
+  std::string pass, dtype, pattern, grouping, rest, selection, deterministic;
   std::optional<std::int64_t> head_dim;
   std::int64_t max_n = check::DrawLimits{}.max_n;
   std::optional<std::int64_t> max_queries;
@@ -30,7 +30,7 @@ struct Options {
   int jobs = 0;
 };
 
-check::CheckOptions check_options(const Options& options) {
+check::CheckOptions check_options(const VerifyOptions& options) {
   check::CheckOptions chosen;
   chosen.device = parse_device(options.device);
   if (options.pass == "forward") {
@@ -45,6 +45,7 @@ check::CheckOptions check_options(const Options& options) {
   if (!options.grouping.empty()) chosen.limits.grouping = parse_grouping(options.grouping);
   if (!options.rest.empty()) chosen.limits.rest = parse_rest(options.rest);
   if (!options.selection.empty()) chosen.limits.choice = parse_selection(options.selection);
+  if (!options.deterministic.empty()) chosen.deterministic = parse_deterministic(options.deterministic);
   if (chosen.limits.choice == Choice::shared && chosen.limits.pass == Pass::backward) {
     throw Error("selection: expected own with --pass backward (no kernel has gradients of another), got \"shared\"");
   }
@@ -67,7 +68,7 @@ check::CheckOptions check_options(const Options& options) {
   return chosen;
 }
 
-void verify_as_asked(const Options& options, Outcome& outcome) {
+void verify_as_asked(const VerifyOptions& options, Outcome& outcome) {
   const check::CheckOptions chosen = check_options(options);
   if (options.count < 1) throw Error("count: expected at least 1, got " + std::to_string(options.count));
   if (options.only && *options.only < 0) throw Error("case: expected 0 or more, got " + std::to_string(*options.only));
@@ -90,7 +91,7 @@ void verify_as_asked(const Options& options, Outcome& outcome) {
 void register_verify(Parser& parser, Outcome& outcome) {
   Command command = parser.add_subcommand(
       "verify", "Check kernels on random problems of every kind against a plain fp64 computation");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<VerifyOptions>();
   command.add_option("--count", options->count, "how many problems").type_name("COUNT").capture_default_str();
   command.add_option("--seed", options->seed, "what the problems are drawn from (default: a new one, printed)")
       .type_name("NUMBER");
@@ -104,6 +105,10 @@ void register_verify(Parser& parser, Outcome& outcome) {
   command.add_option("--grouping", options->grouping, "only interleaved or consecutive").type_name("NAME");
   command.add_option("--rest", options->rest, "only drop or only mean").type_name("NAME");
   command.add_option("--selection", options->selection, "only own or only shared").type_name("NAME");
+  command
+      .add_option("--deterministic", options->deterministic,
+                  "gradients whose bits may not (yes) or may (no) differ between runs (default: both in turn)")
+      .type_name("NAME");
   command.add_option("--head-dim", options->head_dim, "only this head dimension").type_name("COUNT");
   command.add_option("--max-n", options->max_n, "longest sequence").type_name("COUNT").capture_default_str();
   command.add_option("--max-queries", options->max_queries, "few queries: 1 to so many").type_name("COUNT");
@@ -116,7 +121,7 @@ void register_verify(Parser& parser, Outcome& outcome) {
   command.footer(R"(
 Patterns, groupings, rests, masks, types, strides, lengths from 0 on, packed batches and shared key heads are all drawn. A result
 passes when its selection is right up to near-ties, its numbers are within tolerance, nothing else was written, and
-reruns give the same bits. A failing problem is printed as the command that repeats it alone.
+reruns give the same bits unless they need not. A failing problem is printed as the command that repeats it alone.
 Examples:
   dspattn verify --count 10000
   dspattn verify --kernel cpu_reference --dtype fp16 --count 500

@@ -65,6 +65,9 @@ LAYERS = {
         [
             "public",
             "core",
+            "cuda/tile",
+            "cuda/device",
+            "cuda/blocks",
             "cuda/decode",
             "cuda/pipeline",
             "cuda/sm90/forward",

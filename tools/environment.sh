@@ -13,7 +13,8 @@ else
   export PATH="$PWD/.venv/bin:$PATH"
 fi
 # Objects compiled in one build folder serve the others: paths are hashed relative to the repository.
-export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
+# What a source includes ccache reads from the file that the compiler writes for ninja, instead of running the preprocessor.
+export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1
 
 # pip_install ARGUMENTS...: pip in the virtual environment. Package sources that a machine's settings name and that are not
 # there make it warn once for every package; what else it says stays.

@@ -6,4 +6,5 @@ cd "$(dirname "$0")/.."
 . tools/environment.sh
 export CXX=${CXX:-c++}  # as the presets call it: to ccache g++ is another compiler
 pip_install --no-build-isolation --no-deps --force-reinstall --config-settings=cmake.define.DSPATTN_WERROR=ON \
+  "--config-settings=cmake.define.DSPATTN_CUDA=${DSPATTN_CUDA:-ON}" \
   "--config-settings=cmake.define.DSPATTN_GPU_CODE=${DSPATTN_GPU_CODE:-all}" .

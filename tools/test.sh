@@ -14,19 +14,25 @@ python=.venv/bin/python
 test_steps=(build unit cli python)
 check_steps=(build format lint includes emulated long tidy asan tsan fuzz)
 
-# Where no kernel can run, each is compiled for one card rather than for all: that takes up to half of its time. A build
-# folder that is there keeps what it has.
-if [ -z "${DSPATTN_GPU_CODE:-}" ]; then
-  if [ -e build/release/CMakeCache.txt ]; then
-    DSPATTN_GPU_CODE=$(sed -n 's/^DSPATTN_GPU_CODE:[A-Z]*=//p' build/release/CMakeCache.txt)
-  elif ! nvidia-smi -L >/dev/null 2>&1; then
-    DSPATTN_GPU_CODE=one
-  fi
+# Where no kernel can run, `make test` compiles none, and `make check` each for one card rather than for all: that takes up
+# to half of its time. A build folder that is there keeps what it has.
+configured() { sed -n "s/^$1:[A-Z]*=//p" build/release/CMakeCache.txt 2>/dev/null; }
+has_gpu() { nvidia-smi -L >/dev/null 2>&1; }
+if [ -z "${DSPATTN_CUDA:-}" ]; then
+  DSPATTN_CUDA=$(configured DSPATTN_CUDA)
+  if [[ " $* " == *" check "* ]] || [ -n "${DSPATTN_GPU_CODE:-}" ] || has_gpu; then DSPATTN_CUDA=ON; fi
 fi
-export DSPATTN_GPU_CODE=${DSPATTN_GPU_CODE:-all}
+if [ -z "${DSPATTN_GPU_CODE:-}" ]; then
+  DSPATTN_GPU_CODE=$(configured DSPATTN_GPU_CODE)
+  if [ -z "$DSPATTN_GPU_CODE" ] && ! has_gpu; then DSPATTN_GPU_CODE=one; fi
+fi
+export DSPATTN_CUDA=${DSPATTN_CUDA:-OFF} DSPATTN_GPU_CODE=${DSPATTN_GPU_CODE:-all}
 
-# Warnings are errors. With nvcc on the machine this also compiles every CUDA file.
-step_build() { cmake --preset release "-DDSPATTN_GPU_CODE=$DSPATTN_GPU_CODE" && cmake --build --preset release; }
+# Warnings are errors. With nvcc on the machine `make check` compiles every CUDA file here.
+step_build() {
+  cmake --preset release "-DDSPATTN_CUDA=$DSPATTN_CUDA" "-DDSPATTN_GPU_CODE=$DSPATTN_GPU_CODE" &&
+    cmake --build --preset release
+}
 
 step_unit() { ctest --preset release --parallel "$(nproc)"; }
 

@@ -13,6 +13,7 @@ BACKWARD_SHORT = (0.9, None)  # n = 512
 BOTH = (1.05, 1.15)  # forward and backward
 # Of the other parts: what they are compared with, and the floor.
 OTHERS = {
+    "order": ("any order", 0.9),
     "dims": ("cudnn", 0.9),
     "gqa": ("dense batch", 0.9),
     "mask": ("dense batch", 0.85),

@@ -9,7 +9,9 @@ Parts:
     table      n 512 ... 16384, full and causal, d 64 and 128, backward alone and both passes, bursts
     dims       head dims 96, 192 and 256                      gqa      32 heads sharing 8 key heads beside 32
     mask       a boolean mask and a bias, and                 varlen   a packed batch, beside a dense batch of ours
+    order      dQ's sums added up in a fixed order, beside any order
     sustained  the table's cells with n >= 1024, without a pause
+Gradients are added up in whatever order is fastest, as cuDNN's are, but for the part that says so.
 --only keeps the cells that have one of the given values: n=1024,4096 d=64 mask=causal.
 """
 
@@ -24,7 +26,7 @@ from bench.common import native, results, timing
 
 TOKENS, HIDDEN = 16384, 2048
 ROUNDS = 2  # of bursts in turn
-PARTS = ("table", "dims", "gqa", "mask", "varlen", "sustained")
+PARTS = ("table", "order", "dims", "gqa", "mask", "varlen", "sustained")
 PEERS = ("cudnn", "flash2")
 PATTERNS = {"2:4": (2, 4), "1:2": (1, 2)}
 ATEN = torch.ops.aten
@@ -56,14 +58,15 @@ class Cell:
             return sum(bars.flop(1, self.heads, n, self.d, False, passes) for n in self.lengths)
         return bars.flop(self.batch, self.heads, self.n, self.d, self.causal, passes)
 
-    def ours(self, pattern, passes, path=None):
+    def ours(self, pattern, passes, path=None, deterministic=False):
         calls = []
         longest = {"max_q": max(self.lengths), "max_k": max(self.lengths)} if self.lengths else {}
         options = {"pattern": PATTERNS[pattern], "causal": self.causal, "path": path} | longest
         for q, k, v, d_out in self.sets:
             forward, out, lse = native.prepare(q, k, v, **self.tensors, **options)
             forward()
-            backward = native.prepare_backward(q, k, v, out, lse, d_out, tensors=self.tensors, **options)[0]
+            given = {"tensors": self.tensors, "deterministic": deterministic, **options}
+            backward = native.prepare_backward(q, k, v, out, lse, d_out, **given)[0]
             calls.append(backward if passes == "backward" else lambda f=forward, b=backward: (f(), b()))
         return calls
 
@@ -125,7 +128,7 @@ class Bench:
     def wanted(self, **facts):
         return all(str(facts[key]) in self.only[key].split(",") for key in facts if key in self.only)
 
-    def add(self, part, cell, passes, mode, pattern, figures, beside, skipped, by="median_us"):
+    def add(self, part, cell, passes, mode, pattern, figures, beside, skipped, by="median_us", deterministic=False):
         """Ratios are of times, or of tflops where the two did not do the same work."""
         ratio = {}
         for name, found in beside.items():
@@ -133,7 +136,7 @@ class Bench:
             ratio[name] = round(pair[0] / pair[1], 3)
         row = {
             "part": part, "pattern": pattern, "grouping": "interleaved", **cell.facts(), "pass": passes, "mode": mode,
-            **figures, "peers": beside, "ratio": ratio, "skipped": skipped,
+            "deterministic": deterministic, **figures, "peers": beside, "ratio": ratio, "skipped": skipped,
         }  # fmt: skip
         self.rows.append(row)
         self.write(self.rows)
@@ -176,6 +179,21 @@ class Bench:
                     if self.wanted(n=n, d=d, mask=mask):
                         for passes in ("backward", "both"):
                             self.beside_peers("table", Cell(n, d, mask=mask), passes, mode)
+
+    def order(self):
+        for n in (4096, 1024):
+            for d in (64, 128):
+                for mask in bars.MASKS:
+                    if not self.wanted(n=n, d=d, mask=mask):
+                        continue
+                    cell = Cell(n, d, mask=mask)
+                    graphs = {
+                        name: timing.Graphed(cell.ours("2:4", "backward", deterministic=name == "fixed"))
+                        for name in ("any order", "fixed")
+                    }
+                    found = self.figures(graphs, cell, "backward", "burst")
+                    beside = {"any order": found["any order"]}
+                    self.add("order", cell, "backward", "burst", "2:4", found["fixed"], beside, {}, deterministic=True)
 
     def sustained(self):
         self.table("sustained", [n for n in bars.LENGTHS if n >= 1024])

@@ -33,6 +33,7 @@ def row(ratio, **changes):
         (row({"cudnn": 1.06}, mode="sustained", **{"pass": "both"}), "floor"),
         (row({"cudnn": 0.91}, part="dims", d=192), "goal"),
         (row({"dense batch": 0.84}, part="varlen"), "BELOW"),
+        (row({"any order": 0.89}, part="order"), "BELOW"),
         (row({"flash2": 2.0}), ""),
     ],
 )

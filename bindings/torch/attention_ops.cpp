@@ -18,7 +18,7 @@ namespace {
 // the arguments are read off PyTorch's stack in its order.
 struct ProblemArguments {
   Tensor q, k, v;
-  MaybeTensor allowed, bias, key_lengths, cu_q, cu_k, sinks, block_table, dropout_state;
+  MaybeTensor allowed, bias, key_lengths, cu_q, cu_k, sinks, block_table, dropout_state, value_sums;
   std::int64_t max_q = 0, max_k = 0, keep = 0, group = 0;
   bool interleaved = false, causal = false, top_left = false;
   std::optional<std::int64_t> window_left, window_right;
@@ -70,6 +70,7 @@ struct ProblemArguments {
     p.soft_cap = soft_cap;
     p.sinks = const_view(sinks, "sinks");
     p.block_table = const_view(block_table, "block_table", "int32");
+    p.value_sums = const_view(value_sums, "value_sums");
     return p;
   }
 
@@ -89,6 +90,7 @@ struct ProblemArguments {
     visit("Tensor? sinks", &A::sinks);
     visit("Tensor? block_table", &A::block_table);
     visit("Tensor? dropout_state", &A::dropout_state);
+    visit("Tensor? value_sums", &A::value_sums);
     visit("SymInt max_q", &A::max_q);
     visit("SymInt max_k", &A::max_k);
     visit("int keep", &A::keep);
@@ -112,9 +114,15 @@ struct ProblemArguments {
   void require_same_device(Device device) const {
     require_device(k, "k", device);
     require_device(v, "v", device);
-    const std::pair<const MaybeTensor*, const char*> optional_tensors[] = {
-        {&allowed, "allowed"}, {&bias, "bias"},   {&key_lengths, "key_lengths"}, {&cu_q, "cu_q"},
-        {&cu_k, "cu_k"},       {&sinks, "sinks"}, {&block_table, "block_table"}, {&dropout_state, "dropout_state"}};
+    const std::pair<const MaybeTensor*, const char*> optional_tensors[] = {{&allowed, "allowed"},
+                                                                           {&bias, "bias"},
+                                                                           {&key_lengths, "key_lengths"},
+                                                                           {&cu_q, "cu_q"},
+                                                                           {&cu_k, "cu_k"},
+                                                                           {&sinks, "sinks"},
+                                                                           {&block_table, "block_table"},
+                                                                           {&dropout_state, "dropout_state"},
+                                                                           {&value_sums, "value_sums"}};
     for (const auto& [tensor, argument] : optional_tensors) {
       if (*tensor) require_device(**tensor, argument, device);
     }
@@ -172,6 +180,7 @@ void run_backward(Stack& stack) {
   const MaybeTensor d_lse = stack.maybe_tensor();
   const bool wants_d_bias = stack.boolean();
   const bool wants_d_sinks = stack.boolean();
+  const bool deterministic = stack.boolean();
   const ProblemArguments given(stack);
   require_rank_4(given.q, "q");
   require_rank_4(given.k, "k");
@@ -203,6 +212,7 @@ void run_backward(Stack& stack) {
   if (wants_d_sinks) args.d_sinks = mutable_view(d_sinks, "d_sinks");
   args.run = execution_on(args.problem.device);
   args.run.kernel = given.kernel;
+  args.run.deterministic = deterministic;
   Prepared call(args);
   const Workspace workspace(given.q, call.workspace_bytes());
   call.run(workspace.address(), workspace.bytes());
@@ -215,7 +225,7 @@ STABLE_TORCH_LIBRARY(dspattn, library) {
   const std::string problem = ProblemArguments::schema();
   library.def(("attention(" + problem + ") -> (Tensor out, Tensor lse)").c_str());
   library.def(("attention_backward(Tensor d_out, Tensor out, Tensor lse, Tensor? d_lse, bool wants_d_bias, "
-               "bool wants_d_sinks, " +
+               "bool wants_d_sinks, bool deterministic, " +
                problem + ") -> (Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_bias, Tensor d_sinks)")
                   .c_str());
 }

@@ -17,6 +17,7 @@ from dspattn import zoo
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 BASELINE = "full"  # the paper's: three unfused steps
+EXACT = "full, no tf32"  # the same with the products of fp32 in fp32: PyTorch's default today
 TODAY = "cudnn"  # what people run; PyTorch's own choice where there is no GPU
 
 # The rows of the kernel table that run the paper's three kernels, the newer first.
@@ -41,6 +42,11 @@ def pattern_of(dtype: str) -> str:
     return "1:2" if dtype == "fp32" else "2:4"
 
 
+def label_of(name: str, dtype: str) -> str:
+    """In tables and pictures: cuDNN's kernel has 16-bit types only, and PyTorch chooses another for the rest."""
+    return {EXACT: "unfused without tf32", TODAY: "PyTorch's fused" if dtype == "fp32" else "cuDNN"}.get(name, name)
+
+
 def _sdpa(backend: SDPBackend | None) -> Callable[..., Attend]:
     def make(*_: Any) -> Attend:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -52,6 +58,20 @@ def _sdpa(backend: SDPBackend | None) -> Callable[..., Attend]:
         return attend
 
     return make
+
+
+def _exact(*shape: Any) -> Attend:
+    attend = _zoo("full")(*shape)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = False
+        try:
+            return attend(q, k, v)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+
+    return run
 
 
 def _ours(pattern: str, grouping: str) -> Callable[..., Attend]:
@@ -94,6 +114,8 @@ def contenders(device: str, dtype: str) -> list[Contender]:
     pattern = pattern_of(dtype)
     found = [Contender(BASELINE, "dense", _zoo("full"))]
     if device == "cuda":
+        if dtype == "fp32":
+            found.append(Contender(EXACT, "dense", _exact))
         cudnn = None if dtype == "fp32" else SDPBackend.CUDNN_ATTENTION  # cuDNN's has 16-bit types only
         found.append(Contender(TODAY, "dense", _sdpa(cudnn)))
     else:

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import platform
+import random
 import shlex
 import statistics
 import subprocess
@@ -81,13 +82,17 @@ class Clock:
         return self.in_turn({"it": run})["it"]
 
     def in_turn(self, runs: dict[str, Run]) -> dict[str, dict[str, float]]:
-        """The same of several, one call of each after the other, so that they share the state of the machine."""
+        """The same of several, one call of each after the other, so that they share the state of the machine; in a new
+        order each time, since what ran before decides the clock that a GPU near its power limit allows."""
         rounds = min(self._warmed(run) for run in runs.values()) if runs else 0
         marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in runs}
+        order = list(runs)
+        shuffled = random.Random(0)
         for _ in range(rounds):
-            for name, run in runs.items():
+            shuffled.shuffle(order)
+            for name in order:
                 first = self._mark()
-                run()
+                runs[name]()
                 marks[name].append((first, self._mark()))
         if self.cuda:
             torch.cuda.synchronize()
@@ -98,6 +103,7 @@ class Clock:
             found[name] = {
                 "median_us": round(statistics.median(ordered), 2),
                 "spread_us": round(ordered[-1 - tenth] - ordered[tenth], 2),
+                "calls": len(ordered),
             }
         return found
 

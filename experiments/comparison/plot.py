@@ -14,6 +14,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from contenders import label_of
 from matplotlib.figure import Figure
 
 HERE = Path(__file__).resolve().parent
@@ -91,7 +92,8 @@ def latency(rows: Rows) -> Figure:
             for row in of(mine, n_k=longest, kernel=name):
                 if row["median_us"]:
                     axis.axvline(row["median_us"] / base, color=COLOURS[row["kind"]], lw=1, ls=":")
-                    axis.text(row["median_us"] / base, len(shown) - 0.4, name, fontsize=7, rotation=90, va="bottom")
+                    axis.text(row["median_us"] / base, len(shown) - 0.4, label_of(name, row["dtype"]), fontsize=7,
+                              rotation=90, va="bottom")  # fmt: skip
         axis.set_yticks(range(len(shown)), [row["kernel"] for row in shown], fontsize=8)
         axis.set(xlabel="time over unfused full attention (cut off at 2, as in the paper)", xlim=(0, 2))
         axis.set_title(f"stages at n = {longest}", pad=40)
@@ -142,7 +144,7 @@ def density(rows: Rows) -> Figure:
             for row in of(mine, kernel=name):
                 if row.get("ratio", {}).get("unfused"):
                     axis.axhline(row["ratio"]["unfused"], lw=1, ls=":", color="black")
-                    axis.text(0.011, row["ratio"]["unfused"], name, fontsize=8, va="bottom")
+                    axis.text(0.011, row["ratio"]["unfused"], label_of(name, dtype), fontsize=8, va="bottom")
         axis.axhline(1, color="black", lw=0.8)
         axis.set(xscale="log", yscale="log", xlabel="density s", ylabel="speed over unfused full attention",
                  title=f"{dtype}, n = {mine[0]['n_k']}")  # fmt: skip

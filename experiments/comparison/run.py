@@ -68,6 +68,11 @@ def main(arguments: list[str] | None = None) -> int:
         "--budget-seconds", type=float,
         help="of the whole run: fewer timed calls, and cases that have not begun by then are rows that say so",
     )  # fmt: skip
+    parser.add_argument(
+        "--case-seconds",
+        type=float,
+        help=f"of one case's timed calls (default: {CASE_SECONDS:g} where time is bounded)",
+    )
     options = parser.parse_args(arguments)
     if options.budget_seconds is not None and options.budget_seconds <= 0:
         parser.error(f"--budget-seconds: expected more than 0, got {options.budget_seconds:g}")
@@ -78,7 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
     tokens, dtypes = options.tokens or sizes["tokens"], options.dtypes or sizes["dtypes"]
     lengths = options.lengths or sizes["lengths"]
     longer = [] if options.no_long or options.lengths else sizes["long"]
-    bounded = {} if options.budget_seconds is None else {"case_seconds": CASE_SECONDS}
+    seconds = options.case_seconds or (CASE_SECONDS if options.budget_seconds is not None else None)
+    bounded = {} if seconds is None else {"case_seconds": seconds}
     clock = Clock(device, options.repeats or sizes["repeats"], warmup=3 if device == "cuda" else 1, **bounded)
     torch.backends.cuda.matmul.allow_tf32 = True  # as the paper's baseline
     chosen = FIGURES if "all" in options.figure else tuple(options.figure)

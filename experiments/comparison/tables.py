@@ -17,7 +17,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 DOCS = ROOT / "docs"
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(HERE)]
+
+from contenders import EXACT, label_of  # noqa: E402
 
 from bench.common import pages  # noqa: E402
 from dspattn import zoo  # noqa: E402
@@ -134,11 +136,11 @@ def _short_latency(rows: Rows) -> list[str]:
     lengths = sorted({row["n_k"] for row in rows})
     lines = []
     for dtype, name in (
-        (d, k) for d in dict.fromkeys(r["dtype"] for r in rows) for k in ("cudnn", "pipeline", "fused")
+        (d, k) for d in dict.fromkeys(r["dtype"] for r in rows) for k in (EXACT, "cudnn", "pipeline", "fused")
     ):
         by_n = {row["n_k"]: row["ratio"].get("unfused") for row in of(rows, dtype=dtype, kernel=name)}
-        label = {"cudnn": "PyTorch's fused" if dtype == "fp32" else "cuDNN"}.get(name, name)
-        lines.append((f"{label}, {dtype}", [_number(by_n.get(n)) for n in lengths]))
+        if by_n:
+            lines.append((f"{label_of(name, dtype)}, {dtype}", [_number(by_n.get(n)) for n in lengths]))
     return _grid("speed over unfused, n", lengths, lines)
 
 

@@ -27,6 +27,7 @@ import dspattn
 from bench.common import results as files
 from dspattn import parallel
 
+LINK_BYTES = 1 << 24
 CASES = ("ring", "all_to_all", "ring+backward", "all_to_all+backward")
 
 
@@ -55,20 +56,38 @@ def work(rank: int, world: int, store: str, given: dict[str, Any], results: Any)
             dist.barrier()
         if turn > 0:  # the first one warms up
             times.append(time.perf_counter() - start)
+    link = exchanged(rank, world) if world > 1 else None
     if rank == 0:
-        results.put(times)
+        results.put((times, link))
     if world > 1:
         dist.destroy_process_group()
 
 
-def timed(world: int, given: dict[str, Any]) -> list[float]:
-    """Seconds of every turn on ``world`` processes."""
+def exchanged(rank: int, world: int) -> float:
+    """Bytes per second and direction while every process sends to the next one, as the ring does."""
+    sent, received = torch.zeros(LINK_BYTES // 4), torch.zeros(LINK_BYTES // 4)
+    times = []
+    for _ in range(4):
+        dist.barrier()
+        start = time.perf_counter()
+        ways = [
+            dist.P2POp(dist.isend, sent, (rank + 1) % world),
+            dist.P2POp(dist.irecv, received, (rank - 1) % world),
+        ]
+        for work in dist.batch_isend_irecv(ways):
+            work.wait()
+        times.append(time.perf_counter() - start)
+    return LINK_BYTES / statistics.median(times[1:])
+
+
+def timed(world: int, given: dict[str, Any]) -> tuple[list[float], float | None]:
+    """Seconds of every turn on ``world`` processes, and bytes per second between them."""
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(work, (world, str(Path(folder) / "store"), given, results), nprocs=world)
-    times: list[float] = results.get()
-    return times
+    found: tuple[list[float], float | None] = results.get()
+    return found
 
 
 def main() -> None:
@@ -88,16 +107,18 @@ def main() -> None:
     facts = {**files.cpu(), "load_before": round(os.getloadavg()[0], 2)}
     sizes = {name: getattr(options, name) for name in ("n", "heads", "d", "pattern", "repeats")}
     rows: list[dict[str, Any]] = []
-    alone: dict[bool, list[float]] = {}  # one process computes the same whatever the method
+    alone: dict[bool, Any] = {}  # one process computes the same whatever the method
     for case in cases:
         method, _, backward = case.partition("+")
         given = {**sizes, "method": method, "backward": bool(backward)}
         for world in map(int, options.worlds.split(",")):
-            times = alone.get(given["backward"]) if world == 1 else None
-            times = times or timed(world, given)
+            found = alone.get(given["backward"]) if world == 1 else None
+            times, link = found = found or timed(world, given)
             if world == 1:
-                alone[given["backward"]] = times
+                alone[given["backward"]] = found
             rows.append({**given, "world": world, "seconds": statistics.median(times), "all_seconds": times})
+            if link is not None:
+                rows[-1]["link_bytes_per_second"] = round(link)
             first = next(row for row in rows if (row["method"], row["backward"]) == (method, bool(backward)))
             ratio = first["seconds"] / rows[-1]["seconds"]
             print(

@@ -7,7 +7,7 @@ import io
 import lzma
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,24 +165,25 @@ def _losses(model: Any, windows: torch.Tensor, at_once: int) -> list[Array]:
     return found
 
 
-def _perplexities(windows: torch.Tensor, device: str) -> list[dict[str, Any]]:
+def _perplexities(windows: torch.Tensor, device: str) -> Iterator[list[dict[str, Any]]]:
+    """The rows so far, after every rule: a run that is cut off has measured something."""
     model, _ = pretrained.load_smollm2()
     model.set_attn_implementation(attention.register())
     model, windows = model.to(device), windows.to(device)
     at_once = 1 if device == "cpu" else GPU_WINDOWS
     rules = [DENSE, *TASK_RULES]
     observer = MapObserver(rules, SEARCH_POWERS, rows_per_map=12, least_keys=1, statistics=False)
+    with attention.using(observer=observer):
+        _losses(model, windows[:OBSERVED_WINDOWS], at_once)
     values, draws = {}, {}
-    for rule in rules:
+    for count, rule in enumerate(rules, 1):
         began = time.monotonic()
         with attention.using(rule):
             losses = _losses(model, windows, at_once)
         values[rule.name] = evaluate.perplexity(np.concatenate(losses))
         draws[rule.name] = _drawn_perplexities(losses)
         _say(f"  {rule.name}: perplexity {values[rule.name]:.3f} ({time.monotonic() - began:.1f} s)")
-    with attention.using(observer=observer):
-        _losses(model, windows[:OBSERVED_WINDOWS], at_once)
-    return _task_rows("SmolLM2-135M", "WikiText-2", "perplexity", values, draws, rules, observer)
+        yield _task_rows("SmolLM2-135M", "WikiText-2", "perplexity", values, draws, rules[:count], observer)
 
 
 def _spearmans(data: Path, pairs: int) -> tuple[list[dict[str, Any]], int]:
@@ -206,17 +207,17 @@ def _spearmans(data: Path, pairs: int) -> tuple[list[dict[str, Any]], int]:
 
 def measure_perplexities(windows: torch.Tensor, out: Path, device: str) -> None:
     """Perplexity of SmolLM2-135M under every rule, with Q^p on (the first of) the same windows."""
-    rows = _perplexities(windows, device)
-    result_files.write(
-        out / "tasks_smollm2.json",
-        rows,
-        _versions(),
-        torch.cuda.get_device_name() if device == "cuda" else None,
-        powers=list(SEARCH_POWERS),
-        counts={"WikiText-2": windows.shape[0] * (windows.shape[1] - 1)},
-        window=windows.shape[1],
-        observed_windows=min(OBSERVED_WINDOWS, len(windows)),
-    )
+    for rows in _perplexities(windows, device):
+        result_files.write(
+            out / "tasks_smollm2.json",
+            rows,
+            _versions(),
+            torch.cuda.get_device_name() if device == "cuda" else None,
+            powers=list(SEARCH_POWERS),
+            counts={"WikiText-2": windows.shape[0] * (windows.shape[1] - 1)},
+            window=windows.shape[1],
+            observed_windows=min(OBSERVED_WINDOWS, len(windows)),
+        )
 
 
 def measure_correlations(data: Path, out: Path, pairs: int) -> None:

@@ -102,6 +102,10 @@ struct Problem {
   // j % page size of page block_table[b, j / page size]. Page sizes are multiples of 16; n_k is blocks * page size, and
   // mask.key_lengths says how many of these keys there are. Numbers that are no page count as keys past the length.
   ConstTensorView block_table;
+  // fp32 [batch, kv_heads, 2 * blocks, d_v + 1] with n_k / 128 blocks or more: sums of V that the caller keeps
+  // (value_sums.h), up to date for every whole block of 128 keys below the lengths. With rest = mean alone; a kernel
+  // that takes them reads of V what is kept, others compute the means anew. Optional.
+  ConstTensorView value_sums;
 };
 
 // Threads of the caller's own, for CPU kernels inside a program that has a pool already: two pools on the same cores
@@ -120,6 +124,9 @@ struct Execution {
   ThreadTeam team;                  // whose threads; by default a pool of the library's own
   void* workspace = nullptr;        // at least *_workspace_bytes() bytes, 256-byte aligned, on the device;
   std::size_t workspace_bytes = 0;  // may be null when that is 0
+  // Reruns give the same bits. Where this is false, a backward pass may add up gradients in whatever order is fastest
+  // (docs/backward.md: the fused Hopper kernel's d_q); all others give the same bits anyway.
+  bool deterministic = true;
 };
 
 struct ForwardArgs {

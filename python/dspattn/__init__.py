@@ -1,6 +1,8 @@
 """Attention whose scores are pruned on the fly to N:M structured sparsity, as a drop-in for full attention.
 
 * :func:`attention`, :func:`varlen_attention`: the functions, in the signature of PyTorch's own.
+* :func:`attention_with_cache`: new queries against a cache, also of pages; :func:`value_sums` and
+  :func:`update_value_sums` for ``rest="mean"``.
 * :func:`merge`: joins attention over parts of the keys.
 * :func:`sddmm`, :func:`softmax`, :func:`spmm`: the paper's three steps, with the sparse matrix between them.
 * :func:`block_attention`, :mod:`dspattn.block_masks`: blocked-ELL masks with N:M inside the blocks.
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 from . import block_masks, nn, sparse, zoo
 from .block_masks import block_attention
+from .caching import attention_with_cache, update_value_sums, value_sums
 from .errors import DspattnError
 from .functional import attention, varlen_attention
 from .integrations import _on_import
@@ -35,6 +38,7 @@ __all__ = [
     "apply",
     "attention",
     "attention_weights",
+    "attention_with_cache",
     "block_attention",
     "block_masks",
     "merge",
@@ -46,7 +50,9 @@ __all__ = [
     "softmax",
     "sparse",
     "spmm",
+    "update_value_sums",
     "use",
+    "value_sums",
     "varlen_attention",
     "zoo",
 ]

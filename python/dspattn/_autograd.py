@@ -50,9 +50,14 @@ def repeatable(problem: ProblemArguments) -> ProblemArguments:
     if not q.is_cuda or problem.kernel or not torch.is_grad_enabled() or not _wants_gradients(problem):
         return problem
     if q.dtype == torch.float32 or problem.fp32_results or (bias is not None and bias.requires_grad):
-        name = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(q.dtype)
-        return problem if name is None else problem._replace(kernel=f"general_{name}")
+        return problem._replace(kernel=general_kernel(q))
     return problem
+
+
+def general_kernel(q: Tensor) -> str:
+    """The kernel that serves both passes, on a GPU; elsewhere and of other types, whichever the table chooses."""
+    name = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(q.dtype)
+    return f"general_{name}" if q.is_cuda and name else ""
 
 
 def _wants_gradients(problem: ProblemArguments) -> bool:
@@ -144,6 +149,7 @@ def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Te
     results = BackwardArguments(
         _rows(torch.zeros_like(out) if d_out is None else d_out), out, lse, d_lse,
         wants_d_bias=len(needed) > BIAS and needed[BIAS], wants_d_sinks=len(needed) > SINKS and needed[SINKS],
+        deterministic=torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     for index, grad in zip(DIFFERENTIATED, _backward(results, problem, traced), strict=True):
         if index < len(needed) and needed[index]:

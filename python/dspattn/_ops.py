@@ -49,6 +49,7 @@ nm_decode = torch.ops.dspattn.nm_decode.default
 sparse_scores = torch.ops.dspattn.sparse_scores.default
 sparse_softmax_ = torch.ops.dspattn.sparse_softmax_.default
 sparse_product = torch.ops.dspattn.sparse_product.default
+update_value_sums = torch.ops.dspattn.update_value_sums.default
 
 
 def translated(error: Exception) -> Exception:
@@ -82,6 +83,7 @@ PYTHON_NAMES = {
     "packed.cu_k": "cu_seqlens_k",
     "packed.max_q": "max_seqlen_q",
     "packed.max_k": "max_seqlen_k",
+    "value_sums": "sums",
 }
 # Where a reason names an argument: at its start, and where it compares with another one ("q's type", "as q is").
 _ARGUMENT = re.compile(r"^(?:mask\.|packed\.|dropout\.)?\w+|\b\w+(?='s )|(?<=\bas )\w+(?= is\b)")
@@ -116,6 +118,13 @@ def _attention_meta(*arguments: Any) -> tuple[Tensor, Tensor]:
     return _heads(q, problem.v.shape[3], problem.fp32_results), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
+@torch.library.register_fake("dspattn::update_value_sums")
+def _update_value_sums_meta(
+    sums: Tensor, v: Tensor, new_keys: Any, key_lengths: Tensor | None = None, block_table: Tensor | None = None
+) -> None:
+    _require_one_device({"v": v, "sums": sums, "key_lengths": key_lengths, "block_table": block_table}, "v")
+
+
 @torch.library.register_fake("dspattn::attention_backward")
 def _attention_backward_meta(
     d_out: Tensor,
@@ -124,6 +133,7 @@ def _attention_backward_meta(
     d_lse: Tensor | None,
     wants_d_bias: bool,
     wants_d_sinks: bool,
+    deterministic: bool,
     *arguments: Any,
 ) -> tuple[Tensor, ...]:
     problem = ProblemArguments(*arguments)

@@ -80,7 +80,7 @@ def _sizes(given: dict[str, Any]) -> dict[str, Any] | None:
     if any(None in shape for shape in given.values()):
         given = _one_of_any_size(given)
     batch, packed = given["q"][0], "cu_q" in given
-    if "block_table" in given or any(None in shape for shape in given.values()):
+    if "block_table" in given or "value_sums" in given or any(None in shape for shape in given.values()):
         return None
     if packed:
         return {name: (*shape[:2], 0, shape[3]) if name in ("q", "k", "v") else shape for name, shape in given.items()}

@@ -28,6 +28,7 @@ class ProblemArguments(NamedTuple):
     sinks: Tensor | None = None  # fp32 [heads], logits without values
     block_table: Tensor | None = None  # int32 [batch, blocks]; k and v are then pages
     dropout_state: Tensor | None = None  # int32 [4], what the random numbers of dropout are made of
+    value_sums: Tensor | None = None  # fp32 [batch, kv_heads, 2 * blocks, d_v + 1]
     max_q: int = 0  # longest sequences of a packed batch
     max_k: int = 0
     keep: int = 1
@@ -60,7 +61,7 @@ class ProblemArguments(NamedTuple):
         return float(d**-0.5) if d > 0 else 1.0  # without elements every score is 0, whatever the factor
 
 
-TENSORS = 11  # q to dropout_state come first
+TENSORS = 12  # q to value_sums come first
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")  # of those, as attention_backward gives their gradients
 
 
@@ -76,3 +77,4 @@ class BackwardArguments(NamedTuple):
     d_lse: Tensor | None
     wants_d_bias: bool
     wants_d_sinks: bool
+    deterministic: bool  # reruns give the same bits; else sums may be added up in whatever order is fastest

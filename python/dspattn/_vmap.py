@@ -15,7 +15,7 @@ from torch import Tensor
 from ._schema import ProblemArguments
 
 # What joins nothing where it is mapped: samples run one by one.
-APART = ("cu_q", "cu_k", "sinks", "block_table", "dropout_state")
+APART = ("cu_q", "cu_k", "sinks", "block_table", "dropout_state", "value_sums")
 
 Run = Callable[..., tuple[Tensor, ...]]
 Rule = Callable[..., tuple[tuple[Tensor, ...], tuple[int, ...]]]

@@ -205,8 +205,8 @@ def block_attention(
         allow_tf32: as in :func:`dspattn.attention`.
 
     Returns:
-        ``[batch, heads, n_q, d_v]``. Differentiable on the CPU with respect to query, key and value, by the gradient
-        of :func:`dspattn.attention` under the same mask in dense form; on a GPU asking for gradients raises.
+        ``[batch, heads, n_q, d_v]``. Differentiable with respect to query, key and value, by the gradient of
+        :func:`dspattn.attention` under the same mask in dense form (one byte a score).
 
     Example:
         >>> q = k = v = torch.randn(1, 2, 256, 64)
@@ -229,9 +229,6 @@ def block_attention(
         )
     if attn_mask is not None and attn_mask.dim() != 4:
         reasons.append(f"attn_mask: expected 4 dimensions, got {list(attn_mask.shape)}")
-    wanted = query.requires_grad or key.requires_grad or value.requires_grad
-    if query.is_cuda and wanted and torch.is_grad_enabled():
-        reasons.append("query: expected no gradients to be asked for on a GPU (block attention is forward only there)")
     if attn_mask is not None and attn_mask.requires_grad:
         reasons.append("attn_mask: expected a mask or bias with requires_grad=False, its gradient is not computed")
     if reasons:
@@ -284,7 +281,8 @@ def _gradients(ctx: Any, d_out: Tensor, d_lse: Tensor | None) -> tuple[Tensor | 
         q, k, v, seen, bias, key_lengths, keep=keep, group=group, interleaved=interleaved, causal=causal,
         top_left=top_left, scale=scale, full_fp32=full_fp32,
     )  # fmt: skip
-    results = BackwardArguments(d_out.contiguous(), out, lse, d_lse, False, False)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    results = BackwardArguments(d_out.contiguous(), out, lse, d_lse, False, False, deterministic)
     d_q, d_k, d_v, *_ = _ops.attention_backward(*results, *problem)
     return d_q, d_k, d_v, *(None,) * (5 + len(ctx.options))
 

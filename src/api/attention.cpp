@@ -12,10 +12,6 @@
 namespace dspattn {
 namespace {
 
-void raise_if_any(std::vector<std::string> reasons) {
-  if (!reasons.empty()) throw Error(std::move(reasons));
-}
-
 void require_workspace(const Execution& run, std::size_t needed) {
   if (run.workspace_bytes < needed || (needed > 0 && run.workspace == nullptr)) {
     throw Error("workspace: expected at least " + std::to_string(needed) + " bytes, got " +
@@ -44,13 +40,13 @@ Results results_of(std::initializer_list<DType> types) {
 }
 
 const core::KernelRow& checked_row(const ForwardArgs& args) {
-  raise_if_any(core::forward_reasons(args));
+  core::raise_if_any(core::forward_reasons(args));
   return api::choose_row(args.problem, Pass::forward, args.run.kernel,
                          api::needed_by(args.problem, results_of({args.out.dtype})));
 }
 
 const core::KernelRow& checked_row(const BackwardArgs& args) {
-  raise_if_any(core::backward_reasons(args));
+  core::raise_if_any(core::backward_reasons(args));
   const Results results =
       results_of({args.out.dtype, args.d_out.dtype, args.d_q.dtype, args.d_k.dtype, args.d_v.dtype});
   core::Features needed = api::needed_by(args.problem, results);

@@ -14,11 +14,24 @@ namespace {
 
 std::string_view name(DeviceType type) { return type == DeviceType::cpu ? "cpu" : "cuda"; }
 
+// Kernels of the same pass and device that have what this one lacks and take the problem's type and head dims.
+std::string served_by(core::Feature feature, const core::KernelRow& row, const Problem& problem) {
+  std::string names;
+  for (const core::KernelRow* other : table(row.info.pass)) {
+    if (other->info.device != row.info.device || !other->features.has(feature) || !other->takes.matches(problem)) {
+      continue;
+    }
+    names += (names.empty() ? "; served by " : ", ") + std::string(other->info.name);
+  }
+  return names;
+}
+
 // Why a kernel without the feature cannot serve.
-std::string refusal(core::Feature feature, const Problem& problem) {
+std::string refusal(core::Feature feature, const core::KernelRow& row, const Problem& problem) {
   switch (feature) {
     case core::Feature::fp32_results:
-      return "out.dtype: takes results in q's type " + std::string(dspattn::name(problem.q.dtype)) + ", got fp32";
+      return "out.dtype: takes results in q's type " + std::string(dspattn::name(problem.q.dtype)) + ", got fp32" +
+             served_by(feature, row, problem);
     case core::Feature::rest_mean:
       return "rest: takes drop, got mean";
     case core::Feature::shared_choice:
@@ -49,7 +62,7 @@ core::Reasons why_not(const core::KernelRow& row, const Problem& problem, core::
   core::Refusals refusals(core::Refusals::Text::wanted);
   row.why_not(problem, refusals);
   for (const core::Feature feature : core::kAllFeatures) {
-    if (needed.has(feature) && !row.features.has(feature)) refusals.add([&] { return refusal(feature, problem); });
+    if (needed.has(feature) && !row.features.has(feature)) refusals.add([&] { return refusal(feature, row, problem); });
   }
   return refusals.reasons();
 }

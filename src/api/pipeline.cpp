@@ -1,8 +1,6 @@
 // validate -> run on the tensors' device.
 #include "dspattn/pipeline.h"
 
-#include <utility>
-
 #include "core/pipeline_check.h"
 #include "core/validate.h"
 #include "cpu/pipeline.h"
@@ -13,19 +11,11 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
-void raise_if_any(std::vector<std::string> reasons) {
-  if (!reasons.empty()) throw Error(std::move(reasons));
-}
-
 std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 void check_forward(const ForwardArgs& args, const BlockMaskView& blocks) {
-  raise_if_any(core::forward_reasons(args));
-  raise_if_any(core::pipeline_reasons(args.problem, blocks));
-  if (args.out.dtype != args.problem.q.dtype) {
-    throw Error("out.dtype: expected q's type " + std::string(name(args.problem.q.dtype)) + ", got " +
-                std::string(name(args.out.dtype)));
-  }
+  core::raise_if_any(core::forward_reasons(args));
+  core::raise_if_any(core::pipeline_reasons(args.problem, blocks));
 }
 
 // The chain on the CPU, where nothing is left out.
@@ -61,17 +51,17 @@ void chain_on_cpu(const ForwardArgs& args, const BlockMaskView& blocks) {
 }  // namespace
 
 void qk_prune(const QkPruneArgs& args) {
-  raise_if_any(core::qk_prune_reasons(args));
+  core::raise_if_any(core::qk_prune_reasons(args));
   args.device.type == DeviceType::cpu ? cpu::qk_prune(args) : cuda::pipeline::qk_prune(args);
 }
 
 void nonzero_softmax(const SoftmaxArgs& args) {
-  raise_if_any(core::softmax_reasons(args));
+  core::raise_if_any(core::softmax_reasons(args));
   args.device.type == DeviceType::cpu ? cpu::nonzero_softmax(args) : cuda::pipeline::nonzero_softmax(args);
 }
 
 void pv_sparse(const PvSparseArgs& args) {
-  raise_if_any(core::pv_sparse_reasons(args));
+  core::raise_if_any(core::pv_sparse_reasons(args));
   args.device.type == DeviceType::cpu ? cpu::pv_sparse(args) : cuda::pipeline::pv_sparse(args);
 }
 

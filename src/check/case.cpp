@@ -224,12 +224,6 @@ std::string_view layout_name(Layout layout) {
   return layout == Layout::bhnd ? "bhnd" : layout == Layout::bnhd ? "bnhd" : "padded";
 }
 
-std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.6g", value);
-  return text;
-}
-
 std::string shape_name(const Broadcast& broadcast) {
   const char* const names[4] = {"batch", "heads", "n_q", "n_k"};
   std::string text = "[";
@@ -322,11 +316,18 @@ Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits)
   Random rest(seed ^ (kRest << 32), static_cast<std::uint64_t>(index));
   draw_rest(rest, drawn, limits);
   draw_choice(rest, drawn, limits);
+  drawn.value_sums = drawn.rest == Rest::mean && !drawn.packed && rest.chance(60);
   constexpr std::uint64_t kFeatures = 0x666561;
   Random features(seed ^ (kFeatures << 32), static_cast<std::uint64_t>(index));
   draw_features(features, drawn);
   draw_wide(features, drawn, limits);
   return drawn;
+}
+
+std::string number(double value, int digits) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.*g", digits, value);
+  return text;
 }
 
 std::string describe(const Case& drawn) {
@@ -353,7 +354,7 @@ std::string describe(const Case& drawn) {
     if (drawn.tail_q + drawn.tail_k > 0)
       add("tail=" + std::to_string(drawn.tail_q) + "," + std::to_string(drawn.tail_k));
   }
-  if (drawn.rest == Rest::mean) add("mean");
+  if (drawn.rest == Rest::mean) add(drawn.value_sums ? "mean value_sums" : "mean");
   if (drawn.choice == Choice::shared) add("shared");
   if (drawn.page > 0) add("page=" + std::to_string(drawn.page));
   if (drawn.causal) add("causal");

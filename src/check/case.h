@@ -64,6 +64,7 @@ struct Case {
   bool extreme_scale = false;  // far from 1/sqrt(d); elements of q and k may make up for it
   Fp32Products fp32_products = Fp32Products::full;
   Rest rest = Rest::drop;             // mean: forward only, and mask tensors have one query row
+  bool value_sums = false;            // of V are given; with mean alone, and not packed
   bool nan_past_length = false;       // V is NaN at keys that the lengths hide
   Choice choice = Choice::each_head;  // shared: forward only
   Layout q_layout = Layout::bhnd, k_layout = Layout::bhnd, v_layout = Layout::bhnd, out_layout = Layout::bhnd;
@@ -99,7 +100,8 @@ struct Case {
 
 Case draw_case(std::uint64_t seed, std::int64_t index, const DrawLimits& limits = {});
 
-// One line for a person.
+// One line for a person, and a number in such a line.
 std::string describe(const Case& drawn);
+std::string number(double value, int digits = 6);
 
 }  // namespace dspattn::check

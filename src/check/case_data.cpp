@@ -44,9 +44,10 @@ CaseData::CaseData(const Case& drawn, Device device, core::DeviceMemory& memory)
   make_values();
   make_masks();
   make_features();
+  if (drawn.value_sums) make_value_sums();
   if (drawn.page > 0) make_pages();
   for (Tensor* tensor : {&q_, &k_, &v_, &d_out_, &key_lengths_, &allowed_, &bias_, &cu_q_, &cu_k_, &dropout_state_,
-                         &sinks_, &d_lse_, &block_table_, &k_pages_, &v_pages_}) {
+                         &sinks_, &d_lse_, &block_table_, &k_pages_, &v_pages_, &value_sums_}) {
     if (tensor->present()) tensor->upload();
   }
   device_problem_ = problem(true);
@@ -165,6 +166,33 @@ void CaseData::make_features() {
   }
 }
 
+// What a caller keeps who has updated them: of blocks at or past the length, and of one more, anything.
+void CaseData::make_value_sums() {
+  constexpr std::int64_t kBlock = 128;
+  const std::int64_t blocks = drawn_.n_k / kBlock;
+  value_sums_ = Tensor(
+      memory_, ConstTensorView(nullptr, DType::f32, {drawn_.batch, drawn_.kv_heads, 2 * (blocks + 1), drawn_.d_v + 1}));
+  value_sums_.poison();
+  for (std::int64_t b = 0; b < drawn_.batch; ++b) {
+    const auto of_sequence = static_cast<std::size_t>(drawn_.key_lengths_stride == 0 ? 0 : b);
+    const std::int64_t length = drawn_.key_lengths.empty() ? drawn_.n_k : drawn_.key_lengths[of_sequence];
+    for (std::int64_t h = 0; h < drawn_.kv_heads; ++h) {
+      for (std::int64_t c = 0; c <= drawn_.d_v; ++c) {
+        double so_far = 0;
+        for (std::int64_t block = 0; block < length / kBlock; ++block) {
+          double sum = 0;
+          for (std::int64_t j = block * kBlock; j < (block + 1) * kBlock; ++j) {
+            sum += c < drawn_.d_v ? v_.at(b, h, j, c) : 1;
+          }
+          so_far += sum;
+          value_sums_.set(sum, b, h, 2 * block, c);
+          value_sums_.set(so_far, b, h, 2 * block + 1, c);
+        }
+      }
+    }
+  }
+}
+
 // Pages in any order, with two that nobody has. What lies past a length may be no page.
 void CaseData::make_pages() {
   const std::int64_t blocks = drawn_.n_k / drawn_.page;
@@ -270,6 +298,7 @@ Problem CaseData::problem(bool on_device) const {
   if (drawn_.dropout_state) problem.dropout.seed = problem.dropout.offset = 0;
   problem.soft_cap = drawn_.soft_cap;
   problem.sinks = view(sinks_);
+  problem.value_sums = view(value_sums_);
   // The oracle sees the keys in one piece.
   if (on_device && drawn_.page > 0) {
     problem.k = view(k_pages_);

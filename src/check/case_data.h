@@ -39,6 +39,7 @@ class CaseData {
   void make_masks();
   void make_features();
   void make_pages();
+  void make_value_sums();
   ConstTensorView lse_view() const;
   Tensor output(std::array<std::int64_t, 4> shape) const;
   Problem problem(bool on_device) const;
@@ -51,6 +52,7 @@ class CaseData {
   Tensor key_lengths_, allowed_, bias_, cu_q_, cu_k_;
   Tensor dropout_state_, sinks_, d_lse_;
   Tensor block_table_, k_pages_, v_pages_;
+  Tensor value_sums_;
   Problem device_problem_, host_problem_;
 };
 

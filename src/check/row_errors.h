@@ -75,6 +75,14 @@ inline bool weights_are_open(const RowContext& context, const Walk& walk, const 
   return clamped || (error > 0.5 && !walk.swallowed(largest));
 }
 
+// The same of a kernel of 16-bit inputs that takes exponentials of scores in fp16, whose rounding is 2^-12 of a score:
+// among biases as large as that a gradient's weights are any, and so is what they make of dP.
+inline bool fp16_scores_decide(const RowContext& context, const Walk& walk) {
+  double largest = -std::numeric_limits<double>::infinity();
+  for (const auto& key : context.kept) largest = std::max(largest, key.score);
+  return walk.clamps && std::isfinite(largest) && 0x1p-12 * std::abs(largest) > 0.5;
+}
+
 // The plain computation of one row in a 16-bit type: scores and weights, and the mean of V that pruned keys bring, each
 // rounded where an unfused one stores them.
 struct PlainRow {

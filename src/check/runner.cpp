@@ -9,7 +9,7 @@
 namespace dspattn::check {
 namespace {
 
-constexpr std::size_t kGuardBytes = 256;
+constexpr std::size_t kWorkspaceGuardBytes = 256;
 constexpr std::byte kGuard{0x5a};
 
 template <typename Args, typename Call>
@@ -18,16 +18,16 @@ void with_workspace(core::DeviceMemory& memory, Args args, std::size_t bytes, Ca
     call(args);
     return;
   }
-  std::vector<std::byte> host(bytes + 2 * kGuardBytes, kGuard);
+  std::vector<std::byte> host(bytes + 2 * kWorkspaceGuardBytes, kGuard);
   core::DeviceBuffer buffer(memory, host.size());
   buffer.upload(host.data());
-  args.run.workspace = static_cast<std::byte*>(buffer.data()) + kGuardBytes;
+  args.run.workspace = static_cast<std::byte*>(buffer.data()) + kWorkspaceGuardBytes;
   args.run.workspace_bytes = bytes;
   call(args);
   buffer.download(host.data());
   const auto is_guard = [](std::byte value) { return value == kGuard; };
-  if (!std::all_of(host.begin(), host.begin() + kGuardBytes, is_guard) ||
-      !std::all_of(host.end() - kGuardBytes, host.end(), is_guard)) {
+  if (!std::all_of(host.begin(), host.begin() + kWorkspaceGuardBytes, is_guard) ||
+      !std::all_of(host.end() - kWorkspaceGuardBytes, host.end(), is_guard)) {
     throw Error("workspace: written outside the " + std::to_string(bytes) + " bytes that were asked for");
   }
 }

@@ -24,12 +24,6 @@ std::string place(const CaseData& data, std::int64_t row, std::int64_t key) {
          std::to_string(row % rows) + " key " + std::to_string(key);
 }
 
-std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.9g", value);
-  return text;
-}
-
 // One row's comparison, group by group.
 class RowJudge {
  public:
@@ -120,7 +114,7 @@ class RowJudge {
       if (data_.drawn().exact() || gap > allowed) {
         fail(row, j,
              std::string("is ") + (kernel_keeps ? "kept" : "dropped") + " by the kernel and not by the oracle; gap " +
-                 number(gap) + ", rounding explains " + number(allowed));
+                 number(gap, 9) + ", rounding explains " + number(allowed, 9));
       }
     }
     const std::int64_t expected = std::min<std::int64_t>(keep, static_cast<std::int64_t>(members.size()));
@@ -285,7 +279,7 @@ class SharedJudge {
       if (gap > allowed) {
         fail(rows_.front().row, j,
              std::string("is ") + (kept ? "kept" : "dropped") + " by the kernel and not by the oracle; gap " +
-                 number(gap) + ", rounding explains " + number(allowed));
+                 number(gap, 9) + ", rounding explains " + number(allowed, 9));
       }
     }
     const std::int64_t expected = std::min<std::int64_t>(keep, static_cast<std::int64_t>(members.size()));
@@ -348,6 +342,7 @@ cpu::Selection probe_selection(const CaseData& data, const Runner& runner, std::
     ForwardArgs args;
     args.problem = data.device_problem();
     args.problem.rest = Rest::drop;
+    args.problem.value_sums = {};
     args.problem.v = (pages ? given : v).device_view();
     // Neither takes part in the choice; a key whose weight is dropped, or is nothing beside a sink, would look pruned.
     args.problem.dropout = {};

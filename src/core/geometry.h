@@ -14,6 +14,9 @@ inline constexpr std::int64_t kUnbounded = std::int64_t{1} << 40;
 // Largest Mask::offset either way: a position still lies within kUnbounded of every key.
 inline constexpr std::int64_t kMaxOffset = kUnbounded / 2;
 
+// Keys of a block whose values a mean is made of (rest = mean).
+inline constexpr std::int64_t kMeanBlock = 128;
+
 struct Geometry {
   std::int64_t batch = 0;  // sequences (of a packed batch: the number of sequences)
   std::int64_t heads = 0;

@@ -13,8 +13,6 @@ namespace {
 constexpr std::uintptr_t kSparseAlignment = 16;             // nonzeros and metadata are moved 16 bytes at a time
 constexpr std::int64_t kMaxLength = std::int64_t{1} << 30;  // rows and keys are counted in 32 bits inside the kernels
 
-bool given(const ConstTensorView& view) { return view.present() || view.data != nullptr; }
-
 void check_pattern(Report& report, const std::string& argument, Pattern pattern, DType dtype) {
   const bool half = dtype == DType::f16 || dtype == DType::bf16;
   if (half ? pattern == Pattern{2, 4} || pattern == Pattern{1, 2} : pattern == Pattern{1, 2}) return;

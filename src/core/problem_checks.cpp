@@ -293,6 +293,18 @@ void check_block_table(Report& report, const Problem& problem) {
   }
 }
 
+void check_value_sums(Report& report, const Problem& problem, const Sizes& sizes) {
+  const ConstTensorView& sums = problem.value_sums;
+  if (!given(sums)) return;
+  if (problem.rest != Rest::mean) report.add("value_sums", "none with rest = drop", "some");
+  if (problem.packed) report.add("value_sums", "none for a packed batch", "some");
+  const bool shape_ok =
+      check_input(report, "value_sums", sums, "[batch, kv_heads, 2 * blocks, d_v + 1]", 4, Inner::contiguous);
+  if (shape_ok && sizes.known) {
+    check_sums_shape(report, "value_sums", sums, sizes.batch, problem.v.extent(1), sizes.n_k, problem.v.extent(3));
+  }
+}
+
 void check_soft_cap(Report& report, const Problem& problem) {
   if (!problem.soft_cap) return;
   if (!(*problem.soft_cap >= kLeastScale && *problem.soft_cap <= kLargestScale)) {
@@ -301,6 +313,22 @@ void check_soft_cap(Report& report, const Problem& problem) {
 }
 
 }  // namespace
+
+void check_sums_shape(Report& report, std::string_view argument, const ConstTensorView& sums, std::int64_t batch,
+                      std::int64_t kv_heads, std::int64_t n_k, std::int64_t d_v) {
+  if (sums.dtype != DType::f32) {
+    report.add(std::string(argument) + ".dtype", "fp32", std::string(name(sums.dtype)));
+  }
+  const std::string text(argument);
+  check_equal_extent(report, text.c_str(), sums, 0, "batch", batch);
+  check_equal_extent(report, text.c_str(), sums, 1, "v's kv_heads", kv_heads);
+  check_equal_extent(report, text.c_str(), sums, 3, "v's d_v + 1", d_v + 1);
+  const std::int64_t least = 2 * (n_k / kMeanBlock);
+  if (sums.extent(2) < least || sums.extent(2) % 2 != 0) {
+    report.add(text + ".shape[2]", "an even number from 2 * (n_k / 128) = " + std::to_string(least) + " on",
+               std::to_string(sums.extent(2)));
+  }
+}
 
 void check_problem(Report& report, const Problem& problem) {
   if (problem.device.index < 0 || (problem.device.type == DeviceType::cpu && problem.device.index != 0)) {
@@ -318,6 +346,7 @@ void check_problem(Report& report, const Problem& problem) {
   check_scale(report, problem);
   check_mask(report, problem, sizes);
   check_rest(report, problem);
+  check_value_sums(report, problem, sizes);
   check_dropout(report, problem.dropout);
   check_soft_cap(report, problem);
   check_sinks(report, problem, sizes);

@@ -2,14 +2,18 @@
 // either pass. Those of results and of how to run are in validate.cpp.
 #pragma once
 
+#include <cstdint>
+#include <string_view>
+
 #include "core/tensor_checks.h"
 #include "dspattn/attention.h"
 
 namespace dspattn::core {
 
-// A view that the caller may leave out: given when it has a rank or points somewhere.
-inline bool given(const ConstTensorView& view) { return view.present() || view.data != nullptr; }
-
 void check_problem(Report& report, const Problem& problem);
+
+// Type and extents of sums of V (value_sums.h), for n_k keys.
+void check_sums_shape(Report& report, std::string_view argument, const ConstTensorView& sums, std::int64_t batch,
+                      std::int64_t kv_heads, std::int64_t n_k, std::int64_t d_v);
 
 }  // namespace dspattn::core

@@ -8,7 +8,7 @@
 namespace dspattn {
 namespace {
 
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
+constexpr std::int64_t whole_units(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // Places that a 2-byte metadata block stands for: four codes, each of four 2-byte or two 4-byte elements.
 std::int64_t places_per_block(DType dtype) {
@@ -31,13 +31,13 @@ std::int64_t product(const SparseShape& shape, std::initializer_list<std::int64_
 
 std::int64_t SparseShape::matrices() const { return product(*this, {batch, heads}); }
 
-std::int64_t SparseShape::rows() const { return round_up(n_q, core::kMetadataTileRows); }
+std::int64_t SparseShape::rows() const { return whole_units(n_q, core::kMetadataTileRows); }
 
 std::int64_t SparseShape::places() const {
   const std::int64_t stored = block > 0 ? width * block : n_k;
   const std::int64_t unit =
       grouping == Grouping::interleaved ? kInterleaveBlock : places_per_block(dtype) * core::kMetadataBlockColumns;
-  return round_up(stored, unit);
+  return whole_units(stored, unit);
 }
 
 std::int64_t SparseShape::nonzeros_per_row() const { return places() / 2; }

@@ -18,6 +18,9 @@ struct Report {
   }
 };
 
+// A view that the caller may leave out: given when it has a rank or points somewhere.
+inline bool given(const ConstTensorView& view) { return view.present() || view.data != nullptr; }
+
 // Whether the last dimension must be contiguous.
 enum class Inner { contiguous, any };
 

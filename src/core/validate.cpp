@@ -9,10 +9,12 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/problem_checks.h"
 #include "core/tensor_checks.h"
+#include "dspattn/error.h"
 
 namespace dspattn::core {
 namespace {
@@ -65,7 +67,8 @@ Operands problem_operands(const Problem& problem) {
                     {"mask.bias", problem.mask.bias},
                     {"dropout.state", problem.dropout.state},
                     {"sinks", problem.sinks},
-                    {"block_table", problem.block_table}};
+                    {"block_table", problem.block_table},
+                    {"value_sums", problem.value_sums}};
   if (problem.packed) {
     operands.add({"packed.cu_q", problem.packed->cu_q});
     operands.add({"packed.cu_k", problem.packed->cu_k});
@@ -191,6 +194,10 @@ std::vector<std::string> backward_reasons(const BackwardArgs& args) {
         inputs, args.run);
   }
   return report.reasons;
+}
+
+void raise_if_any(std::vector<std::string> reasons) {
+  if (!reasons.empty()) throw Error(std::move(reasons));
 }
 
 }  // namespace dspattn::core

@@ -20,4 +20,7 @@ std::vector<std::string> problem_reasons(const Problem& problem);
 std::vector<std::string> forward_reasons(const ForwardArgs& args);
 std::vector<std::string> backward_reasons(const BackwardArgs& args);
 
+// One error with all of them.
+void raise_if_any(std::vector<std::string> reasons);
+
 }  // namespace dspattn::core

@@ -81,12 +81,12 @@ class Stored {
   std::int64_t rows_, places_, row_nonzeros_, places_per_block_;
 };
 
-struct Task {
+struct BlockTask {
   std::int64_t matrix, batch, head, row_block;
 };
 
-Task task_of(const Stored& stored, std::int64_t index) {
-  Task task{};
+BlockTask task_of(const Stored& stored, std::int64_t index) {
+  BlockTask task{};
   task.matrix = index / stored.row_blocks();
   task.row_block = index % stored.row_blocks();
   task.batch = task.matrix / stored.shape().heads;
@@ -98,7 +98,7 @@ std::int64_t row_offset(const ConstTensorView& view, std::int64_t batch, std::in
   return batch * view.step(0) + head * view.step(1) + row * view.step(2);
 }
 
-std::int64_t mask_offset(const ConstTensorView& view, const Task& task, std::int64_t row, std::int64_t key) {
+std::int64_t mask_offset(const ConstTensorView& view, const BlockTask& task, std::int64_t row, std::int64_t key) {
   const std::array<std::int64_t, 4> index{task.batch, task.head, row, key};
   std::int64_t offset = 0;
   for (int dim = 0; dim < 4; ++dim) {
@@ -140,7 +140,7 @@ void row_products(const std::vector<float>& query, const std::vector<float>& col
 
 // Adds the bias, and marks what the row may not see. A finite bias stays finite, and so does its sum with a finite
 // product: the lowest number, as models write masks, is not -inf.
-void apply_mask(const ScoreCall& call, const Task& task, std::int64_t row, std::int64_t first_key,
+void apply_mask(const ScoreCall& call, const BlockTask& task, std::int64_t row, std::int64_t first_key,
                 const std::array<std::int64_t, kBlock>& keys, std::int64_t places, std::array<float, kBlock>& sums) {
   const QkPruneArgs& args = call.args;
   const SparseShape& shape = call.stored.shape();
@@ -196,8 +196,8 @@ std::array<int, 2> kept_of_four(const float* keys, int keep) {
 }
 
 // Selects, encodes and stores `places` scores of a row, from place `first_place` of the matrix on.
-void prune_row(const ScoreCall& call, const Task& task, std::int64_t row, std::int64_t first_place, std::int64_t places,
-               const std::array<float, kBlock>& sums) {
+void prune_row(const ScoreCall& call, const BlockTask& task, std::int64_t row, std::int64_t first_place,
+               std::int64_t places, const std::array<float, kBlock>& sums) {
   const Stored& stored = call.stored;
   std::array<float, kBlock> keys{};
   for (std::size_t p = 0; p < static_cast<std::size_t>(places); ++p) keys[p] = compared(call, sums[p]);
@@ -231,7 +231,7 @@ void prune_block_row(const ScoreCall& call, std::int64_t index) {
   const QkPruneArgs& args = call.args;
   const Stored& stored = call.stored;
   const SparseShape& shape = stored.shape();
-  const Task task = task_of(stored, index);
+  const BlockTask task = task_of(stored, index);
   const auto d = static_cast<std::size_t>(args.q.extent(3));
   const std::int64_t kv_head = task.head / (shape.heads / args.k.extent(1));
   std::vector<float> columns(d * kBlock, 0.0f);
@@ -286,7 +286,7 @@ void qk_prune(const QkPruneArgs& args) {
 void nonzero_softmax(const SoftmaxArgs& args) {
   const Stored stored(args.matrices, args.blocks);
   parallel_for(stored.tasks(), args.run, [&](std::int64_t index) {
-    const Task task = task_of(stored, index);
+    const BlockTask task = task_of(stored, index);
     const std::int64_t count =
         std::min(stored.slots(task.row_block) * stored.block() / 2, stored.shape().nonzeros_per_row());
     const std::int64_t end = std::min((task.row_block + 1) * stored.block(), stored.rows());
@@ -316,7 +316,7 @@ void nonzero_softmax(const SoftmaxArgs& args) {
 namespace {
 
 // Adds the products of one row's nonzeros of a slot with the block's values, [place][d_v], to `sums`.
-void accumulate_row(const Stored& stored, const Task& task, std::int64_t row, std::int64_t slot, std::size_t d_v,
+void accumulate_row(const Stored& stored, const BlockTask& task, std::int64_t row, std::int64_t slot, std::size_t d_v,
                     const std::vector<float>& values, std::vector<float>& sums) {
   const std::int64_t first_place = slot * stored.block();
   const std::int64_t step = stored.places_per_code();
@@ -337,7 +337,7 @@ void accumulate_row(const Stored& stored, const Task& task, std::int64_t row, st
 
 void multiply_block_row(const PvSparseArgs& args, const Stored& stored, std::int64_t index) {
   const SparseShape& shape = stored.shape();
-  const Task task = task_of(stored, index);
+  const BlockTask task = task_of(stored, index);
   const auto d_v = static_cast<std::size_t>(args.v.extent(3));
   const std::int64_t kv_head = task.head / (shape.heads / args.v.extent(1));
   const std::int64_t key_length = key_length_of(args.key_lengths, task.batch, shape.n_k);

@@ -14,7 +14,7 @@
 
 namespace dspattn::cpu {
 
-inline constexpr std::int64_t kMeanBlock = 128;
+using core::kMeanBlock;
 
 // Sums of V over blocks of 128 keys and how many keys each is of: keys that a mask hides are left out.
 class BlockSums {

@@ -83,7 +83,7 @@ constexpr const char* kSummaryDense = "AVX-512, AVX2 or NEON, threads: dense, an
 constexpr const char* kSummaryAny = "AVX-512, AVX2 or NEON, threads: any pattern, type, mask and head dim";
 constexpr const char* kReferenceSummary = "fp64 oracle, plain loops, one thread: any type, pattern, mask and head dim";
 
-const KernelRow kRows[] = {
+const KernelRow kCpuRows[] = {
     forward_row("cpu_2_4", kSummary2To4, unless_2_4, fast_forward, kFeatures),
     forward_row("cpu_1_2", kSummary1To2, unless_1_2, fast_forward, kFeatures),
     forward_row("cpu_dense", kSummaryDense, unless_dense, fast_forward, kAnyChoice),
@@ -98,6 +98,6 @@ const KernelRow kRows[] = {
 
 }  // namespace
 
-std::span<const KernelRow> rows() { return kRows; }
+std::span<const KernelRow> rows() { return kCpuRows; }
 
 }  // namespace dspattn::cpu

@@ -18,11 +18,11 @@
 namespace dspattn::theory {
 namespace {
 
-constexpr double kTail = 9.5;      // 1e-21 of the scores lie outside
+constexpr double kFarScore = 9.5;  // 1e-21 of the scores lie outside
 constexpr double kStepZ = 0.06;    // divided by a; the corrected running sum below is then right to 2e-8
 constexpr double kStepLogT = 0.2;  // the kernel t x exp(-t x) is analytic in log t: error exp(-pi^2/0.2)
 constexpr double kLogRounding = 37.0;
-constexpr double kMaxSpread = 70.0;  // exp(a kTail) is within a double's range up to 74
+constexpr double kMaxSpread = 70.0;  // exp(a kFarScore) is within a double's range up to 74
 
 void check_spread(Check& check, double p, double sigma) {
   check.require(p * sigma <= kMaxSpread, "p * sigma", "at most " + show(kMaxSpread), show(p * sigma));
@@ -30,16 +30,16 @@ void check_spread(Check& check, double p, double sigma) {
 
 double mean_ratio(std::int64_t keep, std::int64_t group, double spread, std::int64_t keys) {
   const double step = kStepZ / std::max(1.0, spread);
-  const auto points = static_cast<std::size_t>(2.0 * kTail / step) + 1;
+  const auto points = static_cast<std::size_t>(2.0 * kFarScore / step) + 1;
   std::vector<double> x(points), density(points), tilted(points), below(points);
   for (std::size_t i = 0; i < points; ++i) {
-    const double z = -kTail + step * static_cast<double>(i);
+    const double z = -kFarScore + step * static_cast<double>(i);
     x[i] = std::exp(spread * z);
     density[i] = normal_pdf(z);
   }
   const auto count = static_cast<double>(keys);
-  const double first = -spread * kTail - std::log(count) - kLogRounding;
-  const double last = spread * kTail + 4.0;
+  const double first = -spread * kFarScore - std::log(count) - kLogRounding;
+  const double last = spread * kFarScore + 4.0;
   double sum = 0.0;
   double largest = 0.0;
   for (double log_t = first; log_t <= last; log_t += kStepLogT) {
@@ -47,7 +47,7 @@ double mean_ratio(std::int64_t keep, std::int64_t group, double spread, std::int
     // Running integral of phi(z) exp(-t x): trapezoid with the first Euler-Maclaurin correction, -h^2/12 g'(z).
     double running = 0.0;
     for (std::size_t i = 0; i < points; ++i) {
-      const double z = -kTail + step * static_cast<double>(i);
+      const double z = -kFarScore + step * static_cast<double>(i);
       tilted[i] = density[i] * std::exp(-t * x[i]);
       running += 0.5 * step * tilted[i] + (i > 0 ? 0.5 * step * tilted[i - 1] : 0.0);
       below[i] = running + step * step / 12.0 * tilted[i] * (z + spread * t * x[i]);

@@ -115,5 +115,34 @@ TEST(KernelTable, WhatARowDoesNotServeItRefusesByName) {
   }
 }
 
+// Parts of a result that are to be merged: every forward kernel writes them in fp32, so the choice is that of a whole
+// result. A kernel for gradients that does not take them says which does.
+TEST(KernelTable, PartialResultsAreServedByTheKernelOfWholeOnes) {
+  std::vector<std::uint16_t> memory(512 * 64);
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    for (const DeviceType type : {DeviceType::cpu, DeviceType::cuda}) {
+      Problem problem;
+      problem.q = problem.k = problem.v = {memory.data(), dtype, {1, 1, 256, 64}};
+      problem.pattern = dtype == DType::f32 ? Pattern{1, 2} : Pattern{2, 4};
+      problem.device = {type, 0};
+      const auto whole = consider(problem, Pass::forward), parts = consider(problem, Pass::forward, Results::fp32);
+      bool served = false;
+      for (std::size_t row = 0; row < whole.size(); ++row) {
+        EXPECT_EQ(parts[row].reasons, whole[row].reasons) << whole[row].kernel.name;
+        served = served || whole[row].reasons.empty();
+      }
+      if (served) {
+        EXPECT_EQ(choose(problem, Pass::forward, {}, Results::fp32).name, choose(problem, Pass::forward).name);
+      }
+      for (const Verdict& verdict : consider(problem, Pass::backward, Results::fp32)) {
+        for (const std::string& reason : verdict.reasons) {
+          EXPECT_TRUE(!reason.starts_with("out.dtype:") || reason.find("; served by general_") != std::string::npos)
+              << reason;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace dspattn

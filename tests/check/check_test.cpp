@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
@@ -59,6 +60,31 @@ TEST(Check, NaNStaysInItsRows) {
     const CaseReport report = check_drawn(drawn, runner, options);
     EXPECT_TRUE(report.passed()) << text_of(report);
   }
+}
+
+// Gradients beyond fp16's largest number are infinite in an fp16 tensor, and nothing else.
+TEST(Check, WhatTheTypeCannotHoldIsInfinite) {
+  CheckOptions options;
+  options.limits.pass = Pass::backward;
+  options.limits.dtype = DType::f16;
+  options.limits.max_n = 60;
+  const Case drawn = draw_case(77, 7, options.limits);
+  Runner runner = library_runner(core::host_memory(), {}, {});
+  EXPECT_TRUE(check_drawn(drawn, runner, options).passed());
+  runner.backward = [right = runner.backward](const BackwardArgs& args) {
+    right(args);
+    auto* bits = static_cast<std::uint16_t*>(args.d_k.data);
+    int infinite = 0;
+    for (std::int64_t b = 0; b < args.d_k.extent(0); ++b) {
+      for (std::int64_t i = 0; i < args.d_k.extent(2) * args.d_k.extent(3); ++i) {
+        std::uint16_t& x = bits[b * args.d_k.step(0) + i / args.d_k.extent(3) * args.d_k.step(2) + i % args.d_k.extent(3)];
+        infinite += (x & 0x7FFF) == 0x7C00 ? 1 : 0;
+        if ((x & 0x7FFF) == 0x7C00) --x;  // the largest number
+      }
+    }
+    EXPECT_GT(infinite, 0);
+  };
+  EXPECT_FALSE(check_drawn(drawn, runner, options).passed());
 }
 
 TEST(Check, AnUnknownKernelIsAnError) { EXPECT_THROW(check_case(1, 0, "no_such_kernel"), Error); }

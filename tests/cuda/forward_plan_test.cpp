@@ -32,6 +32,7 @@ struct Asked {
   int off = 0;  // bytes that k is off alignment
   std::optional<std::int64_t> window_left = std::nullopt;
   bool mean = false;
+  bool fp32 = false;  // results
 
   Problem problem() const {
     Problem p;
@@ -54,8 +55,10 @@ struct Asked {
   }
   ForwardPlan plan() const {
     const Problem p = problem();
-    return type == DType::f32 ? tf32::plan_forward(row_dim(), p, contiguous_out(p), kH200)
-                              : plan_forward({type, selection, row_dim()}, p, contiguous_out(p), kH200);
+    TensorView out = contiguous_out(p);
+    if (fp32) out.dtype = DType::f32;
+    return type == DType::f32 ? tf32::plan_forward(row_dim(), p, out, kH200)
+                              : plan_forward({type, selection, row_dim()}, p, out, kH200);
   }
 };
 
@@ -63,7 +66,7 @@ struct Asked {
 // from 8192, 1:2 from 1024.
 TEST(ForwardPlan, ThreeWarpgroupsFromSoManyRows) {
   EXPECT_EQ((Asked{.n_q = 511, .n_k = 511}.plan().variant), Variant::narrow);
-  EXPECT_EQ((Asked{.n_q = 512, .n_k = 512}.plan().variant), Variant::wide);
+  EXPECT_EQ((Asked{.n_q = 512, .n_k = 512, .heads = 32, .batch = 32}.plan().variant), Variant::wide);
   EXPECT_EQ((Asked{.n_q = 8191, .n_k = 8191, .causal = true}.plan().variant), Variant::narrow);
   EXPECT_EQ((Asked{.n_q = 8192, .n_k = 8192, .causal = true}.plan().variant), Variant::wide);
   const Asked pairs{.n_q = 1023, .n_k = 1023, .selection = Selection::one_of_two, .causal = true};
@@ -72,6 +75,25 @@ TEST(ForwardPlan, ThreeWarpgroupsFromSoManyRows) {
   longer.n_q = longer.n_k = 1024;
   EXPECT_EQ(longer.plan().variant, Variant::wide);
   EXPECT_EQ(longer.plan().traits.consumers, 3);
+}
+
+// docs/log/decode.md, "Small problems": us of 192 and of 128 rows a tile, full, 2:4.
+TEST(ForwardPlan, TwoWarpgroupsWhereItemsAreFew) {
+  const auto variant = [](std::int64_t heads, std::int64_t n) {
+    return Asked{.n_q = n, .n_k = n, .heads = heads, .batch = 1}.plan().variant;
+  };
+  EXPECT_EQ(variant(12, 512), Variant::narrow);   // 11.3, 8.7
+  EXPECT_EQ(variant(12, 1024), Variant::narrow);  // 16.7, 12.5
+  EXPECT_EQ(variant(48, 512), Variant::narrow);   // 16.7, 14.4: a second round either way
+  EXPECT_EQ(variant(24, 1024), Variant::wide);    // 19.3, 21.0: a second round, of short tiles
+  EXPECT_EQ(variant(12, 2048), Variant::wide);    // 27.4, 34.8: one round, two
+  EXPECT_EQ(variant(16, 2048), Variant::narrow);  // 48.7, 35.0
+  EXPECT_EQ(variant(24, 2048), Variant::wide);    // 49.1, 50.9: two rounds, three
+  EXPECT_EQ(variant(4, 4096), Variant::narrow);   // 46.8, 33.4
+  EXPECT_EQ(variant(8, 4096), Variant::narrow);   // 89.0, 62.6
+  EXPECT_EQ(variant(12, 4096), Variant::wide);    // 88.9, 91.7
+  const Asked pairs{.n_q = 1024, .n_k = 1024, .heads = 12, .batch = 1, .selection = Selection::one_of_two};
+  EXPECT_EQ(pairs.plan().variant, Variant::narrow);  // 14.6, 11.4
 }
 
 // Ladder, "a variant for full attention": d = 96 and 128, whole key blocks, more than two of them.
@@ -84,6 +106,20 @@ TEST(ForwardPlan, FullVariantWhereEveryRowSeesAllWholeBlocks) {
   EXPECT_EQ((Asked{.n_q = 1024, .n_k = 384, .d = 128}.plan().variant), Variant::full);
   EXPECT_EQ((Asked{.n_q = 1024, .n_k = 1024, .d = 128, .causal = true}.plan().variant), Variant::narrow);
   EXPECT_EQ((Asked{.n_q = 1024, .n_k = 1024, .d = 128, .lengths = true}.plan().variant), Variant::narrow);
+}
+
+// Results in fp32 leave from registers: the full variant, whose results leave by TMA, has no way for them. All else is
+// as it is without.
+TEST(ForwardPlan, ResultsInFp32) {
+  const ForwardPlan plan = Asked{.d = 128, .fp32 = true}.plan();
+  EXPECT_EQ(plan.variant, Variant::narrow);
+  EXPECT_FALSE(plan.tma_out);
+  EXPECT_TRUE(plan.pairs);
+  EXPECT_EQ((Asked{.fp32 = true}.plan().variant), Variant::wide);
+  EXPECT_EQ((Asked{.causal = true, .fp32 = true}.plan().variant), (Asked{.causal = true}.plan().variant));
+  EXPECT_EQ((Asked{.bias = true, .fp32 = true}.plan().variant), Variant::general);
+  EXPECT_EQ((Asked{.d = 128, .mean = true, .fp32 = true}.plan().variant), Variant::narrow);
+  EXPECT_TRUE((Asked{.d = 128, .type = DType::f32}.plan().tma_out));
 }
 
 // docs/rest.md, "What is compiled": head dims 64, 128 and 256, three warpgroups for 1:2, key tiles of 64 for fp16.

@@ -47,10 +47,10 @@ check::CheckOptions options_of(const Row& row, std::int64_t index, bool short_on
   return options;
 }
 
-// What the row says it takes: its head dims, results in the inputs' type, scales that fp16 inputs can be multiplied by.
+// What the row says it takes: its head dims, scales that fp16 inputs can be multiplied by.
 bool takes(const Row& row, const check::Case& drawn) {
   const std::int64_t dim = std::max(drawn.d, drawn.d_v);
-  return dim > row.dim_above && dim <= row.dim && !drawn.fp32_results &&
+  return dim > row.dim_above && dim <= row.dim &&
          (!drawn.scale || row.dtype != DType::f16 ||
           (*drawn.scale >= cuda::sm90::kLeastFp16Scale && *drawn.scale < cuda::sm90::kFp16ScaleEnd));
 }

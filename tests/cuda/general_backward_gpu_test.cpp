@@ -152,6 +152,25 @@ TEST_P(GeneralBackwardEdges, SharesOfManyKeyBlocks) {
   }
 }
 
+// More steps of a key tile than are described at once, twice.
+TEST_P(GeneralBackwardEdges, ManyHeadsOfOneKeyHead) {
+  check::Case drawn = problem_of(GetParam(), 3, 9, 64);
+  drawn.heads = 35;
+  drawn.kv_heads = 1;
+  expect_right(drawn);
+}
+
+// Biases among which scores in fp16 decide nothing, and gradients that fp16 cannot hold: two that random problems found.
+TEST(GeneralBackwardCases, OfFp16) {
+  if (const std::string why = no_ampere(); !why.empty()) GTEST_SKIP() << why;
+  check::CheckOptions options;
+  options.device = {DeviceType::cuda, 0};
+  options.limits.pass = Pass::backward;
+  options.limits.dtype = DType::f16;
+  options.limits.max_n = 60;
+  for (const std::int64_t index : {7, 64}) expect_passed(check::check_case(77, index, "general_fp16", options));
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, GeneralBackwardEdges, ::testing::Values(DType::bf16, DType::f16, DType::f32),
                          [](const ::testing::TestParamInfo<DType>& of) { return std::string(name(of.param)); });
 

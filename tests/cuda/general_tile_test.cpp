@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/half.h"
+#include "cuda/blocks/random_state.h"
 #include "cuda/general/plan.h"
 #include "cuda/tile/key_tiles.h"
 #include "cuda/tile/select_any.h"
@@ -67,6 +68,29 @@ TEST(KeyTiles, EveryKeyIsInOneColumnAndEveryGroupInOneTile) {
     expect_whole_groups<TileLayout::fours, 64>({1, 2}, grouping);
     expect_whole_groups<TileLayout::pairs, 64>({1, 2}, grouping);
     expect_whole_groups<TileLayout::pairs, 32>({1, 2}, grouping);
+  }
+}
+
+// Where keys are rows, a lane's four are a group of four, or two of two, in the order of the elements.
+TEST(KeyTiles, RowsOfKeysGiveALaneWholeGroups) {
+  std::set<int> columns;
+  for (int row = 0; row < 32; ++row) columns.insert(tile::column_of_key_row(row));
+  EXPECT_EQ(columns.size(), 32u);
+  EXPECT_EQ(*columns.rbegin(), 31);
+  for (const Pattern pattern : {Pattern{2, 4}, Pattern{1, 2}}) {
+    for (const Grouping grouping : kGroupings) {
+      const tile::KeyTiles tiles = tile::key_tiles(TileLayout::places, pattern, grouping, 32);
+      for (int row = 0; row < 32; ++row) {
+        const auto place = [&](int at) {
+          return place_of_key(
+              tile::key_of_column<TileLayout::places, 32>(tiles, tiles.part(1), tile::column_of_key_row(at)),
+              pattern.group, grouping);
+        };
+        const int element = row / 8 % pattern.group;
+        EXPECT_EQ(place(row).element, element);
+        EXPECT_EQ(place(row).group, place(row - 8 * element).group);
+      }
+    }
   }
 }
 
@@ -286,6 +310,19 @@ TEST(GroupRows, EveryHeadOfAPositionHasARow) {
     }
     EXPECT_EQ(found, heads * rows.positions(64));
   }
+}
+
+// Words in memory stand for the two numbers, whatever their stride.
+TEST(RandomState, IsTheSameInMemory) {
+  constexpr std::uint64_t kSeed = 0x89ABCDEF01234567u, kOffset = 0xFEDCBA9876543210u;
+  const blocks::RandomState given{kSeed, kOffset, nullptr, 0};
+  std::array<std::int32_t, 8> words{};
+  for (std::size_t i = 0; i < 4; ++i) {
+    words[2 * i] = static_cast<std::int32_t>((i < 2 ? kSeed : kOffset) >> (32 * (i % 2)));
+  }
+  const blocks::RandomState read{1, 2, words.data(), 2};
+  EXPECT_EQ(read.row(3, 4, 5).state, core::DropoutRow::of(kSeed, kOffset, 3, 4, 5).state);
+  EXPECT_EQ(given.row(3, 4, 5).state, read.row(3, 4, 5).state);
 }
 
 // Wide outputs are shared out over CTAs.

@@ -284,6 +284,34 @@ TEST_F(PipelineGpu, PassesRandomProblems) {
   }
 }
 
+// Parts of a result in fp32: by whole sectors, and where rows have no alignment or no multiple of four columns.
+TEST_F(PipelineGpu, EveryKernelWritesFp32Results) {
+  std::int64_t served = 0;
+  for (const std::string kernel : {"sm90_pipeline", "sm80_pipeline"}) {
+    for (const std::int64_t d_v : {64, 61, 72}) {
+      check::Case drawn;
+      drawn.dtype = DType::bf16;
+      drawn.pattern = {2, 4};
+      drawn.n_q = 70;
+      drawn.n_k = 200;
+      drawn.d = 64;
+      drawn.d_v = d_v;
+      drawn.causal = d_v == 64;
+      drawn.fp32_results = true;
+      check::CheckOptions options;
+      options.device = kGpu;
+      const check::Runner runner = check::library_runner(api::memory_of(kGpu), kernel, {});
+      bool foreign = false;  // Hopper's kernels on another card
+      for (const std::string& failure : check::check_drawn(drawn, runner, options).failures) {
+        foreign = failure.find("expected compute capability 9.0, got") != std::string::npos;
+        if (!foreign) ADD_FAILURE() << kernel << " " << d_v << ": " << failure;
+      }
+      served += foreign ? 0 : 1;
+    }
+  }
+  EXPECT_GE(served, 3);
+}
+
 TEST_F(PipelineGpu, IsARowOfTheKernelTable) {
   bool found = false;
   bool found_hopper = false;

@@ -1,4 +1,4 @@
-"""PyTorch's own context_parallel around calls that go parallel here."""
+"""Other libraries' ways to cut a sequence, around attention that prunes: PyTorch's, Accelerate's, DeepSpeed's."""
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh

@@ -13,6 +13,7 @@ import torch
 import contract
 import dspattn
 
+COMBINED = ("nystromformer", "linformer", "bigbird", "longformer")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use")
 
 
@@ -181,6 +182,64 @@ def test_gradients_with_dropout_are_those_of_the_weights_that_forward_dropped(dt
     torch.testing.assert_close(
         (d_v.double() * v.double()).sum(), (d_out.double() * out.double()).sum(), atol=5.0, rtol=2e-2
     )
+
+
+def test_bits_repeat_where_pytorch_is_told_so() -> None:
+    """And only there does the fused Hopper kernel keep the second sum that a fixed order takes."""
+    torch.manual_seed(5)
+    q, k, v, d_out = (torch.randn(2, 16, 2048, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    query = q.requires_grad_()
+    found, memory = {}, {}
+    try:
+        for deterministic in (True, False):
+            torch.use_deterministic_algorithms(deterministic)
+            found[deterministic] = []
+            for _ in range(4):
+                out = served(query, k, v)
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                found[deterministic] += torch.autograd.grad(out, query, d_out)
+                memory[deterministic] = torch.cuda.max_memory_allocated() - before
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(again, found[True][0]) for again in found[True])
+    for again in found[False]:
+        torch.testing.assert_close(again, found[True][0], atol=1e-3, rtol=2e-2)
+    if torch.cuda.get_device_capability()[0] == 9:
+        assert memory[True] - memory[False] > 0.9 * 4 * query.numel()
+
+
+@pytest.mark.parametrize(
+    "dtype,pattern", [(torch.bfloat16, "2:4"), (torch.float16, "1:2"), (torch.float32, "1:2")], ids=str
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_under_block_masks_are_those_of_the_cpu(dtype: torch.dtype, pattern: str, causal: bool) -> None:
+    """Whole numbers: forward on the pipeline and backward on the general kernel keep the same keys."""
+    mask = dspattn.block_masks.bigbird(256, 384, window=1, random=1)
+    found = []
+    for device in ("cuda", "cpu"):
+        q, k, v = (t.to(device).requires_grad_() for t in integers(256, 384, dtype))
+        out = dspattn.block_attention(q, k, v, mask.to(device), pattern=pattern, is_causal=causal)
+        d_out = contract.integers(*out.shape, low=-2, high=2).to(device, dtype)
+        found.append([out, *torch.autograd.grad(out, [q, k, v], d_out)])
+    for ours, wanted in zip(*found, strict=True):
+        scale = float(wanted.float().abs().max())
+        error = float((ours.cpu().float() - wanted.float()).abs().max())
+        assert error <= {torch.float32: 5e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}[dtype] * scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [*dspattn.zoo.names(), *(f"{name} + N:M" for name in COMBINED)])
+def test_every_mechanism_trains(name: str, dtype: torch.dtype) -> None:
+    pattern = {"pattern": "1:2" if dtype == torch.float32 else "2:4"} if name.endswith(" + N:M") else {}
+    torch.manual_seed(0)
+    attend = dspattn.zoo.create(name.removesuffix(" + N:M"), heads=2, head_dim=32, n=512, **pattern)
+    attend = attend.to("cuda", dtype).train()
+    q, k, v = (torch.randn(2, 2, 512, 32, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+    attend(q, k, v).float().square().sum().backward()
+    for tensor, letter in ((q, "q"), (k, "k"), (v, "v")):
+        if letter not in " ".join(attend.unused):
+            assert tensor.grad is not None and bool(tensor.grad.isfinite().all()) and bool(tensor.grad.any())
 
 
 def test_tensors_on_different_devices_raise() -> None:

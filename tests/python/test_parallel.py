@@ -1,7 +1,9 @@
 """dspattn.parallel on spawned gloo processes: what a group computes is what one process computes."""
 
+import dataclasses
 import importlib.util
 import os
+import types
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 import dspattn
 import parallel_problems as problems
 from dspattn import parallel
+from dspattn.parallel import call
 from parallel_foreign import under_context_parallel, under_ulysses
 from parallel_pool import Failure, Pool
 
@@ -319,6 +322,19 @@ def test_a_rank_that_dies_is_an_error_on_the_others():
         assert second == "died"
     finally:
         pool.close()
+
+
+def test_both_passes_run_on_one_kernel():
+    """On a GPU; the table may choose two for gradients in fp32, which could keep different keys."""
+    rule = call.Rule(2, 4, True, True, False, None, None, None, False, "", 0)
+    on_gpu = types.SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
+    trained = call.Plan(fp32=True, wide=True, backward=True)
+    assert call.repeatable(rule, trained, on_gpu).kernel == "general_bf16"
+    assert call.repeatable(rule, call.Plan(True, True, False), on_gpu).kernel == ""
+    assert call.repeatable(rule, call.Plan(False, False, True), on_gpu).kernel == ""
+    assert call.repeatable(rule, trained, torch.zeros(1)).kernel == ""
+    named = dataclasses.replace(rule, kernel="some")
+    assert call.repeatable(named, trained, on_gpu) is named
 
 
 def test_a_group_of_one_and_wrong_arguments():

@@ -55,6 +55,27 @@ def test_sixteen_bits_err_at_most_twice_as_much_as_plain_low_precision(pool, met
         assert ours <= 2 * plain, f"{name}: {ours} where plain low precision has {plain}: {problem}"
 
 
+def by_the_fused_kernel(group, rank, causal):
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, 4, 700, 64, generator=generator).cuda().bfloat16() for _ in range(3))
+    options = {"pattern": "2:4", "is_causal": causal, "kernel": "sm90_fused_2_4_bf16_d64"}
+    with torch.no_grad():
+        pieces = [parallel.shard(t, 2, group) for t in (q, k, v)]
+        out = parallel.unshard(parallel.attention(*pieces, group=group, method="ring", **options), 2, group)
+        whole = dspattn.attention(q, k, v, out_dtype=torch.float32, **options)
+    assert whole.dtype == torch.float32
+    return float((out - whole).abs().max() / whole.abs().max())
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_fused_kernel_writes_the_parts_of_a_ring(pool, causal):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    for difference in pool.run(by_the_fused_kernel, causal):
+        assert not isinstance(difference, Failure), difference
+        assert difference < 2**-7  # weights and results in bf16
+
+
 @pytest.mark.parametrize("lengths", [None, [300, 5, 0, 900]], ids=["one sequence", "packed"])
 @pytest.mark.parametrize("method", ["ring", "all_to_all"])
 def test_float32_equals_one_process(pool, method, lengths):

@@ -74,11 +74,7 @@ def step_on_rank(group, rank, method):
     with parallel.context(group, method):
         loss = model(**pieces, labels=pieces["shift_labels"], num_items_in_batch=LENGTH - 1).loss
         loss.backward()
-    total = loss.detach().clone()
-    torch.distributed.all_reduce(total, group=group)
-    for parameter in model.parameters():
-        torch.distributed.all_reduce(parameter.grad, group=group)
-    return float(total), {name: p.grad.numpy() for name, p in model.named_parameters()}
+    return added_up(model, loss, group)
 
 
 @pytest.mark.parametrize("method", ["ring", "all_to_all"])
@@ -129,6 +125,81 @@ def test_a_training_step_under_accelerate(pool):
         assert wrapper == "DistributedDataParallel"
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(torch.from_numpy(parameters[name]), parameter.detach(), atol=1e-5, rtol=1e-4)
+
+
+WHOLE = 512  # divides by 256 ranks, as context_parallel's cuts must to be ours
+
+
+def shifted(ids):
+    return torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+
+
+def added_up(model, loss, group):
+    """Loss and gradients, summed over ranks."""
+    total = loss.detach().clone()
+    torch.distributed.all_reduce(total, group=group)
+    for parameter in model.parameters():
+        torch.distributed.all_reduce(parameter.grad, group=group)
+    return float(total), {name: p.grad.numpy() for name, p in model.named_parameters()}
+
+
+def step_under_context_parallel(group, rank, hooks):
+    """PyTorch cuts the buffers; with ``hooks`` the model as Accelerate prepares it for that (cp_size)."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    model = model_of("decoder")
+    if hooks:
+        from accelerate.big_modeling import _attach_context_parallel_hooks
+
+        _attach_context_parallel_hooks(model)
+    buffers = [tokens(WHOLE), shifted(tokens(WHOLE)), torch.arange(WHOLE)[None].clone()]
+    mesh = DeviceMesh.from_group(group, "cpu")
+    with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[1, 1, 1]), parallel.context(group):
+        ids, labels, places = buffers
+        loss = model(
+            input_ids=ids, position_ids=places, shift_labels=labels, labels=labels, num_items_in_batch=WHOLE - 1
+        ).loss
+        loss.backward()
+    return added_up(model, loss, group)
+
+
+def step_under_ulysses(group, rank):
+    """DeepSpeed's wrapper of Hugging Face models around the registered attention: heads for rows, one stretch a rank.
+    It takes the name's place, which is given back."""
+    import deepspeed.comm
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    deepspeed.comm.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    model = model_of("decoder")
+    ours = ALL_ATTENTION_FUNCTIONS["dspattn_2_4"]
+    UlyssesSPAttentionHF.register_with_transformers(model, "dspattn_2_4", sequence_parallel_size=2, micro_batch_size=1)
+    mine = slice(rank * WHOLE // 2, (rank + 1) * WHOLE // 2)
+    labels = shifted(tokens(WHOLE))[:, mine]
+    loss = model(
+        input_ids=tokens(WHOLE)[:, mine], position_ids=torch.arange(WHOLE)[None, mine], shift_labels=labels,
+        labels=labels, num_items_in_batch=WHOLE - 1, use_cache=False,
+    ).loss  # fmt: skip
+    loss.backward()
+    ALL_ATTENTION_FUNCTIONS["dspattn_2_4"] = ours
+    return added_up(model, loss, group)
+
+
+@pytest.mark.parametrize("library", ["torch", "accelerate", "deepspeed"])
+def test_a_training_step_cut_by_other_libraries(pool, library):
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    model = model_of("decoder")
+    loss = model(input_ids=tokens(WHOLE), labels=tokens(WHOLE)).loss
+    loss.backward()
+    step = (step_under_ulysses,) if library == "deepspeed" else (step_under_context_parallel, library == "accelerate")
+    for result in pool.run(*step, size=2):
+        assert not isinstance(result, Failure), result
+        total, gradients = result
+        assert total == pytest.approx(loss.item(), rel=1e-6)
+        for name, parameter in model.named_parameters():
+            scale = float(parameter.grad.abs().max())
+            torch.testing.assert_close(torch.from_numpy(gradients[name]), parameter.grad, atol=2e-5 * scale, rtol=1e-4)
 
 
 def refused_on_rank(group, rank, case):

@@ -350,6 +350,7 @@ def test_sixteen_bits(name: str, dtype: torch.dtype) -> None:
     out = module(q, k, v)
     assert out.dtype == dtype
     assert torch.isfinite(copy.deepcopy(module).to(dtype)(q, k, v)).all()  # parameters and buffers in 16 bits too
+    assert module(q, k, v.clone().requires_grad_()).dtype == dtype
     if name not in ("reformer", "routing", "top_k"):  # whose choices may differ
         torch.testing.assert_close(out.float(), module(q.float(), k.float(), v.float()), rtol=0, atol=0.06)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._inputs import Alignment, Window, lengths_as_int32, parse_alignment, parse_window, wants_fp32
 from ..errors import DspattnError
 from ..patterns import Grouping, Rest, Selection, group_period, parse_grouping, parse_pattern, parse_rest
-from .call import Call, Masks, Plan, Rule, require_served
+from .call import Call, Masks, Plan, Rule, repeatable, require_served
 from .heads import Heads, repeats_heads
 from .layout import Layout, layout_of
 from .ring import Ring
@@ -228,6 +228,12 @@ def _run(
         _check_pieces(q, k, v)
         dtype = torch.float32 if out_dtype is not None and wants_fp32(q, out_dtype) else q.dtype
         rows = [q.shape[2], k.shape[2], *(-1 if t is None else t.shape[2] for t in (masks.allowed, masks.bias))]
+        # A ring merges parts in fp32; where heads are exchanged, only sums over ranks are.
+        fp32 = method == "ring" or dtype == torch.float32
+        wide = fp32 or repeats_heads(q.shape[1], k.shape[1], ranks.world)
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+        plan = Plan(fp32, wide, wanted and not rule.rest_mean, method == "ring")
+        rule = repeatable(rule, plan, q)
         found = {
             "query.shape": [*q.shape[:2], q.shape[3]],
             "key.shape": [*k.shape[:2], k.shape[3]],
@@ -235,13 +241,9 @@ def _run(
             "query.dtype": q.dtype,
             "out_dtype": dtype,
             "rule": rule,
-            "requires_grad": torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)),
+            "requires_grad": wanted,
             "masks": [_kind(mask) for mask in (masks.allowed, masks.bias, masks.key_lengths)],
         }
-        # A ring merges parts in fp32; where heads are exchanged, only sums over ranks are.
-        fp32 = method == "ring" or dtype == torch.float32
-        wide = fp32 or repeats_heads(q.shape[1], k.shape[1], ranks.world)
-        plan = Plan(fp32, wide, found["requires_grad"] and not rule.rest_mean, method == "ring")
         require_served(rule, masks, (q, k, v), facts.get("cu_seqlens") is not None, plan)
     except DspattnError as refusal:
         error = refusal

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import _ops
+from .._autograd import general_kernel
 from .._schema import BackwardArguments, ProblemArguments
 from .layout import Chunk, Layout
 from .transfers import Ranks
@@ -145,6 +146,14 @@ class Call:
         return (right is None or last + right >= 0) and (self.rule.left is None or first - self.rule.left <= keys - 1)
 
 
+def repeatable(rule: Rule, plan: Plan, q: Tensor) -> Rule:
+    """The same with one kernel for both passes where the table might choose two: gradients in fp32 are not every
+    kernel's, and each pass selects the keys anew (dspattn._autograd.repeatable)."""
+    if rule.kernel or not (plan.backward and plan.wide):
+        return rule
+    return replace(rule, kernel=general_kernel(q))
+
+
 def require_served(rule: Rule, masks: Masks, tensors: tuple[Tensor, Tensor, Tensor], packed: bool, plan: Plan) -> None:
     """Raise what the operators would say to pieces like these, before anything travels: a rank that raises later
     leaves the others waiting. Asked with an empty batch of 128 rows and keys, or of no rows where packed, which checks
@@ -196,7 +205,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The share of the gradients, in fp32; ``out`` and ``lse`` are those of the whole row."""
     try:
-        results = BackwardArguments(d_out, out, lse, None, False, False)
+        results = BackwardArguments(d_out, out, lse, None, False, False, torch.are_deterministic_algorithms_enabled())
         d_q, d_k, d_v, *_ = _ops.attention_backward(*results, *ProblemArguments(q, k, v, **pair.arguments))
         return d_q, d_k, d_v
     except RuntimeError as error:

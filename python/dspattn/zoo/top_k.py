@@ -31,7 +31,10 @@ class TopK(Mechanism):
         largest, places = found.topk(self.k, -1, sorted=False)
         weights = softmax(largest, None if allowed is None else largest > float("-inf"))
         with Stages.observe("product"):
-            # Row i of the sparse matrix times V: a weighted sum of k rows of V, without a copy of them.
+            # Row i of the sparse matrix times V: a weighted sum of k rows of V, without a copy of them. PyTorch has no
+            # gradient of its weights in bf16 on a GPU.
+            if weights.requires_grad and weights.dtype == torch.bfloat16:
+                weights, v = weights.float(), v.float()
             first = torch.arange(batch * heads, device=q.device).view(batch, heads, 1, 1) * n
             out = torch.nn.functional.embedding_bag(
                 (places + first).reshape(-1, self.k),
@@ -39,4 +42,4 @@ class TopK(Mechanism):
                 mode="sum",
                 per_sample_weights=weights.reshape(-1, self.k),
             )
-        return out.view(batch, heads, n, d)
+        return out.view(batch, heads, n, d).to(q.dtype)

@@ -14,7 +14,12 @@ tile::LengthsView lengths_of(const ConstTensorView& tensor) {
 }
 
 OutView out_of(const TensorView& out) {
-  return {out.data, out.step(0), out.step(1), out.step(2), static_cast<int>(out.extent(3))};
+  return {out.data,
+          out.step(0),
+          out.step(1),
+          out.step(2),
+          static_cast<int>(out.extent(3)),
+          out.dtype == DType::f32 ? 1 : 0};
 }
 
 LseView lse_of(const TensorView& lse) {
@@ -39,11 +44,30 @@ MaskTensor mask_of(const ConstTensorView& tensor) {
 
 int bias_bytes_of(const Mask& mask) { return mask.bias.present() ? static_cast<int>(size_bytes(mask.bias.dtype)) : 0; }
 
-Pages pages_of(const Problem& problem) {
-  const ConstTensorView& table = problem.block_table;
-  if (!table.present()) return {};
-  return {static_cast<const std::int32_t*>(table.data), table.step(0), table.step(1),
-          tile::Divisor(static_cast<int>(problem.k.extent(2))), static_cast<int>(problem.k.extent(0))};
+Pages pages_of(const Problem& problem) { return pages_of(problem.block_table, problem.k); }
+
+Pages pages_of(const ConstTensorView& block_table, const ConstTensorView& pages) {
+  if (!block_table.present()) return {};
+  return {static_cast<const std::int32_t*>(block_table.data), block_table.step(0), block_table.step(1),
+          tile::Divisor(static_cast<int>(pages.extent(2))), static_cast<int>(pages.extent(0))};
+}
+
+SumsView sums_of(const TensorView& sums) {
+  return {static_cast<float*>(sums.data), sums.step(0), sums.step(1), sums.step(2)};
+}
+
+SumsView read_sums_of(const ConstTensorView& sums) {
+  if (!sums.present()) return {};
+  return {const_cast<float*>(static_cast<const float*>(sums.data)), sums.step(0), sums.step(1), sums.step(2)};
+}
+
+RandomState random_state_of(const Dropout& dropout) {
+  RandomState random{dropout.seed, dropout.offset, nullptr, 0};
+  if (dropout.state.present()) {
+    random.words = static_cast<const std::int32_t*>(dropout.state.data);
+    random.stride = dropout.state.step(0);
+  }
+  return random;
 }
 
 bool is_vector(const ConstTensorView& tensor) {

@@ -4,7 +4,9 @@
 #include "core/geometry.h"
 #include "cuda/blocks/pages.h"
 #include "cuda/blocks/prepare_params.h"
+#include "cuda/blocks/random_state.h"
 #include "cuda/blocks/scales.h"
+#include "cuda/blocks/value_sums_params.h"
 #include "cuda/blocks/views.h"
 #include "cuda/blocks/work_params.h"
 #include "dspattn/attention.h"
@@ -21,6 +23,12 @@ LseView read_lse_of(const ConstTensorView& lse);
 // Of an element; 0: there is none.
 int bias_bytes_of(const Mask& mask);
 Pages pages_of(const Problem& problem);
+RandomState random_state_of(const Dropout& dropout);
+// `pages`: K or V.
+Pages pages_of(const ConstTensorView& block_table, const ConstTensorView& pages);
+SumsView sums_of(const TensorView& sums);
+// Of what is only read.
+SumsView read_sums_of(const ConstTensorView& sums);
 
 // Rows can be copied 16 bytes at a time.
 bool is_vector(const ConstTensorView& tensor);

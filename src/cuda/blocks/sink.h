@@ -1,14 +1,14 @@
 // Results of a warpgroup's 64 rows: normalise, write the output rows and the log-sum-exps.
 //
-// C::kOutType is the output's element: 16-bit, or fp32, of results that are final or one part of several to be merged
-// by their log-sum-exps. Rows leave from registers, or by way of shared memory, from which TMA writes whole lines.
+// Results are final, in C::kOutType, or one part of several that are to be merged by their log-sum-exps, in fp32: the
+// view of the output says which. Final 16-bit rows leave from registers or by way of shared memory, from which TMA
+// writes whole lines; fp32 rows, which would take twice the room there, leave from registers.
 #pragma once
 
 #include <cuda.h>
 
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/blocks/barriers.h"
 #include "cuda/blocks/item.h"
@@ -22,6 +22,18 @@
 #include "dspattn/dtype.h"
 
 namespace dspattn::cuda::blocks {
+
+// The same kernel's results in fp32.
+template <typename C>
+struct InFp32 : C {
+  static constexpr DType kOutType = DType::f32;
+};
+
+// Whether results leave in fp32; the same for all threads.
+template <typename C>
+__device__ __forceinline__ bool in_fp32(const OutView& view) {
+  return C::kOutType == DType::f32 || view.fp32 != 0;
+}
 
 // Word i of lane t becomes word t of lane i, within each quad.
 __device__ __forceinline__ void transpose_quad(std::uint32_t (&x)[4], int t) {
@@ -203,13 +215,13 @@ __device__ __forceinline__ void send_rows(const OutView& view, const CUtensorMap
 template <typename C>
 __device__ __forceinline__ void store_zeros(const OutView& view, const Item<C::kConsumers>& item, int warp_row,
                                             int lane) {
-  using Element = std::conditional_t<C::kOutType == DType::f32, float, std::uint16_t>;
   const int rows = item.rows - item.row_begin - warp_row;
-  auto* base = static_cast<Element*>(view.data) + item.out_offset + warp_row * view.row_stride;
+  const int halves = in_fp32<C>(view) ? 2 : 1;  // of an element
+  auto* base = static_cast<std::uint16_t*>(view.data) + halves * (item.out_offset + warp_row * view.row_stride);
 #pragma unroll 1
   for (int row = 0; row < (rows < kStoredRows ? rows : kStoredRows); ++row) {
 #pragma unroll 1
-    for (int column = lane; column < view.columns; column += 32) base[row * view.row_stride + column] = 0;
+    for (int i = lane; i < halves * view.columns; i += 32) base[halves * (row * view.row_stride) + i] = 0;
   }
 }
 
@@ -280,11 +292,10 @@ __device__ __forceinline__ void store_rows_fp32(const OutView& view, int vector,
 template <typename C>
 __device__ __forceinline__ void store_rows(const OutView& view, int vector, const RowTargets& to, int lane,
                                            const float (&out)[C::kHeadDim / 2], const RowSums& sums) {
-  if constexpr (C::kOutType == DType::f32) {
-    store_rows_fp32<C>(view, vector, to, lane, out, sums);
-  } else {
-    store_rows_16bit<C>(view, vector, to, lane, out, sums);
+  if constexpr (C::kOutType != DType::f32) {
+    if (!in_fp32<C>(view)) return store_rows_16bit<C>(view, vector, to, lane, out, sums);
   }
+  store_rows_fp32<InFp32<C>>(view, vector, to, lane, out, sums);
 }
 template <typename C>
 __device__ __forceinline__ void store_rows(const OutView& view, int vector, const Item<C::kConsumers>& item, int row,

@@ -24,6 +24,7 @@ struct OutView {
   void* data = nullptr;
   std::int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
   int columns = 0;  // d_v
+  int fp32 = 0;     // 1: in fp32, whatever the type of the inputs
 
   DSPATTN_HOST_DEVICE constexpr std::int64_t offset(int batch, int head, std::int64_t row) const {
     return batch * batch_stride + head * head_stride + row * row_stride;

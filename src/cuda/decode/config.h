@@ -18,6 +18,7 @@ inline constexpr int kMostRows = 16 * kMaxRows;  // of a key head: beyond, a ker
 inline constexpr int kMaxWarps = 8;              // of a CTA, and teams: a thread has up to 255 registers
 inline constexpr int kMaxCluster = 16;           // CTAs
 inline constexpr int kPortableCluster = 8;       // CTAs; for more a kernel must say that it may
+inline constexpr int kStatsBytes = 16;           // of a row (RowStats)
 inline constexpr int kSharedLimit = 227 * 1024;  // a CTA may ask for on Hopper; on Ampere 163 KiB
 
 DSPATTN_HOST_DEVICE constexpr int element_bytes(DType type) { return type == DType::f32 ? 4 : 2; }
@@ -33,6 +34,9 @@ DSPATTN_HOST_DEVICE constexpr bool weighs_in_registers(DType type, int dim) { re
 // Where heads may choose their keys together: what is compiled (together.h).
 constexpr bool chooses_together(DType type, int dim) { return weighs_in_registers(type, dim); }
 
+// Where the weight of pruned keys may be summed (rest = mean): of longer rows registers are too few.
+constexpr bool sums_pruned(int dim) { return dim <= 128; }
+
 template <DType kTypeOfInputs, int kDim>
 struct Config {
   static constexpr DType kType = kTypeOfInputs;
@@ -42,6 +46,7 @@ struct Config {
   static constexpr int kGroups = kTileK / 4;
   static constexpr int kTilesPerBlock = tile::kBlockKeys / kTileK;
   static constexpr int kPanels = kDim * kElementBytes / 128;  // of 128 bytes of columns
+  static constexpr bool kSumsPruned = sums_pruned(kDim);
   static_assert(kPanels >= 1 && kDim * kElementBytes % 128 == 0);
 };
 
@@ -71,7 +76,7 @@ inline constexpr int kChoiceTiles = 2;
 //
 // and at the end, over all of it, every warp's 16 rows of output in fp32; behind both
 //
-//   stats    of every warp's rows: reference and sum
+//   stats    of every warp's rows: reference and sums
 //   joined   of every row: of the whole CTA; a second time for what heads choose by, and for the whole cluster
 //   factors  of every row: what its parts are multiplied by when they are joined
 //   whole    of every row, where heads choose together: of all keys
@@ -127,10 +132,10 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
   s.out_bytes = kWarpRows * dim * 4;
   const int ended = warps * s.out_bytes;
   s.stats = ((walked > ended ? walked : ended) + 15) / 16 * 16;
-  s.joined = s.stats + warps * kWarpRows * 8;
-  s.factors = s.joined + 2 * kMaxRows * 8;
+  s.joined = s.stats + warps * kWarpRows * kStatsBytes;
+  s.factors = s.joined + 2 * kMaxRows * kStatsBytes;
   s.whole = s.factors + teams.warps * kWarpRows * kMaxCluster * 4;
-  s.bytes = s.whole + (teams.chosen != 0 ? kWarpRows * 8 : 0);
+  s.bytes = s.whole + (teams.chosen != 0 ? kWarpRows * kStatsBytes : 0);
   return s;
 }
 

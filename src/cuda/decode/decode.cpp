@@ -58,7 +58,9 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
                   reinterpret_cast<RowStats*>(workspace + plan.whole_offset),
                   tile::divide_up(geometry.n_k, tile::kBlockKeys) * tiles_of_block};
   }
+  p.value_sums = blocks::read_sums_of(problem.value_sums);
   p.pages = pages_of(problem);
+  p.values = {p.v, p.pages, problem.v.dtype, static_cast<int>(geometry.d_v)};
   p.allowed = mask_of(problem.mask.allowed);
   p.bias = mask_of(problem.mask.bias);
   p.bias_bytes = blocks::bias_bytes_of(problem.mask);
@@ -129,6 +131,14 @@ void why_not(const DecodeRow& row, const Problem& problem, core::Refusals& refus
       return "n_q * heads / kv_heads: takes up to " + std::to_string(kWarpRows) +
              " query rows a key head where heads choose together, got " + std::to_string(rows_of_key_head(geometry));
     });
+  }
+  if (problem.rest == Rest::mean && !problem.value_sums.present()) {
+    refusals.add(
+        [] { return std::string("rest: takes mean with value_sums (sums of V that the caller keeps), got none"); });
+  }
+  if (problem.rest == Rest::mean && (problem.mask.allowed.present() || problem.mask.bias.present())) {
+    refusals.add(
+        [] { return std::string("rest: takes mean without mask tensors, which value_sums know nothing of, got one"); });
   }
   blocks::refuse_pages(problem, refusals);
   blocks::refuse_rows(problem, geometry, refusals);

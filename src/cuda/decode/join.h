@@ -51,6 +51,7 @@ struct CtaResults {
     for (int i = 0; i < kMost; ++i) {
       const float factor = part_factor(parts[i], sum.reference, p.scales.exponent);
       if (parts[i].sum != 0) sum.sum += parts[i].sum * factor;
+      if (parts[i].rest != 0) sum.rest += parts[i].rest * factor;
       if (i < count) factors(row)[i] = factor;
     }
     return sum;
@@ -65,7 +66,8 @@ struct CtaResults {
     const std::uint32_t address = ptx::shared_address(joined(row, purpose));
     return join_row<kMaxCluster>(row, p.cluster.value, [&](int cta) -> RowStats {
       const auto rank = static_cast<std::uint32_t>(cta);
-      return {ptx::load_cluster(address, rank), ptx::load_cluster(address + 4, rank)};
+      return {ptx::load_cluster(address, rank), ptx::load_cluster(address + 4, rank),
+              p.keeps_rest() ? ptx::load_cluster(address + 8, rank) : 0.0f};
     });
   }
 
@@ -84,7 +86,7 @@ struct CtaResults {
   }
 
   // Joined values of four columns, final or not.
-  __device__ __forceinline__ void store(int row, int column, const float4& x, const RowStats& row_stats) const {
+  __device__ __forceinline__ void store(int row, int column, float4 x, const RowStats& row_stats) const {
     const int columns = p.results.out.columns;
     if (p.partials.out != nullptr) {
       const int parts = p.cluster.quotient(p.splits.value);
@@ -97,6 +99,10 @@ struct CtaResults {
     const tile::PackedRow which = part.packed_row(p, row);
     const int head = part.kv_head * p.heads_per_kv_head + which.head;
     const float sum = row_stats.sum;
+    if constexpr (C::kSumsPruned) {
+      add_rest(p, part.batch, part.kv_head, tile::interval_of(part.band, which.query), row_stats, column,
+               min(columns - column, 4), x);
+    }
     store_results(p.results, C::kType, p.results.out.offset(part.batch, head, which.query) + column,
                   make_float4(normalised(x.x, sum), normalised(x.y, sum), normalised(x.z, sum), normalised(x.w, sum)),
                   columns - column);

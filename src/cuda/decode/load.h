@@ -105,6 +105,21 @@ struct PlainCopies {
     }
   }
 
+  // The same of a tile at the border of what is seen: keys outside of [begin, end) are zeros and are not read. `key`:
+  // of the thread's element of group 0.
+  __device__ __forceinline__ void copy_border_tile(std::uint32_t tile, const std::uint8_t* from, int group_step,
+                                                   int thread, int warps, int key, int begin, int end) const {
+    const int element = thread >> 3 & 3;
+    const auto group_bytes = static_cast<std::uint32_t>(group_step) * row_bytes;
+#pragma unroll kUnrolledOfPages
+    for (int group = thread >> 5; group < C::kGroups; group += warps) {
+      const int own = key + group * group_step;
+      copy<C::kTileK>(tile + static_cast<std::uint32_t>(tile::swizzled_offset(4 * group + element, thread & 7)),
+                      from + static_cast<std::uint64_t>(group_bytes) * static_cast<std::uint32_t>(group),
+                      own < begin || own >= end);
+    }
+  }
+
   // The same of pages, whose keys of a block lie in pieces of 16: lane l has where piece l % 8 begins, in bytes from
   // `base`, or a negative number. `key`: of the thread's element of group 0, in the block.
   __device__ __forceinline__ void copy_tile_of_pages(std::uint32_t tile, const std::uint8_t* base, std::int64_t piece,

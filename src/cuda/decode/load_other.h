@@ -45,6 +45,19 @@ __device__ __forceinline__ const Bits<C>* row_of(const Params& p, const Bits<C>*
   return page < 0 ? nullptr : base + page * view.batch_stride + p.pages.size.remainder(key) * view.row_stride;
 }
 
+// Where a key's row begins, of a key head whose key 0 or page 0 is at `base`. Null: in no page.
+template <typename C>
+__device__ __forceinline__ const std::uint8_t* address_of_key(const Params& p, const Bits<C>* base,
+                                                              const blocks::RowsView& view, int batch, int key) {
+  std::int64_t row = key * view.row_stride;
+  if (p.pages.table != nullptr) {
+    const int page = key < p.n_k ? p.pages.page_of(batch, key) : -1;
+    if (page < 0) return nullptr;
+    row = page * view.batch_stride + p.pages.size.remainder(key) * view.row_stride;
+  }
+  return reinterpret_cast<const std::uint8_t*>(base + row);
+}
+
 // Tile `index` of K, or of V, by `threads` threads of which this is `thread`. kept: codes of the rows that are wanted,
 // of V and by one warp; null: all are. Some row sees keys in [begin, end) alone.
 template <typename C>
@@ -58,6 +71,13 @@ template <typename C>
   const bool paged = p.pages.table != nullptr;
   const auto* base = static_cast<const Bits<C>*>(view.data) + view.offset(paged ? 0 : batch, kv_head, 0);
   const int block = block_of<C>(index), part = part_of<C>(index);
+  if (kept == nullptr && row_bytes != 0 && p.runs != 0) {
+    const int key = block + p.keys.key(part, 0, thread >> 3 & 3);
+    const std::uint8_t* run = address_of_key<C>(p, base, view, batch, key);
+    PlainCopies<C>(row_bytes, run == nullptr ? 0 : columns, thread)
+        .copy_border_tile(to, run + 16 * (thread & 7), p.keys.group_step, thread, p.teams.warps, key, begin, end);
+    return;
+  }
   const bool inside = kept != nullptr || (block >= begin && block + tile::kBlockKeys <= end);
   if (paged && row_bytes != 0 && inside) {
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(base);

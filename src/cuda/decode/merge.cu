@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(kThreads, 8) merge_kernel(const __grid_constan
   ptx::start_next_kernel();
   ptx::wait_for_kernels_before();  // the parts are written
   if (row_of_key_head >= p.all_rows) return;
+  const tile::RowBand band{p.left, p.right, p.diagonal, tile::visible_keys(p.key_lengths, batch, p.n_k)};
   const auto stats = [&](int i) { return p.partials.stats[first + static_cast<std::int64_t>(i) * p.rows]; };
   RowStats joined{-INFINITY, 0};
   for (int base = 0; base < columns; base += kThreads) {
@@ -41,15 +42,17 @@ __global__ void __launch_bounds__(kThreads, 8) merge_kernel(const __grid_constan
       for (int u = 0; u < kAtOnce; ++u) {
         loaded[u] = begin + u < parts ? out[static_cast<std::int64_t>(begin + u) * p.rows * columns] : 0.0f;
       }
-      if (base == 0 && begin == 0) joined = join_parts(parts, lane, p.scales.exponent, stats);
+      if (base == 0 && begin == 0) joined = join_parts(parts, lane, p.scales.exponent, p.keeps_rest(), stats);
       const int of_lane = begin + lane % kAtOnce;
       const float factor = of_lane < parts ? part_factor(stats(of_lane), joined.reference, p.scales.exponent) : 0.0f;
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u) value = fmaf(__shfl_sync(~0u, factor, u), loaded[u], value);
     }
     if (column < columns) {
+      float4 x = make_float4(value, 0, 0, 0);
+      add_rest(p, batch, head / p.heads_per_kv_head, tile::interval_of(band, which.query), joined, column, 1, x);
       store_result(p.results, type, p.results.out.offset(batch, head, which.query) + column,
-                   normalised(value, joined.sum));
+                   normalised(x.x, joined.sum));
     }
   }
   if (threadIdx.x == 0) {

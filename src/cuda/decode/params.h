@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/blocks/pages.h"
+#include "cuda/blocks/value_sums_params.h"
 #include "cuda/blocks/views.h"
 #include "cuda/decode/config.h"
 #include "cuda/tile/divisor.h"
@@ -25,11 +26,13 @@ struct Scales {
 };
 
 // Of one row over a part of the keys: what its weights are relative to, in compared scores, and their sum. A sum of 0:
-// no key was seen.
-struct alignas(8) RowStats {
+// no key was seen. With rest = mean all visible keys' weights, and besides the pruned ones' alone.
+struct alignas(kStatsBytes) RowStats {
   float reference;
   float sum;
+  float rest = 0;
 };
+static_assert(sizeof(RowStats) == kStatsBytes);
 
 // Results of parts of the keys, in the caller's workspace: of a unit's clusters.
 struct Partials {
@@ -58,6 +61,8 @@ struct Params {
   Together together;
   Results results;
   Partials partials;
+  blocks::SumsView value_sums;  // rest = mean: of V, by the caller; null: rest = drop
+  blocks::ValuesView values;    // and V, once more
   blocks::MaskTensor allowed, bias;
   int bias_bytes = 0;
   tile::LengthsView key_lengths;
@@ -83,6 +88,9 @@ struct Params {
   std::uint32_t k_row_bytes = 0, v_row_bytes = 0;
   // 1: keys of a tile that are the same element of their groups lie evenly spaced: in one page, or there are none.
   int runs = 1;
+
+  // rest = mean: the weight of pruned keys counts.
+  DSPATTN_HOST_DEVICE bool keeps_rest() const { return value_sums.data != nullptr; }
 
   DSPATTN_HOST_DEVICE tile::PackedRow packed_row(int row) const {
     return {queries.quotient(row), queries.remainder(row)};

@@ -1,6 +1,8 @@
 #include "cuda/decode/plan.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <sstream>
 
@@ -79,10 +81,10 @@ class Dealer {
   // there is no way.
   Deal best(bool stay) const {
     Deal found;
-    // CTAs that share a multiprocessor overlap one's gathering with another's scores; where all of V is read they were
-    // some percent slower.
+    // CTAs that share a multiprocessor overlap one's gathering with another's scores. Where all of V is read, one's end
+    // with another's loads, if there are several after each other.
     for (const int packed : {1, 2}) {
-      if (packed > 1 && teams_.gather == 0) continue;
+      if (packed > 1 && teams_.gather == 0 && units_ < 2 * slots_of(device_, 1, 1)) continue;
       const int most = most_teams(packed);
       if (most == 0) continue;
       const auto consider = [&](std::int64_t splits, std::int64_t cluster) {
@@ -118,6 +120,9 @@ class Dealer {
     }
     return teams.count;
   }
+
+ public:
+  int most_of(int packed) const { return most_teams(packed); }
   Deal deal_of(int packed, int most, int splits, int cluster, bool stay) const {
     Deal deal;
     deal.teams = teams_;
@@ -178,6 +183,11 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
     const Deal stays = dealer.best(true);
     if (stays.cost < deal.cost + kChoiceCycles) deal = stays;
   }
+  if (const char* given = std::getenv("DSPATTN_DEAL")) {
+    int packed = 1, splits = 1, cluster = 1, stay = 0;
+    std::sscanf(given, "%d,%d,%d,%d", &packed, &splits, &cluster, &stay);
+    deal = dealer.deal_of(packed, dealer.most_of(packed), splits, cluster, stay != 0);
+  }
   plan.teams = deal.teams;
   plan.splits = deal.splits;
   plan.cluster = deal.cluster;
@@ -186,15 +196,14 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   if (plan.merges()) {
     const auto rows = static_cast<std::size_t>(plan.ctas() / plan.cluster) * static_cast<std::size_t>(plan.rows);
     plan.stats_offset = aligned(rows * static_cast<std::size_t>(geometry.d_v) * sizeof(float));
-    plan.workspace_bytes = plan.stats_offset + aligned(rows * 2 * sizeof(float));
+    plan.workspace_bytes = plan.stats_offset + aligned(rows * kStatsBytes);
   }
   if (plan.teams.chosen != 0 && plan.teams.stay == 0) {
     const auto rows = static_cast<std::size_t>(plan.units) * static_cast<std::size_t>(plan.rows);
     const auto blocks = static_cast<std::size_t>(tile::divide_up(geometry.n_k, tile::kBlockKeys));
     plan.scores_offset = plan.workspace_bytes;
     plan.whole_offset = plan.scores_offset + aligned(rows * blocks * tile::kBlockKeys * sizeof(std::uint16_t));
-    plan.workspace_bytes =
-        plan.whole_offset + aligned(rows * static_cast<std::size_t>(plan.splits) * 2 * sizeof(float));
+    plan.workspace_bytes = plan.whole_offset + aligned(rows * static_cast<std::size_t>(plan.splits) * kStatsBytes);
   }
   return plan;
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/blocks/value_means.h"
 #include "cuda/decode/params.h"
 #include "cuda/ptx/packed_half.h"
 
@@ -16,9 +17,9 @@ __device__ __forceinline__ float part_factor(const RowStats& part, float referen
 }
 
 // Joins parts of a row, of which part_at(i) is part i, by a warp: lane l takes parts l, l + 32, ... All lanes get the
-// result.
+// result; with `keeps_rest` the pruned keys' weights too.
 template <typename PartAt>
-__device__ __forceinline__ RowStats join_parts(int count, int lane, float exponent, PartAt part_at) {
+__device__ __forceinline__ RowStats join_parts(int count, int lane, float exponent, bool keeps_rest, PartAt part_at) {
   RowStats joined{-INFINITY, 0};
   for (int i = lane; i < count; i += 32) joined.reference = fmaxf(joined.reference, part_at(i).reference);
   for (int offset = 16; offset > 0; offset /= 2) {
@@ -26,9 +27,14 @@ __device__ __forceinline__ RowStats join_parts(int count, int lane, float expone
   }
   for (int i = lane; i < count; i += 32) {
     const RowStats own = part_at(i);
-    if (own.sum != 0) joined.sum += own.sum * part_factor(own, joined.reference, exponent);
+    const float factor = part_factor(own, joined.reference, exponent);
+    if (own.sum != 0) joined.sum += own.sum * factor;
+    if (own.rest != 0) joined.rest += own.rest * factor;
   }
   for (int offset = 16; offset > 0; offset /= 2) joined.sum += __shfl_xor_sync(~0u, joined.sum, offset);
+  if (keeps_rest) {
+    for (int offset = 16; offset > 0; offset /= 2) joined.rest += __shfl_xor_sync(~0u, joined.rest, offset);
+  }
   return joined;
 }
 
@@ -74,6 +80,16 @@ __device__ __forceinline__ void store_results(const Results& results, DType type
   for (int i = 0; i < 4; ++i) {
     if (i < count) to[i] = static_cast<std::uint16_t>(halves[i]);
   }
+}
+
+// Adds the weight of a row's pruned keys times the mean of V over what it sees: `keys`. `x`: `count` of its columns
+// from `column` on, one to four.
+__device__ __forceinline__ void add_rest(const Params& p, int batch, int kv_head, const tile::KeyInterval& keys,
+                                         const RowStats& row, int column, int count, float4& x) {
+  if (!p.keeps_rest() || row.rest == 0) return;
+  const float4 mean = blocks::mean_of_values(p.values, p.value_sums, batch, kv_head, keys, column, count);
+  x = make_float4(fmaf(row.rest, mean.x, x.x), fmaf(row.rest, mean.y, x.y), fmaf(row.rest, mean.z, x.z),
+                  fmaf(row.rest, mean.w, x.w));
 }
 
 // A row that sees no key is 0, with a log-sum-exp of -inf.

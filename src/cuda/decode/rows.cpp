@@ -27,6 +27,7 @@ core::KernelRow row() {
   result.forward_workspace = [](const ForwardArgs& args) { return workspace(kRow, args); };
   result.forward = [](const ForwardArgs& args) { forward_launch(kRow, args); };
   result.features = {core::Feature::fp32_results, core::Feature::paged};
+  if (sums_pruned(kDim)) result.features.add(core::Feature::rest_mean);
   if (chooses_together(kType, kDim)) result.features.add(core::Feature::shared_choice);
   return result;
 }

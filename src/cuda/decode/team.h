@@ -130,14 +130,7 @@ struct Team {
   // Where an element of a tile's group 0 lies: the run of that element of all groups begins there. Null: in no page.
   __device__ __forceinline__ const std::uint8_t* run_of(const Bits<C>* base, const blocks::RowsView& view, int index,
                                                         int element) const {
-    const int key = block_of<C>(index) + p.keys.key(part_of<C>(index), 0, element);
-    std::int64_t row = key * view.row_stride;
-    if (p.pages.table != nullptr) {
-      const int page = key < p.n_k ? p.pages.page_of(part.batch, key) : -1;
-      if (page < 0) return nullptr;
-      row = page * view.batch_stride + p.pages.size.remainder(key) * view.row_stride;
-    }
-    return reinterpret_cast<const std::uint8_t*>(base + row);
+    return address_of_key<C>(p, base, view, part.batch, block_of<C>(index) + p.keys.key(part_of<C>(index), 0, element));
   }
 
   // Scores of a K tile; then it may be overwritten.

@@ -169,6 +169,8 @@ struct Chooser {
       };
       const float first = picked(kept.first), second = picked(kept.second);
       largest = fmaxf(largest, fmaxf(first, second));
+      if (team.p.keeps_rest())
+        weigher.add_pruned(kept, [&](int e) { return weigher.element(shares[i], e) * kShareScale; });
       weights_of(number, i)[group] =
           careful ? ptx::pack_f16x2(first, second) : weigher.packed(first * kShareScale, second * kShareScale);
     }
@@ -238,7 +240,8 @@ struct Chooser {
 #pragma unroll 1
     for (int careful = 0; careful < 2; ++careful) {
       walk(careful != 0);
-      if (careful != 0 || weights_are_sound()) break;
+      // With rest = mean results are relative to all keys' weights, of which these are what they are.
+      if (careful != 0 || team.p.keeps_rest() || weights_are_sound()) break;
       weigher.reference = -INFINITY;
       weigher.sum = 0;
       for (auto& o : team.products.out) {
@@ -355,7 +358,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) choice_kernel(const __grid_
   auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.whole);
   for (int row = team.warp; row < p.rows; row += p.teams.cta_warps()) {
     const RowStats* first = p.together.stats + static_cast<std::int64_t>(part.unit) * p.splits.value * p.rows + row;
-    const RowStats joined = join_parts(p.splits.value, team.lane, p.scales.exponent,
+    const RowStats joined = join_parts(p.splits.value, team.lane, p.scales.exponent, false,
                                        [&](int i) { return first[static_cast<std::int64_t>(i) * p.rows]; });
     if (team.lane == 0) whole[row] = shifted(joined, p.scales.exponent);
   }

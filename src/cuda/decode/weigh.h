@@ -113,6 +113,7 @@ struct Weigher {
   bool plain;                   // no mask tensors
   float reference = -INFINITY;  // the largest score so far
   float sum = 0;                // of this lane's weights, relative to it
+  float rest = 0;               // of those the pruned keys'
   int page = 0;                 // look_up()'s
 
   // `first_row` is the warp's first of the part's rows.
@@ -156,6 +157,7 @@ struct Weigher {
       const float first = element(x, kept.first), second = element(x, kept.second);
       codes[group] = static_cast<std::uint8_t>(tile::kept_code(kept, first == -INFINITY, second == -INFINITY));
       store_weights(group, first, second);
+      if (C::kSumsPruned && p.keeps_rest()) add_pruned(kept, [&](int e) { return weight(element(x, e)); });
     });
     return shrink;
   }
@@ -194,6 +196,7 @@ struct Weigher {
     const float shrink = raised == reference ? 1.0f : ptx::exp2_fast((reference - raised) * p.scales.exponent);
     reference = raised;
     sum *= shrink;
+    if (C::kSumsPruned) rest *= shrink;
     return shrink;
   }
 
@@ -229,11 +232,26 @@ struct Weigher {
     return C::kType == DType::bf16 ? ptx::pack_bf16x2(weight0, weight1) : ptx::pack_f16x2(weight0, weight1);
   }
 
+  // The weights of a group's keys that are not kept, where they count.
+  template <typename WeightOf>
+  __device__ __forceinline__ void add_pruned(const tile::KeptOfFour& kept, WeightOf weight_of) {
+    float pruned = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (e != kept.first && e != kept.second) pruned += weight_of(e);
+    }
+    sum += pruned;
+    rest += pruned;
+  }
+
   // Leaves the rows' stats where the CTA joins them: those of the warp.
   __device__ __forceinline__ void deposit_stats(RowStats* stats) const {
-    float total = sum;
-    for (int offset = lanes / 2; offset > 0; offset /= 2) total += __shfl_xor_sync(~0u, total, offset);
-    if (first_group == 0) stats[row] = {reference, total};
+    float total = sum, pruned = rest;
+    for (int offset = lanes / 2; offset > 0; offset /= 2) {
+      total += __shfl_xor_sync(~0u, total, offset);
+      pruned += __shfl_xor_sync(~0u, pruned, offset);
+    }
+    if (first_group == 0) stats[row] = {reference, total, pruned};
   }
 
  private:

@@ -32,7 +32,8 @@ struct RegisterRows {
   const int g, t;
   const int begin, end;  // keys that all rows see by diagonal, window and length
   float reference[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {};  // of this lane's weights
+  float sum[2] = {};   // of this lane's weights
+  float rest[2] = {};  // of those the pruned keys'
 
   __device__ __forceinline__ explicit RegisterRows(Team<C>& of)
       : team(of),
@@ -76,7 +77,33 @@ struct RegisterRows {
       words[2 + i] = t < 2 ? y : x;
     }
   }
-  // The same where masks matter; `first`: key of the group's first element.
+  // Keys [begin, begin + width) that each of a lane's rows sees by diagonal, window and length.
+  struct Bounds {
+    int begin[2];
+    unsigned width[2];
+  };
+  __device__ __forceinline__ Bounds bounds() const {
+    Bounds found;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int query = team.part.packed_row(team.p, team.first_row + g + 8 * i).query;
+      found.begin[i] = team.part.band.begin(query);
+      found.width[i] = static_cast<unsigned>(max(team.part.band.end(query) - found.begin[i], 0));
+    }
+    return found;
+  }
+  // Hides what lies outside of these, or in no page; `first`: key of the group's first element, in block `block`.
+  __device__ __forceinline__ void hide(const Bounds& seen, int first, int block, std::uint32_t (&words)[4]) const {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int key = first + team.p.keys.key(0, 0, e);
+      const bool there = team.p.pages.table == nullptr || __shfl_sync(~0u, team.weigher.page, (key - block) >> 4) >= 0;
+      const bool low = there && static_cast<unsigned>(key - seen.begin[0]) < seen.width[0];
+      const bool high = there && static_cast<unsigned>(key - seen.begin[1]) < seen.width[1];
+      words[e] = ptx::bit_select((low ? 0xFFFFu : 0u) | (high ? 0xFFFF0000u : 0u), words[e], kHidden);
+    }
+  }
+  // The same where mask tensors matter; `first`: key of the group's first element.
   __device__ __forceinline__ void mask(const float (&low)[4], const float (&high)[4], int first,
                                        std::uint32_t (&words)[4]) const {
     const Params& p = team.p;
@@ -110,6 +137,7 @@ struct RegisterRows {
       shrink[i] = raised == reference[i] ? 1.0f : ptx::exp2_fast((reference[i] - raised) * team.p.scales.exponent);
       reference[i] = raised;
       sum[i] *= shrink[i];
+      rest[i] *= shrink[i];
     }
   }
 
@@ -134,16 +162,20 @@ struct RegisterRows {
   __device__ __forceinline__ void compare(const float (&scores)[2 * kQuads][4], int index,
                                           std::uint32_t (&words)[kQuads][4]) const {
     const int block = block_of<C>(index), part = part_of<C>(index);
-    const bool interior =
-        team.weigher.pages_are_there() && team.weigher.plain && begin <= block && block + tile::kBlockKeys <= end;
+    const auto first = [&](int quad) { return block + team.p.keys.key(part, 4 * quad + t, 0); };
+    if (!team.weigher.plain) {
 #pragma unroll
-    for (int quad = 0; quad < kQuads; ++quad) {
-      if (interior) {
-        pack(scores[2 * quad], scores[2 * quad + 1], words[quad]);
-      } else {
-        mask(scores[2 * quad], scores[2 * quad + 1], block + team.p.keys.key(part, 4 * quad + t, 0), words[quad]);
+      for (int quad = 0; quad < kQuads; ++quad) {
+        mask(scores[2 * quad], scores[2 * quad + 1], first(quad), words[quad]);
       }
+      return;
     }
+#pragma unroll
+    for (int quad = 0; quad < kQuads; ++quad) pack(scores[2 * quad], scores[2 * quad + 1], words[quad]);
+    if (team.weigher.pages_are_there() && begin <= block && block + tile::kBlockKeys <= end) return;
+    const Bounds seen = bounds();
+#pragma unroll
+    for (int quad = 0; quad < kQuads; ++quad) hide(seen, first(quad), block, words[quad]);
   }
 
   // Weighs tile `index`, for the sparse product, whose metadata tells what was kept.
@@ -192,7 +224,24 @@ struct RegisterRows {
             C::kType == DType::bf16 ? ptx::pack_bf16x2(first, second) : ptx::pack_f16x2(first, second);
       }
     });
+    if (team.p.keeps_rest()) add_pruned<kMostRows>(words);
     return result;
+  }
+
+  // The weights of the keys that are not kept, where they count.
+  template <int kMostRows>
+  __device__ __forceinline__ void add_pruned(const std::uint32_t (&words)[kQuads][4]) {
+    float pruned[2] = {};
+#pragma unroll
+    for (const auto& x : words) {
+      const tile::LeftOut left = team.p.pairs != 0 ? tile::left_out_of_two(x[0], x[1], x[2], x[3])
+                                                   : tile::left_out_of_four(x[0], x[1], x[2], x[3]);
+      each_row<kMostRows>([&](int i) { pruned[i] += weight(left.first, i) + weight(left.second, i); });
+    }
+    for (int i = 0; i < 2; ++i) {
+      sum[i] += pruned[i];
+      rest[i] += pruned[i];
+    }
   }
 
   // Leaves the compared scores of tile `index` at to[row][key], and adds up the weights of all that are seen.
@@ -283,10 +332,12 @@ struct RegisterRows {
   __device__ __forceinline__ void deposit_stats(RowStats* stats) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float total = sum[i];
-      total += __shfl_xor_sync(~0u, total, 1);
-      total += __shfl_xor_sync(~0u, total, 2);
-      if (t == 0) stats[g + 8 * i] = {reference[i], total};
+      float total = sum[i], pruned = rest[i];
+      for (const int offset : {1, 2}) {
+        total += __shfl_xor_sync(~0u, total, offset);
+        pruned += __shfl_xor_sync(~0u, pruned, offset);
+      }
+      if (t == 0) stats[g + 8 * i] = {reference[i], total, pruned};
     }
   }
 };

@@ -121,7 +121,7 @@ struct Config {
   static constexpr float kLargestWeightLog2 = kType == DType::f16 ? 10.0f : 50.0f;
 };
 
-// The same for one of the two patterns that `fours` serves, and for results in fp32.
+// The same for one of the two patterns that `fours` serves.
 template <typename C, blocks::Selection kSelected>
 struct Selecting : C {
   static constexpr blocks::Selection kSelection = kSelected;
@@ -131,10 +131,6 @@ struct Selecting : C {
 template <typename C>
 struct OfV : C {
   static constexpr int kPanels = C::kVPanels;
-};
-template <typename C>
-struct InFp32 : C {
-  static constexpr DType kOutType = DType::f32;
 };
 
 }  // namespace dspattn::cuda::general

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/dropout.h"
 #include "cuda/blocks/scores16.h"
 #include "cuda/blocks/scores32.h"
 #include "cuda/general/masks.h"
@@ -136,20 +135,8 @@ template <typename C>
 __device__ __forceinline__ std::uint32_t undropped_places(const ForwardParams& params, int sequence,
                                                           const OwnRows& rows, int first_key, int part, int t) {
   const Extras& extras = params.extras;
-  std::uint64_t seed = extras.seed, offset = extras.offset;
-  if (extras.random_state != nullptr) {
-    const auto word = [&](int i) {
-      return std::uint64_t{static_cast<std::uint32_t>(extras.random_state[i * extras.random_stride])};
-    };
-    seed = word(0) | word(1) << 32;
-    offset = word(2) | word(3) << 32;
-  }
-  const auto row_of = [&](int head, int position) {
-    return core::DropoutRow::of(seed, offset, static_cast<std::uint32_t>(sequence), static_cast<std::uint32_t>(head),
-                                static_cast<std::uint32_t>(position));
-  };
-  const core::DropoutRow row0 = row_of(rows.head0, rows.position0);
-  const core::DropoutRow row1 = row_of(rows.head1, rows.position1);
+  const core::DropoutRow row0 = extras.random.row(sequence, rows.head0, rows.position0);
+  const core::DropoutRow row1 = extras.random.row(sequence, rows.head1, rows.position1);
   std::uint32_t bits = 0;
 #pragma unroll 1
   for (int i = 0; i < C::kTileK / 4; ++i) {

@@ -44,12 +44,7 @@ Extras extras_of(const ForwardArgs& args, const ForwardPlan& plan, const ScoreSc
   if (const Dropout& dropout = problem.dropout; dropout.probability > 0) {
     e.drop_below = core::dropout_threshold(dropout.probability);
     e.keep_probability = static_cast<float>(1 - dropout.probability);
-    e.seed = dropout.seed;
-    e.offset = dropout.offset;
-    if (dropout.state.present()) {
-      e.random_state = static_cast<const std::int32_t*>(dropout.state.data);
-      e.random_stride = dropout.state.step(0);
-    }
+    e.random = random_state_of(dropout);
   }
   if (plan.together) e.shared_lse = lse_of(lse_in_workspace(args, plan));
   e.counts_apart = plan.means.present || e.drop_below != 0 ? 1 : 0;
@@ -91,7 +86,6 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.vector_k = plan.vector_k ? 1 : 0;
   p.vector_v = plan.vector_v ? 1 : 0;
   p.vector_out = plan.vector_out ? 1 : 0;
-  p.fp32_out = args.out.dtype == DType::f32 ? 1 : 0;
   return p;
 }
 

@@ -5,6 +5,7 @@
 
 #include "cuda/blocks/means_params.h"
 #include "cuda/blocks/pages.h"
+#include "cuda/blocks/random_state.h"
 #include "cuda/blocks/scales.h"
 #include "cuda/blocks/views.h"
 #include "cuda/blocks/work_params.h"
@@ -28,9 +29,7 @@ struct Extras {
 
   std::uint32_t drop_below = 0;  // random bits below this drop a weight; 0: no dropout
   float keep_probability = 1;
-  std::uint64_t seed = 0, offset = 0;
-  const std::int32_t* random_state = nullptr;  // [4]: in place of the two numbers before
-  std::int64_t random_stride = 0;
+  RandomState random;
 
   // Heads that choose their keys together: log-sum-exps of all visible scores, [sequences or 1, heads, rows].
   LseView shared_lse;
@@ -60,7 +59,6 @@ struct ForwardParams {
   int stages = 1;                                                // of K and V; 0: both in one place
   int tiles_a_stage = 1;                                         // 1 or 2
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0;  // rows are 16-byte aligned: copies of 16 bytes
-  int fp32_out = 0;
   int bare_scores = 0;  // 1: scores are compared as the product leaves them, but for the band
   // Bytes from one row of K and of V to the next where all of a tile's rows can be copied alike; else 0 (copy.h).
   int k_row_bytes = 0, v_row_bytes = 0;

@@ -148,6 +148,7 @@ Problem dense_problem(const Problem& problem) {
   dense.pattern = Pattern::dense();
   dense.choice = Choice::each_head;
   dense.rest = Rest::drop;
+  dense.value_sums = {};
   dense.dropout = {};
   dense.soft_cap.reset();
   dense.sinks = {};

@@ -102,11 +102,7 @@ __device__ __forceinline__ void store_block(const ForwardParams& params, const I
     // Dropout: what is left is divided by its share.
     sums = {sums.sum0 * params.extras.keep_probability, sums.sum1 * params.extras.keep_probability};
   }
-  if (C::kIsFp32 || params.fp32_out != 0) {
-    store_rows<InFp32<C>>(out, params.vector_out, to, lane, block.out, sums);
-  } else {
-    store_rows<C>(out, params.vector_out, to, lane, block.out, sums);
-  }
+  store_rows<C>(out, params.vector_out, to, lane, block.out, sums);
 }
 
 }  // namespace dspattn::cuda::general

@@ -154,6 +154,7 @@ void run_pv_sparse(const PvSparseArgs& args, const BlockWalk& walk, Code code) {
   for (int dim = 0; dim < 3; ++dim) params.out_stride[dim] = args.out.step(dim);
   params.out_aligned =
       aligned_to(8, args.out.data, args.out.dtype, {args.out.step(0), args.out.step(1), args.out.step(2)});
+  params.out_fp32 = args.out.dtype == DType::f32;
   params.heads = static_cast<int>(shape.heads);
   params.heads_per_kv = static_cast<int>(shape.heads / args.v.extent(1));
   params.group_log2 = group_log2(shape.pattern);
@@ -295,14 +296,16 @@ std::span<const core::KernelRow> pipeline_rows() {
                    "capability 9.0"},
           .why_not = &why_not_hopper,
           .forward_workspace = &workspace_of,
-          .forward = [](const ForwardArgs& args) { chain(args, {}, Code::sm90); }},
+          .forward = [](const ForwardArgs& args) { chain(args, {}, Code::sm90); },
+          .features = {core::Feature::fp32_results}},
       core::KernelRow{
           .info = {"sm80_pipeline", Pass::forward, DeviceType::cuda,
                    "three kernels (prune in the GEMM epilogue, softmax on nonzeros, sparse GEMM) for compute "
                    "capability 8.0 to 9.0: 2:4 and 1:2 of bf16 and fp16, 1:2 of fp32 in tf32, d up to 256"},
           .why_not = &why_not,
           .forward_workspace = &workspace_of,
-          .forward = [](const ForwardArgs& args) { chain(args, {}, Code::sm80); }}};
+          .forward = [](const ForwardArgs& args) { chain(args, {}, Code::sm80); },
+          .features = {core::Feature::fp32_results}}};
   return rows;
 }
 

@@ -81,6 +81,14 @@ DSPATTN_HOST_DEVICE constexpr int key_of_column(const KeyTiles& tiles, int part,
   }
 }
 
+// Where keys are the rows of scores (mma.m16n8, 32 keys) a lane holds rows g, g + 8, g + 16, g + 24 (g = lane / 4) of
+// each query. Those are four neighbouring places of the layout `places`: the column that stands at a row. A lane has
+// then whole groups of two and of four, and selects without asking another.
+DSPATTN_HOST_DEVICE constexpr int column_of_key_row(int row) {
+  const int g = row & 7, place = row >> 3;
+  return 16 * (g >> 2) + 8 * (place >> 1) + 2 * (g & 3) + (place & 1);
+}
+
 // Key at a row of the V tile. kSplits: as the A operand of a dense tf32 product takes scores, of eight columns first
 // columns 2t, then columns 2t + 1; otherwise `places` has V in the order of the columns.
 template <TileLayout kLayout, int kTileK, bool kSplits>

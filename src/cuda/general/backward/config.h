@@ -20,11 +20,14 @@ inline constexpr int kBackwardDims[] = {64, 128, 256, 512};
 enum class Features : std::int32_t {
   plain,  // 16-bit inputs, 2:4, 1:2 or dense, masked by diagonal, window and lengths alone
   all,
+  early,    // plain, dP before exponentials
+  no_copy,  // plain, early, no warp that copies
+  key_rows,
 };
 
 // Not every combination is worth compiling: small head dims with features, and full fp32, are filled up to 128.
 constexpr bool compiled_at(DType type, Kind kind, Features features, int dim) {
-  if (features == Features::plain) return type != DType::f32 && dim <= 128;
+  if (features != Features::all) return type != DType::f32 && dim <= 128;
   return dim > 64 || (type == DType::f32 && kind == Kind::any);
 }
 
@@ -32,6 +35,9 @@ constexpr bool compiled_at(DType type, Kind kind, Features features, int dim) {
 inline constexpr int kRowUnit = 128;
 // Key tiles of a head in units of so many: a multiple of what a CTA takes, and an interleaved block.
 inline constexpr int kTileUnit = 4;
+
+// Static shared memory of a CTA of the key-stationary kernel, at most: what it works on (key_kernel.h).
+inline constexpr int kDescriptionBytes = 1024;
 
 // kKind: any or precise (general/config.h).
 template <DType kElementType, Kind kProducts, int kDim, Features kServed = Features::all>
@@ -41,7 +47,10 @@ struct Config {
   static constexpr Kind kKind = kProducts;
   static constexpr tile::TileLayout kLayout = tile::TileLayout::places;
   static constexpr int kHeadDim = kDim;
-  static constexpr bool kPlain = kServed == Features::plain;
+  static constexpr bool kPlain = kServed != Features::all;
+  // Keys are the rows of scores: a warp's weights and dS are operands in its registers (key_rows_kernel.h).
+  static constexpr bool kKeyRows = kServed == Features::key_rows;
+  static constexpr bool kEarly = kServed == Features::early || kServed == Features::no_copy;
   static constexpr int kElementBytes = kType == DType::f32 ? 4 : 2;
   static constexpr bool kIsFp32 = kType == DType::f32;
   static constexpr bool kIsTf32 = kIsFp32 && kKind != Kind::precise;
@@ -52,7 +61,7 @@ struct Config {
   static constexpr int kNumberBytes = 16;                  // of a row: RowNumbers
 
   // Where a CTA has 99 KiB of shared memory; fp32 past d = 256 needs twice as much.
-  static constexpr int kSmallestShared = (kRowBytes <= 1024 ? 99 : 200) * 1024 - 512;
+  static constexpr int kSmallestShared = (kRowBytes <= 1024 ? 99 : 200) * 1024 - kDescriptionBytes;
 
   // dQ and the gradient of a bias: a CTA owns query rows, a warp 16 or twice 16 of them, and all columns of dQ or, for
   // want of registers, some.
@@ -77,18 +86,19 @@ struct Config {
     static constexpr int kSplit = kRowBytes <= 256 ? 2 : kHeadDim <= 256 ? 4 : 8;
     // A warp of its own copies and waits for turns where that leaves registers enough: 168 where there are three warps
     // on a quarter of a multiprocessor, 255 where there are two.
-    static constexpr bool kProducer = kRowBytes == 128 && kPlain;
+    static constexpr bool kProducer = kRowBytes == 128 && kPlain && kServed != Features::no_copy && !kKeyRows;
     static constexpr int kMaxThreads = 32 * (kMaxTiles * kSplit + (kProducer ? 1 : 0));
     static constexpr int kCtas = kMaxTiles * kSplit <= 4 ? 2 : 1;  // a multiprocessor: 255 registers
     static constexpr int kRowBlocks = kRowBytes <= 256 && !kIsFp32 ? 2 : 1;
     static constexpr int kTileQ = kRowBytes <= 256 && !kIsFp32 ? 64 : kRowBytes >= 1024 ? 16 : 32;
     static constexpr int kRowWarps = kTileQ / (16 * kRowBlocks);  // of the kSplit
-    static constexpr int kColumns = kHeadDim / kSplit;            // of a warp
+    static constexpr int kColumns = kKeyRows ? kHeadDim : kHeadDim / kSplit;  // of a warp
     static_assert(kRowWarps <= kSplit && kRowUnit % kTileQ == 0 && kTileUnit % kMaxTiles == 0);
 
     // Weights and dS of a key tile, [query row][key]: rows as far apart as keeps banks different.
-    static constexpr int kWeightStride = kIsFp32 ? 4 * (kTileK + 4) : 2 * (kTileK + 8);
-    static constexpr int kWeightBytes = kTileQ * kWeightStride;
+    // Where keys are rows there is dS alone, [key][query row], twice.
+    static constexpr int kWeightStride = kIsFp32 ? 4 * (kTileK + 4) : 2 * ((kKeyRows ? kTileQ : kTileK) + 8);
+    static constexpr int kWeightBytes = (kKeyRows ? kTileK : kTileQ) * kWeightStride;
     // fp32 at d = 256, and d = 512: they take the places of K and V, which are loaded with every query tile.
     static constexpr bool kWeightsOverKeys = kRowBytes >= 1024;
     // Whether it can make dQ, too.

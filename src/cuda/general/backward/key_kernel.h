@@ -31,16 +31,22 @@ struct KeyItem {
 // A step: one query tile of one head.
 struct Step {
   int head, tile;
-  int before = 0;                 // shares of dQ that come before this CTA's
-  std::int32_t* count = nullptr;  // how many are in
-  float* sums = nullptr;          // what they are added to
+  int rows;        // of the prepared ones, the query tile
+  int sum = 0;     // of the sums and counts, the one that its share of dQ is added to
+  int before = 0;  // shares that come before it
 };
+
+// Steps are described by half a warp, a step a lane: one thread would make all others wait, step by step.
+inline constexpr int kStepsAtOnce = 16;
 
 struct KeyShared {
   KeyItem item;
-  Step steps[3];  // the step before, this one, the next
+  Step steps[2 * kStepsAtOnce];  // in work, and the next ones
   int step_count;
+
+  __device__ __forceinline__ const Step& step(int number) const { return steps[number % (2 * kStepsAtOnce)]; }
 };
+static_assert(sizeof(KeyShared) <= kDescriptionBytes);
 
 template <typename C>
 __device__ __forceinline__ void describe_keys(const BackwardParams& params, KeyItem& item) {
@@ -88,7 +94,9 @@ struct KeyMemory {
                ? keys(tile)
                : shared + static_cast<std::uint32_t>(tiles * C::kKeysBytes + tile * 2 * K::kWeightBytes);
   }
-  __device__ __forceinline__ std::uint32_t d_scores(int tile) const {
+  // buffer: where there is dS alone, one of two
+  __device__ __forceinline__ std::uint32_t d_scores(int tile, int buffer = 0) const {
+    if constexpr (C::kKeyRows) return weights(tile) + static_cast<std::uint32_t>(buffer * K::kWeightBytes);
     return K::kWeightsOverKeys ? values(tile) : weights(tile) + K::kWeightBytes;
   }
   __device__ __forceinline__ std::uint32_t q(int stage) const {
@@ -102,7 +110,7 @@ struct KeyMemory {
 __device__ __forceinline__ void meet() { ptx::named_barrier_sync(1, static_cast<int>(blockDim.x)); }
 
 // What there is to do beside the products: rows are copied, and shares of dQ must be added in order. Where there is a
-// producer (run), its warp does all of it; else all warps copy, and two of them wait and count.
+// producer (run), its warp does all of it; else all warps copy, and single ones describe steps, wait and count.
 template <typename C>
 struct KeySupply {
   using K = typename C::Keys;
@@ -112,59 +120,79 @@ struct KeySupply {
 
   __device__ __forceinline__ bool adds() const { return K::kAddsQueries && params.adds_queries != 0; }
 
-  // Step `number`: where its share goes, and when; by one thread.
-  __device__ __forceinline__ void describe(int number) const {
+  // What the CTA works on, and the first steps.
+  __device__ __forceinline__ void begin() const {
+    if (threadIdx.x == 0) {
+      describe_keys<C>(params, shared.item);
+      shared.step_count = params.work.heads_per_kv_head.value * shared.item.rows.count();
+    }
+    __syncthreads();  // all can read it
+    if (threadIdx.x < 32) describe(0);
+    __syncthreads();  // and the steps
+  }
+
+  // Steps from `first` on: where their shares go, and when; by a warp.
+  __device__ __forceinline__ void describe(int first) const {
     const KeyItem& item = shared.item;
-    const int rows = item.rows.count();
-    const int head = number / rows;
-    Step step{item.first_head + head, tile::tile_of_step(item.rows, item.walk, number - head * rows)};
+    const auto lane = static_cast<int>(own_lane());
+    const int number = first + lane;
+    if (lane >= kStepsAtOnce || number >= shared.step_count) return;
+    const int head = number / item.rows.count();
+    const auto head_tiles = static_cast<int>(params.prepared.head_rows / K::kTileQ);
+    Step step{item.first_head + head,
+              tile::tile_of_step(item.rows, item.walk, number - head * item.rows.count())};
+    const int in_head = static_cast<int>(item.sequence.prepared_row / K::kTileQ) + step.tile;
+    step.rows = step.head * head_tiles + in_head;
     if (adds()) {
-      const int first = step.tile * K::kTileQ;
+      const int row = step.tile * K::kTileQ;
       const tile::KeyBlockRange seen =
-          tile::key_blocks_of(item.score.band, first, min(first + K::kTileQ, item.score.rows) - 1);
+          tile::key_blocks_of(item.score.band, row, min(row + K::kTileQ, item.score.rows) - 1);
       const int parts = kTileUnit / params.key_tiles;
       const tile::Turn turn = tile::turn_of(seen, step.tile, K::kTileQ, item.first_tile / kTileUnit,
                                             item.first_tile / params.key_tiles % parts, parts, params.wraps != 0);
-      const Prepared& p = params.prepared;
-      const std::int64_t sum =
-          (static_cast<std::int64_t>(turn.sum) * params.work.heads.value + step.head) * (p.head_rows / K::kTileQ) +
-          item.sequence.prepared_row / K::kTileQ + step.tile;
+      step.sum = turn.sum * params.work.heads.value * head_tiles + step.rows;
       step.before = turn.before;
-      step.count = p.counts + sum;
-      step.sums = p.sums + sum * K::kTileQ * C::kHeadDim;
     }
-    shared.steps[number % 3] = step;
+    shared.steps[number % (2 * kStepsAtOnce)] = step;
+  }
+  // With every step, by a warp: the next ones, when those before this step's are not needed any more.
+  __device__ __forceinline__ void describe_ahead(int number) const {
+    if (number % kStepsAtOnce == kStepsAtOnce / 2) describe(number + kStepsAtOnce / 2);
   }
 
-  // A step's rows, and with the first one K and V; by `threads` threads of which this is number `thread`.
-  __device__ __forceinline__ void load(int number, int thread, int threads) const {
-    const Step& step = shared.steps[number % 3];
-    const KeyItem& item = shared.item;
+  // A step's rows, by kThreads threads of which this is number `thread`.
+  template <int kThreads>
+  __device__ __forceinline__ void load(int number, int thread) const {
     const Prepared& p = params.prepared;
     const int stage = number & (params.key_stages - 1);
-    const std::int64_t row = step.head * p.head_rows + item.sequence.prepared_row + step.tile * K::kTileQ;
-    const auto copy = [&](std::uint32_t to, const void* from, int bytes) {
-      const auto* source = static_cast<const std::uint8_t*>(from) + 16 * thread;
-#pragma unroll 4
-      for (int at = 16 * thread; at < bytes; at += 16 * threads, source += 16 * threads) {
-        ptx::cp_async_16(to + static_cast<std::uint32_t>(at), source);
-      }
-    };
-    copy(memory.q(stage), p.q + row * C::kStride, K::kTileQ * C::kStride);
-    copy(memory.d_out(stage), p.d_out + row * C::kStride, K::kTileQ * C::kStride);
-    copy(memory.numbers(stage), p.numbers + row, K::kTileQ * C::kNumberBytes);
-    if (!K::kWeightsOverKeys && number > 0) return;
+    const std::int64_t row = static_cast<std::int64_t>(shared.step(number).rows) * K::kTileQ;
+    copy_bytes<kThreads, K::kTileQ * C::kStride>(memory.q(stage), p.q + row * C::kStride, thread);
+    copy_bytes<kThreads, K::kTileQ * C::kStride>(memory.d_out(stage), p.d_out + row * C::kStride, thread);
+    copy_bytes<kThreads, K::kTileQ * C::kNumberBytes>(memory.numbers(stage), p.numbers + row, thread);
+  }
+  // K and V: with the first step, or where they are overwritten with each.
+  __device__ __forceinline__ void load_keys(int thread, int threads) const {
+    const KeyItem& item = shared.item;
+    const Prepared& p = params.prepared;
     const std::int64_t tile = item.kv_head * p.head_tiles + item.sequence.prepared_tile + item.first_tile;
-    copy(memory.keys(0), p.keys + tile * C::kKeysBytes, params.key_tiles * C::kKeysBytes);
+    const auto* source = p.keys + tile * C::kKeysBytes;
+#pragma unroll 4
+    for (int at = 16 * thread; at < params.key_tiles * C::kKeysBytes; at += 16 * threads) {
+      ptx::cp_async_16(memory.keys(0) + static_cast<std::uint32_t>(at), source + at);
+    }
   }
 
   // The share of the step before is in.
   __device__ __forceinline__ void pass_on(int number) const {
-    if (adds() && number > 0) ptx::count_up(shared.steps[(number - 1) % 3].count);
+    if (adds() && number > 0 && params.adds_queries == 1) ptx::count_up(params.prepared.counts + shared.step(number - 1).sum);
   }
-  __device__ __forceinline__ void await(int number) const {
-    const Step& step = shared.steps[number % 3];
-    if (adds()) ptx::await_count(step.count, step.before);
+  // How many shares are in, asked for early: the answer takes its time.
+  __device__ __forceinline__ std::int32_t ask(int number) const {
+    return adds() && params.adds_queries == 1 ? ptx::count_now(params.prepared.counts + shared.step(number).sum) : 0;
+  }
+  __device__ __forceinline__ void await(int number, std::int32_t seen) const {
+    const Step& step = shared.step(number);
+    if (seen < step.before && params.adds_queries == 1) ptx::await_count(params.prepared.counts + step.sum, step.before);
   }
 
   // The producer's walk; the meetings are those of consume().
@@ -172,22 +200,22 @@ struct KeySupply {
     const int steps = shared.step_count;
     const int ahead = params.key_stages - 1;  // 1: rows come one step ahead
     const auto lane = static_cast<int>(own_lane());
-    load(0, lane, 32);
+    load_keys(lane, 32);
+    load<32>(0, lane);
 #pragma unroll 1
     for (int number = 0; number < steps; ++number) {
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
-      if (lane == 0 && number + 1 < steps) describe(number + 1);
       meet();
-      if (ahead != 0 && number + 1 < steps) load(number + 1, lane, 32);
-      if (lane == 0) {
-        pass_on(number);
-        await(number);
-      }
+      if (lane == 0) pass_on(number);
+      const std::int32_t seen = lane == 0 ? ask(number) : 0;
+      if (ahead != 0 && number + 1 < steps) load<32>(number + 1, lane);
+      describe_ahead(number);
+      if (lane == 0) await(number, seen);
       meet();
       if (ahead == 0) {
         meet();
-        if (number + 1 < steps) load(number + 1, lane, 32);
+        if (number + 1 < steps) load<32>(number + 1, lane);
       }
     }
     meet();
@@ -246,7 +274,8 @@ __device__ __forceinline__ void weigh_rows(const BackwardParams& params, const K
 
 // This warp's chunks of the CTA's share of a query tile's dQ.
 template <typename C>
-__device__ __forceinline__ void add_queries_in_turn(const Step& step, const KeyMemory<C>& memory) {
+__device__ __forceinline__ void add_queries_in_turn(const BackwardParams& params, const Step& step,
+                                                    const KeyMemory<C>& memory, int buffer = 0) {
   using K = typename C::Keys;
   using S = typename C::Share;
   const int warp = own_thread() >> 5, half = warp & 1;
@@ -258,11 +287,13 @@ __device__ __forceinline__ void add_queries_in_turn(const Step& step, const KeyM
     for (int tile = 0; tile < memory.tiles; tile += kAtOnce) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        add_share<C>(share, memory.d_scores(tile + i) + static_cast<std::uint32_t>(half * S::kRows * K::kWeightStride),
+        const int rows = half * S::kRows * (C::kKeyRows ? C::kElementBytes : K::kWeightStride);
+        add_share<C>(share, memory.d_scores(tile + i, buffer) + static_cast<std::uint32_t>(rows),
                      memory.keys(tile + i) + static_cast<std::uint32_t>(quarter * S::kColumns * C::kElementBytes));
       }
     }
-    float* to = step.sums + (half * 4 + quarter) * 32 * S::kElements + own_lane();
+    float* to = params.prepared.sums + static_cast<std::int64_t>(step.sum) * (K::kTileQ * C::kHeadDim) +
+                (half * 4 + quarter) * 32 * S::kElements + own_lane();
     const auto element = [&](int i) {
       return share[i / (S::kElements / S::kRowBlocks)][i % (S::kElements / S::kRowBlocks)];
     };
@@ -276,26 +307,26 @@ __device__ __forceinline__ void add_queries_in_turn(const Step& step, const KeyM
   }
 }
 
-// A warp's part of a gradient to the rows of its keys.
+// A warp's part of a gradient, columns from `first` on, to the rows of its keys.
 template <typename C>
 __device__ __forceinline__ void store_keys(const BackwardParams& params, const KeyItem& item, const OutView& view,
-                                           bool fp32, float scale, const KeySums<C>& sums) {
+                                           bool fp32, float scale, const KeySums<C>& sums, int first) {
   using K = typename C::Keys;
-  const int tile = own_tile<C>(), part = own_part<C>();
+  const int tile = own_tile<C>();
   const auto lane = static_cast<int>(own_lane());
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int column = 8 * i + (lane >> 2);  // of the tile: a key
+    const int row = 8 * i + (lane >> 2);  // of the tile: a key
+    const int column = C::kKeyRows ? tile::column_of_key_row(row) : row;
     const int key =
         tile::key_of_column<C::kLayout, C::kTileK>(params.tiles, params.tiles.part(item.first_tile + tile), column);
     const int place = params.tiles.first_key(item.first_tile + tile) + key;
     if (key < 0 || place >= item.sequence.keys) continue;
-    const std::int64_t row = view.offset(item.sequence.batch, item.kv_head, item.sequence.k_row + place);
+    const std::int64_t to = view.offset(item.sequence.batch, item.kv_head, item.sequence.k_row + place);
 #pragma unroll
     for (int c = 0; c < K::kColumns / 8; ++c) {
       const float* from = sums[i / 2] + 4 * c + i % 2 * 2;
-      store_pair<C::kType>(view, fp32, row, part * K::kColumns + 8 * c + 2 * (lane & 3), from[0] * scale,
-                           from[1] * scale);
+      store_pair<C::kType>(view, fp32, to, first + 8 * c + 2 * (lane & 3), from[0] * scale, from[1] * scale);
     }
   }
 }
@@ -308,32 +339,40 @@ __device__ __forceinline__ void consume(const BackwardParams& params, const KeyS
   const KeyShared& shared = supply.shared;
   const int ahead = params.key_stages - 1;
   const auto load = [&](int number) {
-    if (!K::kProducer && number < shared.step_count) supply.load(number, own_thread(), static_cast<int>(blockDim.x));
+    if (K::kProducer || number >= shared.step_count) return;
+    if (number == 0 || K::kWeightsOverKeys) supply.load_keys(own_thread(), static_cast<int>(blockDim.x));
+    if (K::kMaxTiles < 4 || params.key_tiles == K::kMaxTiles) {
+      supply.template load<32 * K::kSplit * K::kMaxTiles>(number, own_thread());
+    } else {
+      supply.template load<32 * K::kSplit * K::kMaxTiles / 2>(number, own_thread());
+    }
   };
   KeySums<C> d_k = {}, d_v = {};
   load(0);
 #pragma unroll 1
   for (int number = 0; number < shared.step_count; ++number) {
     const int stage = number & ahead;
-    const Step& step = shared.steps[number % 3];
+    const Step& step = shared.step(number);
     if constexpr (!K::kProducer) {
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
-      if (own_thread() == 0 && number + 1 < shared.step_count) supply.describe(number + 1);
     }
     meet();  // this step's rows are there for all, and all have left the step before
+    std::int32_t seen = 0;
+    if (!K::kProducer && own_thread() == 32) seen = supply.ask(number);
     if (ahead != 0) load(number + 1);
     if (own_part<C>() < K::kRowWarps) weigh_rows<C>(params, shared.item, step, memory, stage);
     if constexpr (!K::kProducer) {
       if (own_thread() == 0) supply.pass_on(number);
-      if (own_thread() == 32) supply.await(number);
+      if (own_thread() == 32) supply.await(number, seen);
+      if (own_thread() >= 32 && own_thread() < 64) supply.describe_ahead(number);
     }
     meet();  // weights and dS are there for all, and it is this CTA's turn
     const auto columns = static_cast<std::uint32_t>(own_part<C>() * K::kColumns * C::kElementBytes);
     add_keys<C>(d_v, memory.weights(own_tile<C>()), memory.d_out(stage) + columns);
     add_keys<C>(d_k, memory.d_scores(own_tile<C>()), memory.q(stage) + columns);
     if constexpr (K::kAddsQueries) {
-      if (params.adds_queries != 0) add_queries_in_turn<C>(step, memory);
+      if (params.adds_queries != 0) add_queries_in_turn<C>(params, step, memory);
     }
     if (ahead == 0) {
       meet();  // all have left the stage
@@ -342,8 +381,9 @@ __device__ __forceinline__ void consume(const BackwardParams& params, const KeyS
   }
   if (shared.step_count > 0) meet();  // all have added
   if (!K::kProducer && own_thread() == 0) supply.pass_on(shared.step_count);
-  store_keys<C>(params, shared.item, params.d_v, params.fp32_d_v != 0, 1.0f, d_v);
-  store_keys<C>(params, shared.item, params.d_k, params.fp32_d_k != 0, params.d_k_scale, d_k);
+  const int first = own_part<C>() * K::kColumns;
+  store_keys<C>(params, shared.item, params.d_v, params.fp32_d_v != 0, 1.0f, d_v, first);
+  store_keys<C>(params, shared.item, params.d_k, params.fp32_d_k != 0, params.d_k_scale, d_k, first);
 }
 
 template <typename C>
@@ -354,12 +394,7 @@ __global__ void __launch_bounds__(C::Keys::kMaxThreads, C::Keys::kCtas)
   alignas(KeyShared) __shared__ std::uint8_t item_bytes[sizeof(KeyShared)];
   KeyShared& shared = *reinterpret_cast<KeyShared*>(item_bytes);
   const KeySupply<C> supply{params, shared, {ptx::shared_address(bytes), params.key_tiles}};
-  if (threadIdx.x == 0) {
-    describe_keys<C>(params, shared.item);
-    shared.step_count = params.work.heads_per_kv_head.value * shared.item.rows.count();
-    if (shared.step_count > 0) supply.describe(0);
-  }
-  __syncthreads();  // all can read them
+  supply.begin();
   if (!K::kProducer || static_cast<int>(threadIdx.x) < 32 * K::kSplit * params.key_tiles) {
     consume<C>(params, supply);
   } else if (shared.step_count > 0) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/blocks/random_state.h"
 #include "cuda/blocks/scales.h"
 #include "cuda/blocks/views.h"
 #include "cuda/blocks/work_params.h"
@@ -47,9 +48,7 @@ struct Prepared {
 struct Dropping {
   std::uint32_t threshold = 0;  // 0: nothing is dropped
   float factor = 1;             // of the weights that stay
-  std::uint64_t seed = 0, offset = 0;
-  const std::int32_t* state = nullptr;  // read in place of the two
-  std::int64_t state_stride = 1;
+  RandomState random;
 };
 
 // The gradient of the bias, [batch|1, heads|1, n_q|1, n_k|1].
@@ -93,6 +92,7 @@ struct BackwardParams {
   int row_units = 0;     // of kRowUnit rows, of a sequence
   int tile_units = 0;    // of kTileUnit key tiles, of a sequence
   int row_tiles = 0;     // of the query-stationary kernel, of a sequence
+  int key_rows = 0;      // key tiles are in the order of tile::column_of_key_row
   int key_tiles = 0;     // of a CTA of the key-stationary kernel
   int key_groups = 0;    // of tiles that a CTA of the key-stationary kernel takes, of a sequence
   int adds_queries = 0;  // the key-stationary kernel makes dQ, too

@@ -1,6 +1,7 @@
 #include "cuda/general/backward/plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 #include <sstream>
 
@@ -16,7 +17,7 @@ namespace {
 template <typename Bytes>
 void choose_stages(KernelPlan& plan, const DeviceFacts& device, int most_stages, int most_ctas, Bytes bytes) {
   const auto fits = [&](int stages, int ctas) {
-    return ctas * (bytes(stages) + kReservedBytes) <= device.shared_bytes + 1024;
+    return ctas * (bytes(stages) + kDescriptionBytes + kReservedBytes) <= device.shared_bytes + kReservedBytes;
   };
   plan.resident = most_ctas;
   while (plan.resident > 1 && !fits(1, plan.resident)) --plan.resident;
@@ -37,7 +38,7 @@ void take_config(BackwardPlan& plan, const DeviceFacts& device) {
   plan.keys.rows = K::kTileQ;
   plan.adds_queries = K::kAddsQueries && plan.kind != Kind::precise;
   // As many keys as a CTA can have, so that few CTAs add to a dQ; a CTA of fewer has company.
-  const auto fits = [&](int tiles) { return K::shared_bytes(tiles, 1) + kReservedBytes <= device.shared_bytes; };
+  const auto fits = [&](int tiles) { return K::shared_bytes(tiles, 1) + kDescriptionBytes <= device.shared_bytes; };
   int tiles = K::kMaxTiles;
   while (!fits(tiles)) tiles /= 2;
   plan.keys.keys = tiles * C::kTileK;
@@ -50,6 +51,12 @@ void take_config(BackwardPlan& plan, const DeviceFacts& device) {
 template <DType kType, int kDim>
 void take_config_of(BackwardPlan& plan, const DeviceFacts& device) {
   if constexpr (compiled_at(kType, Kind::any, Features::plain, kDim)) {
+    if (plan.is_plain && (plan.variant & 3) == 2 && kDim == 64) {
+      return take_config<Config<kType, Kind::any, kDim, Features::no_copy>>(plan, device);
+    }
+    if (plan.is_plain && (plan.variant & 3) == 3 && kDim == 64) {
+      return take_config<Config<kType, Kind::any, kDim, Features::key_rows>>(plan, device);
+    }
     if (plan.is_plain) return take_config<Config<kType, Kind::any, kDim, Features::plain>>(plan, device);
   }
   take_config<Config<kType, Kind::any, kDim>>(plan, device);
@@ -116,6 +123,7 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
   const tile::KeyTiles tiles = tile::key_tiles(tile::TileLayout::places, problem.pattern, problem.grouping, 32);
   const int unit_keys = kTileUnit * tiles.span >> tiles.parts_log2;
   plan.is_plain = larger <= 128 && is_plain(problem, unit_keys) && geometry.n_q > 0 && geometry.n_k > 0;
+  plan.variant = std::getenv("DSPATTN_GB") ? std::atoi(std::getenv("DSPATTN_GB")) : 0;
   plan.dim = dim_of(plan, problem.q.dtype, larger);
   fp32 ? take_config_at<DType::f32>(plan, device) : take_config_at<DType::bf16>(plan, device);
 

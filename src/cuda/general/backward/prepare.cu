@@ -1,6 +1,5 @@
 #include <cmath>
 
-#include "core/dropout.h"
 #include "cuda/device/device.h"
 #include "cuda/general/backward/prepare.h"
 #include "cuda/general/backward/walk.h"
@@ -132,20 +131,6 @@ __device__ __forceinline__ RowNumbers numbers_of(const BackwardParams& params, f
   return {used ? lse * kLog2E : NAN, used ? d : 0.0f, 0, 0};
 }
 
-__device__ __forceinline__ std::uint32_t random_state(const Dropping& dropping, int sequence, int head, int row) {
-  std::uint64_t seed = dropping.seed, offset = dropping.offset;
-  if (dropping.state != nullptr) {
-    const auto word = [&](int i) {
-      return std::uint64_t{static_cast<std::uint32_t>(dropping.state[i * dropping.state_stride])};
-    };
-    seed = word(0) | word(1) << 32;
-    offset = word(2) | word(3) << 32;
-  }
-  return core::DropoutRow::of(seed, offset, static_cast<std::uint32_t>(sequence), static_cast<std::uint32_t>(head),
-                              static_cast<std::uint32_t>(row))
-      .state;
-}
-
 // A CTA's kRowUnit rows of a (sequence, head).
 template <DType kType>
 __global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constant__ BackwardParams params) {
@@ -194,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constan
     if (present) {
       if (params.d_lse.data != nullptr) sum -= params.d_lse.data[params.d_lse.offset(rows.batch, head, at)];
       numbers = numbers_of<kType>(params, params.lse.data[params.lse.offset(rows.batch, head, at)], sum, used);
-      if (params.dropping.threshold != 0) numbers.dropout = random_state(params.dropping, sequence, head, row);
+      if (params.dropping.threshold != 0) numbers.dropout = params.dropping.random.row(sequence, head, row).state;
     }
     const std::int64_t to = head * params.prepared.head_rows + rows.prepared_row + row;
     for (int chunk = own.lane; chunk < own.chunks; chunk += own.lanes) {
@@ -225,8 +210,9 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_keys(const __grid_constan
 #pragma unroll 1
   for (int i = own.first; i < kTileUnit * kTileK; i += own.step) {
     const int tile = unit * kTileUnit + i / kTileK;
+    const int column = params.key_rows != 0 ? tile::column_of_key_row(i % kTileK) : i % kTileK;
     const int in_span =
-        tile::key_of_column<tile::TileLayout::places, kTileK>(params.tiles, params.tiles.part(tile), i % kTileK);
+        tile::key_of_column<tile::TileLayout::places, kTileK>(params.tiles, params.tiles.part(tile), column);
     const int key = params.tiles.first_key(tile) + in_span;
     const bool present = in_span >= 0 && key < rows.band.key_length;
     const std::int64_t at = rows.k_row + (present ? key : 0);

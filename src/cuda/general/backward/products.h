@@ -268,12 +268,19 @@ __device__ __forceinline__ void add_share(ShareSums<C>& share, std::uint32_t d_s
     }
   } else {
     const std::uint32_t row = d_scores + (lane & 15) * K::kWeightStride + (lane >> 4) * 16;
+    const std::uint32_t key = d_scores + ((lane & 7) + (lane >> 4) * 8) * K::kWeightStride + (lane >> 3 & 1) * 16;
     const std::uint32_t own = keys + (lane & 15) * C::kStride + (lane >> 4) * 16;
 #pragma unroll
     for (int step = 0; step < C::kTileK / 16; ++step) {
       std::uint32_t a[S::kRowBlocks][4];
 #pragma unroll
-      for (int i = 0; i < S::kRowBlocks; ++i) ptx::ldmatrix_x4(a[i], row + i * 16 * K::kWeightStride + step * 32);
+      for (int i = 0; i < S::kRowBlocks; ++i) {
+        if constexpr (C::kKeyRows) {
+          ptx::ldmatrix_x4_trans(a[i], key + step * 16 * K::kWeightStride + i * 32);
+        } else {
+          ptx::ldmatrix_x4(a[i], row + i * 16 * K::kWeightStride + step * 32);
+        }
+      }
 #pragma unroll
       for (int columns = 0; columns < S::kColumns / 8; columns += 2) {
         std::uint32_t b[4];

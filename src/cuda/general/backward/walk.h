@@ -39,17 +39,24 @@ __device__ __forceinline__ SequenceRows sequence_rows(const BackwardParams& para
            tile::visible_keys(w.key_lengths, sequence, keys)}};
 }
 
-// Bytes that follow each other, by all threads, 16 a turn.
+// Bytes that follow each other, by kThreads threads of which this is number `thread`, 16 a turn.
 template <int kThreads, int kBytes>
-__device__ __forceinline__ void copy_bytes(std::uint32_t to, const void* from) {
+__device__ __forceinline__ void copy_bytes(std::uint32_t to, const void* from, int thread) {
   static_assert(kBytes % 16 == 0);
-  const int thread = own_thread();
+  constexpr int kTurns = (kBytes / 16 + kThreads - 1) / kThreads;
+  [[maybe_unused]] constexpr int kAtOnce = kTurns <= 20 ? kTurns : 4;
   const auto* source = static_cast<const std::uint8_t*>(from) + 16 * thread;
   const std::uint32_t target = to + static_cast<std::uint32_t>(16 * thread);
-#pragma unroll 4
+#pragma unroll kAtOnce
   for (int at = 0; at < kBytes / 16; at += kThreads) {
-    if (kBytes / 16 % kThreads == 0 || at + thread < kBytes / 16) ptx::cp_async_16(target + 16 * at, source + 16 * at);
+    if (at + kThreads <= kBytes / 16 || at + thread < kBytes / 16) {
+      ptx::cp_async_16(target + 16 * at, source + 16 * at);
+    }
   }
+}
+template <int kThreads, int kBytes>
+__device__ __forceinline__ void copy_bytes(std::uint32_t to, const void* from) {
+  copy_bytes<kThreads, kBytes>(to, from, own_thread());
 }
 
 // Two neighbouring columns of a row of a gradient.

@@ -73,6 +73,7 @@ struct PvSparseParams {
   void* out = nullptr;  // [batch, heads, n_q, d_v], strides in elements
   std::int64_t out_stride[3] = {};
   bool out_aligned = false;  // 8-byte stores may be used
+  bool out_fp32 = false;     // whatever the type of the weights
   int heads = 0;
   int heads_per_kv = 1;
   int row_tiles = 0;

@@ -123,42 +123,69 @@ __device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
   return 0;
 }
 
-// One row of a warp's results in whole 32-byte sectors: fp32 quads hold them; 16-bit lanes t and t ^ 1 trade words of
-// two neighbouring blocks first.
-template <typename Element, int kColumnBlocks>
-__device__ __forceinline__ void store_row(const PvSparseParams& p, const PvJob& job, Element* out, bool exists,
-                                          const float (&acc)[kColumnBlocks][4], int r) {
+// One row of a warp's results, of which `out` is the first of `columns` columns. `exists`: whether there is such a row.
+// Of type Out, an element at a time.
+template <typename Out, int kColumnBlocks>
+__device__ __forceinline__ void store_row_by_elements(Out* out, int columns, bool exists,
+                                                      const float (&acc)[kColumnBlocks][4], int r) {
   const int t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int i = 0; i < 2 * kColumnBlocks; ++i) {
+    const int column = 8 * (i / 2) + 2 * t + i % 2;
+    if (exists && column < columns) out[column] = from_float<Out>(acc[i / 2][2 * r + i % 2]);
+  }
+}
+
+// In whole 32-byte sectors: fp32 quads hold them.
+template <int kColumnBlocks>
+__device__ __forceinline__ void store_row_fp32(float* out, int columns, bool exists,
+                                               const float (&acc)[kColumnBlocks][4], int r) {
+#pragma unroll
+  for (int block = 0; block < kColumnBlocks; ++block) {
+    const int column = 8 * block + 2 * (static_cast<int>(threadIdx.x) % 4);
+    if (exists && column < columns) {
+      *reinterpret_cast<float2*>(out + column) = make_float2(acc[block][2 * r], acc[block][2 * r + 1]);
+    }
+  }
+}
+
+// 16-bit lanes t and t ^ 1 trade words of two neighbouring blocks first.
+template <typename Element, int kColumnBlocks>
+__device__ __forceinline__ void store_row_16bit(Element* out, int columns, bool exists,
+                                                const float (&acc)[kColumnBlocks][4], int r) {
+  const int t = static_cast<int>(threadIdx.x) % 4;
+  const bool odd = t % 2 != 0;
+#pragma unroll
+  for (int block = 0; block < kColumnBlocks; block += 2) {
+    const std::uint32_t even_word = pack_pair<Element>(acc[block][2 * r], acc[block][2 * r + 1]);
+    const std::uint32_t odd_word = pack_pair<Element>(acc[block + 1][2 * r], acc[block + 1][2 * r + 1]);
+    const std::uint32_t received = __shfl_xor_sync(~0u, odd ? even_word : odd_word, 1);
+    const int column = 8 * (block + (odd ? 1 : 0)) + 2 * (t - (odd ? 1 : 0));
+    if (exists && column < columns) {
+      ptx::store_8(out + column, odd ? received : even_word, odd ? odd_word : received);
+    }
+  }
+}
+
+// Row `row` of the output, in its type: the inputs' or fp32.
+template <typename Element, int kColumnBlocks>
+__device__ __forceinline__ void store_row(const PvSparseParams& p, const PvJob& job, std::int64_t row,
+                                          const float (&acc)[kColumnBlocks][4], int r) {
+  const bool exists = row < p.walk.n_q;
   const int columns = p.v.extent - job.column0;  // that exist from column0 on
-  if (!p.out_aligned || columns % 4 != 0) {
-#pragma unroll
-    for (int i = 0; i < 2 * kColumnBlocks; ++i) {
-      const int column = 8 * (i / 2) + 2 * t + i % 2;
-      if (exists && column < columns) out[column] = from_float<Element>(acc[i / 2][2 * r + i % 2]);
-    }
-    return;
-  }
-  if constexpr (sizeof(Element) == 4) {
-#pragma unroll
-    for (int block = 0; block < kColumnBlocks; ++block) {
-      const int column = 8 * block + 2 * t;
-      if (exists && column < columns) {
-        *reinterpret_cast<float2*>(out + column) = make_float2(acc[block][2 * r], acc[block][2 * r + 1]);
-      }
-    }
-  } else {
-    const bool odd = t % 2 != 0;
-#pragma unroll
-    for (int block = 0; block < kColumnBlocks; block += 2) {
-      const std::uint32_t even_word = pack_pair<Element>(acc[block][2 * r], acc[block][2 * r + 1]);
-      const std::uint32_t odd_word = pack_pair<Element>(acc[block + 1][2 * r], acc[block + 1][2 * r + 1]);
-      const std::uint32_t received = __shfl_xor_sync(~0u, odd ? even_word : odd_word, 1);
-      const int column = 8 * (block + (odd ? 1 : 0)) + 2 * (t - (odd ? 1 : 0));
-      if (exists && column < columns) {
-        ptx::store_8(out + column, odd ? received : even_word, odd ? odd_word : received);
-      }
+  const bool by_elements = !p.out_aligned || columns % 4 != 0;
+  const std::int64_t offset =
+      job.batch(p) * p.out_stride[0] + job.head(p) * p.out_stride[1] + row * p.out_stride[2] + job.column0;
+  if constexpr (sizeof(Element) == 2) {
+    if (!p.out_fp32) {
+      Element* out = static_cast<Element*>(p.out) + offset;
+      if (by_elements) return store_row_by_elements(out, columns, exists, acc, r);
+      return store_row_16bit(out, columns, exists, acc, r);
     }
   }
+  float* out = static_cast<float*>(p.out) + offset;
+  if (by_elements) return store_row_by_elements(out, columns, exists, acc, r);
+  store_row_fp32(out, columns, exists, acc, r);
 }
 
 }  // namespace dspattn::cuda::pipeline

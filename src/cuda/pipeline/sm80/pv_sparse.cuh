@@ -168,10 +168,7 @@ __global__ void __launch_bounds__((PvConfig<Element, kHeadDim>::kMaxThreads), (P
 
 #pragma unroll
   for (int i = 0; i < 2 * Config::kRowBlocks; ++i) {
-    const std::int64_t row = job.row0 + warp_row + 8 * i + lane / 4;
-    Element* out = static_cast<Element*>(p.out) + job.batch(p) * p.out_stride[0] + job.head(p) * p.out_stride[1] +
-                   row * p.out_stride[2] + job.column0;
-    store_row<Element>(p, job, out, row < p.walk.n_q, rOut[i / 2], i % 2);
+    store_row<Element>(p, job, job.row0 + warp_row + 8 * i + lane / 4, rOut[i / 2], i % 2);
   }
 }
 

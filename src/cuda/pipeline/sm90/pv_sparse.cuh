@@ -332,9 +332,7 @@ struct PvConsumer {
 #pragma unroll
     for (int i = 0; i < 2 * Config::kProducts; ++i) {
       const std::int64_t at = row + 64 * (i / 2) + 8 * (i % 2);
-      Element* out = static_cast<Element*>(p.out) + job.batch(p) * p.out_stride[0] + job.head(p) * p.out_stride[1] +
-                     at * p.out_stride[2];
-      store_row<Element>(p, job, out, at < p.walk.n_q, reinterpret_cast<float(&)[8][4]>(acc[i / 2]), i % 2);
+      store_row<Element>(p, job, at, reinterpret_cast<float(&)[8][4]>(acc[i / 2]), i % 2);
     }
   }
 

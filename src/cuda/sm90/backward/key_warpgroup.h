@@ -69,8 +69,11 @@ struct KeyWarpgroup {
     const int slot = number % C::kDScoreSlots;
     await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
     store_key_tile<C>(shared.d_scores[slot], part, thread(), d_scores);
+  }
+  // The last dS stored is there for the query warpgroup.
+  __device__ __forceinline__ void announce_d_scores(int tile) {
     ptx::fence_async_proxy();
-    arrive(shared.stored[slot]);
+    arrive(shared.stored[tile % C::kDScoreSlots]);
   }
   __device__ __forceinline__ void next_tile() {
     arrive(shared.empty[stage()]);
@@ -129,6 +132,7 @@ struct KeyWarpgroup {
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), weights, d_weights, d_scores);
       store_d_scores(d_scores);
+      announce_d_scores(number);
       ++number;
     }
     if (steps == 0) arrive(shared.values_free[item_number % 2]);
@@ -157,30 +161,53 @@ struct KeyWarpgroup {
       PackedTile<C> packed;
       pack(packed, scores, marks);
       const EarlyHalves<C> early(packed, 0);
+      if (C::kLateFence && i > 0) announce_d_scores(number - 1);  // not at once: the fence would wait for the stores
       // The last step computes its own scores once more, for nobody: a branch would keep the old ones in registers.
       const int next = i + 1 < steps ? number + 1 : number;
       Ring<C::kStages>{stage_of(next), static_cast<int>(static_cast<unsigned>(next) / C::kStages & 1)}.await_full(
           shared.full);
       const Marks next_marks = marks_of(stage_of(next));
       TileScores<C> d_weights;
-      ptx::wgmma_fence();
-      issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
-      issue_gradient<C>(d_v, weights, shared.d_out[before]);
-      issue_gradient<C>(d_k, d_scores, shared.q[before]);
-      ptx::wgmma_commit();
-      issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
-      ptx::wgmma_commit();
-      prune<C>(packed, early, marks.masked != 0, thread());
+      if constexpr (!C::kPruneBetween) {
+        ptx::wgmma_fence();
+        issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
+        issue_gradient<C>(d_v, weights, shared.d_out[before]);
+        issue_gradient<C>(d_k, d_scores, shared.q[before]);
+        ptx::wgmma_commit();
+        issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
+        ptx::wgmma_commit();
+        prune<C>(packed, early, marks.masked != 0, thread());
+      } else {
+        // Between the products a quarter of the pruning each: a warp that issues one product behind another waits for
+        // them, as their operands in registers are read when they run.
+        const bool keeps_hidden = marks.masked != 0 && marks.has_nan != 0;
+        ptx::wgmma_fence();
+        issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
+        prune_quarter<C, 0>(packed, early, keeps_hidden, thread());
+        ptx::wgmma_fence();
+        issue_gradient<C>(d_v, weights, shared.d_out[before]);
+        prune_quarter<C, 1>(packed, early, keeps_hidden, thread());
+        ptx::wgmma_fence();
+        issue_gradient<C>(d_k, d_scores, shared.q[before]);
+        ptx::wgmma_commit();
+        prune_quarter<C, 2>(packed, early, keeps_hidden, thread());
+        ptx::wgmma_fence();
+        issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
+        ptx::wgmma_commit();
+        prune_quarter<C, 3>(packed, early, keeps_hidden, thread());
+      }
       ptx::wgmma_wait<1>();
       if (i > 0) arrive(shared.empty[before]);
       weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), packed, d_weights, d_scores);
 #pragma unroll
       for (int word = 0; word < C::kTileQ / 4; ++word) weights[word] = packed[word];
       store_d_scores(d_scores);
+      if (!C::kLateFence) announce_d_scores(number);
       marks = next_marks;
       ++number;
       ptx::wgmma_wait<0>();
     }
+    if (C::kLateFence && steps > 0) announce_d_scores(number - 1);
     finish_keys(steps, weights, d_scores, d_k, d_v);
   }
 
@@ -243,6 +270,7 @@ struct KeyWarpgroup {
       arrive(shared.handed_empty[slot]);
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       store_d_scores(d_scores);
+      announce_d_scores(number);
       ptx::wgmma_fence();
       issue_gradient<C>(d_k, d_scores, shared.q[stage()]);
       ptx::wgmma_commit();

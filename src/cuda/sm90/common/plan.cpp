@@ -50,7 +50,9 @@ void look_at_tensors(const ForwardQuestion& question, ForwardPlan& plan) {
   plan.vector_out = blocks::is_vector(question.out);
   const DType type = problem.q.dtype;
   plan.tma_q = blocks::rows_shape(rows_of(problem.q), extents_of(problem.q), type, 1, 1).has_value();
-  plan.tma_out = blocks::rows_shape(rows_of(question.out), extents_of(question.out), type, 1, 1).has_value();
+  // Results in another type than the inputs' leave from registers (blocks/sink.h).
+  plan.tma_out = question.out.dtype == type &&
+                 blocks::rows_shape(rows_of(question.out), extents_of(question.out), type, 1, 1).has_value();
   const Mask& mask = problem.mask;
   const auto can_load = [&](const ConstTensorView& tensor) {
     return !tensor.present() || blocks::mask_shape(mask_of(tensor), mask_extents(question.geometry),
@@ -60,10 +62,10 @@ void look_at_tensors(const ForwardQuestion& question, ForwardPlan& plan) {
   plan.tma_masks = can_load(mask.allowed) && can_load(mask.bias);
 }
 
-std::string needs_general(const ForwardQuestion& question, const ForwardPlan& plan) {
+std::string needs_general(const ForwardQuestion& question, const ForwardPlan& plan, bool loads_v) {
   const Mask& mask = question.problem.mask;
   if (mask.allowed.present() || mask.bias.present()) return "mask tensors";
-  if (!plan.tma_q || !plan.tma_k || !plan.tma_v) return "q, k or v: not for TMA (base and strides of 16 bytes)";
+  if (!plan.tma_q || !plan.tma_k || !loads_v) return "q, k or v: not for TMA (base and strides of 16 bytes)";
   if (!plan.vector_k || !plan.vector_v || !plan.vector_out) return "k, v or out: rows that are no multiple of 16 bytes";
   return {};
 }

@@ -260,8 +260,14 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
       send_rows<C>(params.out, params.out_map, params.tma_out != 0, params.work.cumulative_q.present(),
                    params.vector_out, current, to, tile, lane());
     } else {
-      store_rows<C>(params.out, params.vector_out, current, row_in_tile(), lane(), products.out, sums);
+      const RowTargets to = targets_of(params.out, LseView{}, current, row_in_tile());
+      store_rows_16bit<C>(params.out, params.vector_out, to, lane(), products.out, sums);
     }
+  }
+  // The same in fp32, for results that are to be merged with others.
+  __device__ __forceinline__ void write_partial_rows(const RowSums& sums) {
+    const RowTargets to = targets_of(params.out, LseView{}, item(number), row_in_tile());
+    store_rows_fp32<InFp32<C>>(params.out, params.vector_out, to, lane(), products.out, sums);
   }
   // Of an item's rows, when all its weights are known: their sums, and those of pruned keys, which are part of them.
   __device__ __forceinline__ RowSums sum_up_rows(RowSums& rest) const {
@@ -354,8 +360,9 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     RowSums rest;
     const RowSums sums = sum_up_rows(rest);
     const int trailing = skip_after;
-    const bool chained =
-        C::kChainsItems && trailing == 0 && Base::next_item(number + 1) && skip_before == 0 && tile_end > tile_index;
+    // Results in fp32 are written between two items: their code then stands once, and the common way is as it is.
+    const bool chains = C::kChainsItems && trailing == 0 && !in_fp32<C>(params.out);
+    const bool chained = chains && Base::next_item(number + 1) && skip_before == 0 && tile_end > tile_index;
     TileRing next = ring;
     next.advance(stages);
     if (chained) {
@@ -382,7 +389,11 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
       ptx::wgmma_wait<0>();
       release(shared.v_empty, ring);
       add_rest(rest);
-      write_rows<C::kStagesOutput && !C::kOutReusesQ>(sums);
+      if (in_fp32<C>(params.out)) {
+        write_partial_rows(sums);
+      } else {
+        write_rows<C::kStagesOutput && !C::kOutReusesQ>(sums);
+      }
       store_lse<C>(params.lse, params.scales, item(number), row_in_tile(), lane(), sums, weigher.state);
     }
     ptx::wgmma_wait<0>();  // asked for where the two ways meet (C7515)

@@ -98,6 +98,23 @@ bool works_in_pairs(const ForwardQuestion& question, int tile_q, int multiproces
   return many || whole_heads || (!bounded_right && row_tiles % 2 == 0);
 }
 
+bool narrow_is_sooner(const ForwardQuestion& question, Pattern pattern, int multiprocessors) {
+  if (!question.full || question.scheduled || multiprocessors < 1) return false;
+  const std::int64_t heads = question.sequence_heads(), n_q = question.geometry.n_q;
+  // Rounds of items: one of 192 rows takes as long as 1.3 of 128, with 1:2 1.25. The last row tile of a head may be
+  // shorter; where these alone are left for another round, it ends sooner.
+  constexpr int kNarrowRows = 128, kWideRows = 192, kPiece = 64;
+  const std::int64_t narrow = tile::divide_up(heads * tile::divide_up(n_q, kNarrowRows), multiprocessors);
+  const std::int64_t wide_items = heads * tile::divide_up(n_q, kWideRows);
+  const std::int64_t whole_rounds = (wide_items - 1) / multiprocessors;
+  const std::int64_t left = wide_items - whole_rounds * multiprocessors;
+  const std::int64_t last_rows = n_q - (tile::divide_up(n_q, kWideRows) - 1) * kWideRows;
+  const bool short_round = whole_rounds > 0 && left <= heads;
+  const std::int64_t wide_thirds = 3 * whole_rounds + (short_round ? tile::divide_up(last_rows, kPiece) : 3);
+  const std::int64_t wide_percent = pattern.group == 4 ? 130 : 125;
+  return narrow * 300 < wide_thirds * wide_percent;
+}
+
 std::int64_t schedule_entries(const ForwardQuestion& question) {
   const core::Geometry& geometry = question.geometry;
   return question.problem.packed ? question.problem.q.extent(2) / tile::kLeastTileRows + geometry.batch
@@ -130,19 +147,22 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
   const VariantTraits full = traits_as(Variant::full);
   const VariantTraits wide = traits_as(Variant::wide);
   const std::int64_t wide_from = wide_from_rows(question.full, pattern);
-  if (std::string need = needs_general(question, plan); !need.empty()) {
+  if (std::string need = needs_general(question, plan, plan.tma_v); !need.empty()) {
     plan.variant = Variant::general;
     plan.reason = std::move(need);
   } else if (std::string because = full_because(question, full, pairs_of(full)); !because.empty() && plan.tma_out) {
     plan.variant = Variant::full;
     plan.reason = std::move(because);
-  } else if (wide.compiled && question.mean_rows() >= wide_from) {
+  } else if (wide.compiled && question.mean_rows() >= wide_from &&
+             !narrow_is_sooner(question, pattern, device.multiprocessors)) {
     plan.variant = Variant::wide;
     plan.reason = "sequences of " + std::to_string(wide_from) + " query rows and more";
   } else {
     plan.variant = Variant::narrow;
-    plan.reason = wide.compiled ? "sequences of fewer than " + std::to_string(wide_from) + " query rows"
-                                : "the head dim leaves registers for two consumer warpgroups";
+    plan.reason = !wide.compiled ? "the head dim leaves registers for two consumer warpgroups"
+                  : question.mean_rows() >= wide_from
+                      ? "row tiles of 192 would leave more multiprocessors idle"
+                      : "sequences of fewer than " + std::to_string(wide_from) + " query rows";
   }
   plan.traits = traits_as(plan.variant);
   const VariantTraits& traits = plan.traits;

@@ -23,6 +23,10 @@ constexpr std::int64_t wide_from_rows(bool full, Pattern pattern) {
   return full ? 512 : pattern.group == 4 ? 8192 : 1024;
 }
 
+// Where rows see all keys and items are few: row tiles of 128 end sooner than those of 192, of which more
+// multiprocessors would have none.
+bool narrow_is_sooner(const ForwardQuestion& question, Pattern pattern, int multiprocessors);
+
 // Pairs for causal masks: of so many row tiles and key blocks.
 inline constexpr int kPairedRowTiles = 32;
 // Pairs for packed batches and key lengths: sequences of so many rows on average.

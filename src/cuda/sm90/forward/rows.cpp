@@ -33,7 +33,7 @@ struct Fused {
                            {&mean_launcher<kType, kSelection, mean_dim(kDim)>,
                             &mean_launcher<kType, kSelection, mean_general_dim(kDim)>});
     };
-    result.features = {core::Feature::rest_mean};
+    result.features = {core::Feature::fp32_results, core::Feature::rest_mean};
     return result;
   }
 };

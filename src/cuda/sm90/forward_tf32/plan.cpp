@@ -29,15 +29,15 @@ ForwardPlan plan_forward(int dim, const Problem& problem, const TensorView& out,
   const ForwardQuestion question(problem, out);
   ForwardPlan plan;
   look_at_tensors(question, plan);
-  // K and V: one key of each pair of a tile at once.
+  // K: one key of each pair of a tile at once. V is read by threads.
   plan.tma_k = blocks::rows_shape(rows_of(problem.k), extents_of(problem.k), DType::f32, 1, 1).has_value();
-  plan.tma_v = blocks::rows_shape(rows_of(problem.v), extents_of(problem.v), DType::f32, 1, 1).has_value();
+  plan.tma_v = false;
   const auto items_of = [&](const VariantTraits& traits) {
     return question.sequence_heads() * tile::divide_up(question.geometry.n_q, traits.tile_q);
   };
   const VariantTraits wide = traits_of(dim, Variant::wide);
   const std::int64_t enough = std::int64_t{kWideItemsPerMultiprocessor} * device.multiprocessors;
-  if (std::string need = needs_general(question, plan); !need.empty()) {
+  if (std::string need = needs_general(question, plan, plan.vector_v); !need.empty()) {
     plan.variant = Variant::general;
     plan.reason = std::move(need);
   } else if (wide.compiled && items_of(wide) >= enough) {

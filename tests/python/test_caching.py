@@ -1,0 +1,133 @@
+"""Attention against a cache: sums of the values that the caller keeps, pages, and what is refused; where there is a
+GPU, on it too, in a graph whose lengths grow."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import dspattn
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+]
+
+
+def cache(device: str, heads: int = 2, n: int = 400, d: int = 64) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    shapes = ((2, 4, 1, d), (2, heads, n, d), (2, heads, n, d))
+    q, k, v = (torch.randn(shape, device=device).to(dtype) for shape in shapes)
+    return q, k, v
+
+
+def reference(value: Tensor, lengths: list[int]) -> Tensor:
+    """The sums of whole blocks; NaN elsewhere."""
+    batch, heads, n, d = value.shape
+    sums = torch.full((batch, heads, 2 * (n // 128), d + 1), float("nan"), dtype=torch.float64, device=value.device)
+    ones = torch.cat((value.double(), torch.ones_like(value[..., :1]).double()), -1)
+    for s, length in enumerate(lengths):
+        for block in range(length // 128):
+            sums[s, :, 2 * block] = ones[s, :, 128 * block : 128 * block + 128].sum(1)
+            sums[s, :, 2 * block + 1] = ones[s, :, : 128 * block + 128].sum(1)
+    return sums
+
+
+def expect_sums(sums: Tensor, value: Tensor, lengths: list[int]) -> None:
+    expected = reference(value, lengths)
+    known = ~expected.isnan()
+    torch.testing.assert_close(sums.double()[known], expected[known], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sums_follow_a_cache_that_grows(device: str) -> None:
+    _, _, v = cache(device)
+    lengths = torch.tensor([100, 300], device=device)
+    sums = dspattn.value_sums(v, lengths)
+    assert sums.shape == (2, 2, 6, 65)
+    expect_sums(sums, v, [100, 300])
+    for step in ([127, 383], [128, 384], [129, 385]):
+        dspattn.update_value_sums(sums, v, 83, torch.tensor(step, device=device))
+        expect_sums(sums, v, step)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("selection", ["own", "shared"])
+def test_sums_change_nothing_but_what_is_read(device: str, selection: dspattn.patterns.Selection) -> None:
+    q, k, v = cache(device)
+    lengths = torch.tensor([390, 400], device=device, dtype=torch.int32)
+    sums = dspattn.value_sums(v, lengths)
+    results = [
+        dspattn.attention_with_cache(
+            q, k, v, lengths, rest="mean", sums=given, selection=selection, return_lse=True,
+            kernel="decode_bf16_d64" if device == "cuda" and given is not None else "",
+        )
+        for given in (sums, None)
+    ]  # fmt: skip
+    precision = 1e-5 if device == "cpu" else 1e-2
+    for with_sums, without in zip(*results, strict=True):
+        torch.testing.assert_close(with_sums, without, rtol=precision, atol=precision)
+    plain = dspattn.attention(q, k, v, key_lengths=lengths, rest="mean", selection=selection, enable_gqa=True)
+    torch.testing.assert_close(results[1][0], plain, rtol=0, atol=0)
+    dense = dspattn.attention(q, k, v, key_lengths=lengths, pattern="dense", enable_gqa=True, return_lse=True)[1]
+    torch.testing.assert_close(results[0][1], dense, rtol=precision, atol=precision)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pages are for GPUs")
+def test_pages() -> None:
+    q, k, v = cache("cuda", n=384)
+    table = torch.randperm(12, device="cuda").view(2, 6)
+    pages = []
+    for tensor in (k, v):
+        split = tensor.view(2, 2, 6, 64, 64).transpose(1, 2).reshape(12, 2, 64, 64)
+        pages.append(torch.empty_like(split))
+        pages[-1][table.flatten()] = split
+    lengths = torch.tensor([200, 384], device="cuda")
+    for rest in ("drop", "mean"):
+        sums = dspattn.value_sums(pages[1], lengths, block_table=table) if rest == "mean" else None
+        paged = dspattn.attention_with_cache(q, *pages, lengths, block_table=table, sums=sums, rest=rest)
+        whole = dspattn.attention_with_cache(q, k, v, lengths, rest=rest)
+        torch.testing.assert_close(paged, whole, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_graph_updates_sums_while_lengths_grow() -> None:
+    q, k, v = cache("cuda")
+    lengths = torch.tensor([120, 250], device="cuda", dtype=torch.int32)
+    sums = dspattn.value_sums(v, lengths)
+
+    def step() -> Tensor:
+        lengths.add_(1)
+        dspattn.update_value_sums(sums, v, 1, lengths)
+        return dspattn.attention_with_cache(q, k, v, lengths, rest="mean", sums=sums, kernel="decode_bf16_d64")
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for _ in range(20):
+        graph.replay()
+        expected = dspattn.attention_with_cache(q, k, v, lengths, rest="mean")
+        torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
+    assert lengths.tolist() == [141, 271]
+
+
+def test_wrong_calls_are_named() -> None:
+    q, k, v = cache("cpu")
+    sums = dspattn.value_sums(v)
+    with pytest.raises(dspattn.DspattnError, match=r"sums: expected none with rest = drop, got some"):
+        dspattn.attention_with_cache(q, k, v, sums=sums)
+    with pytest.raises(dspattn.DspattnError, match=r"sums.shape\[2\]: expected an even number from .* = 6 on, got 4"):
+        dspattn.attention_with_cache(q, k, v, sums=sums[:, :, :4], rest="mean")
+    with pytest.raises(dspattn.DspattnError, match=r"new_keys: expected >= 0, got -1"):
+        dspattn.update_value_sums(sums, v, -1)
+    with pytest.raises(dspattn.DspattnError, match=r"value: expected 4 dimensions"):
+        dspattn.value_sums(v[0])
+    with pytest.raises(dspattn.DspattnError, match=r"sums.dtype: expected fp32, got bf16"):
+        dspattn.update_value_sums(sums.bfloat16(), v, 1)
