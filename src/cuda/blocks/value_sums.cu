@@ -78,6 +78,7 @@ __device__ __forceinline__ void sum_block(const ValueSumsParams& p, const Task& 
     float sums[kWidth] = {};
     int count = 0;
     const int begin = block * tile::kBlockKeys, end = begin + tile::kBlockKeys;
+#pragma unroll 1
     for (int key = begin + run; key < end; key += kKeysAtOnce * runs) {
       count += add_keys(p, values, key, runs, end, column, sums);
     }
@@ -117,7 +118,7 @@ __device__ __forceinline__ void add_up_blocks(const ValueSumsParams& p, const Ta
   }
 }
 
-__global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ ValueSumsParams p) {
+__global__ void __launch_bounds__(kThreads, 2) sum_kernel(const __grid_constant__ ValueSumsParams p) {
   __shared__ RunSums shared;
   const int index = p.chunks.quotient(static_cast<int>(blockIdx.x));
   const Task task(p, index);
