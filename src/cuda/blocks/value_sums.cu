@@ -78,6 +78,7 @@ __device__ __forceinline__ void sum_block(const ValueSumsParams& p, const Task& 
     float sums[kWidth] = {};
     int count = 0;
     const int begin = block * tile::kBlockKeys, end = begin + tile::kBlockKeys;
+#pragma unroll 1
     for (int key = begin + run; key < end; key += kKeysAtOnce * runs) {
       count += add_keys(p, values, key, runs, end, column, sums);
     }
