@@ -228,8 +228,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "edgetam_vision_model": {"backbone_channel_list": [1024, 512, 256, 64]},
     "edgetam": {
         "vision_config.backbone_channel_list": [1024, 512, 256, 64],
-        "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+        "vision_config.backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]], "prompt_encoder_config.patch_size": 8,
     },
+    "higgs_audio_v2_tokenizer": {"sample_rate": 16000},
     "sam3_tracker_video": {
         "vision_config.backbone_config.image_size": 56, "prompt_encoder_config.image_size": 56,
         "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]], **_VIDEO,
