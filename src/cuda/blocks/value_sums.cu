@@ -117,7 +117,8 @@ __device__ __forceinline__ void add_up_blocks(const ValueSumsParams& p, const Ta
   }
 }
 
-__global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ ValueSumsParams p) {
+// The second bound keeps ptxas from spilling for an occupancy that nothing here needs.
+__global__ void __launch_bounds__(kThreads, 1) sum_kernel(const __grid_constant__ ValueSumsParams p) {
   __shared__ RunSums shared;
   const int index = p.chunks.quotient(static_cast<int>(blockIdx.x));
   const Task task(p, index);
