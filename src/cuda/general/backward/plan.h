@@ -41,7 +41,7 @@ struct BackwardPlan {
   bool adds_queries = false;      // the key-stationary kernel makes dQ, too: no kernel of its own
   bool wraps = false;             // walks begin at their own place and go around; two sums for every query tile
   bool is_plain = false;          // Features::plain
-  int variant = 0;
+  bool has_key_rows = false;      // keys are the rows of scores (Config::kKeyRows)
   bool finds_references = false;  // references.h
   WorkspaceOffsets workspace;
 };
