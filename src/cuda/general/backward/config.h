@@ -84,7 +84,7 @@ struct Config {
     static constexpr int kCtas = kMaxTiles * kSplit <= 4 ? 2 : 1;  // a multiprocessor: 255 registers
     static constexpr int kRowBlocks = kRowBytes <= 256 && !kIsFp32 ? 2 : 1;
     static constexpr int kTileQ = kRowBytes <= 256 && !kIsFp32 ? 64 : kRowBytes >= 1024 ? 16 : 32;
-    static constexpr int kRowWarps = kTileQ / (16 * kRowBlocks);  // of the kSplit
+    static constexpr int kRowWarps = kTileQ / (16 * kRowBlocks);              // of the kSplit
     static constexpr int kColumns = kKeyRows ? kHeadDim : kHeadDim / kSplit;  // of a warp
     static_assert(kRowWarps <= kSplit && kRowUnit % kTileQ == 0 && kTileUnit % kMaxTiles == 0);
 
@@ -98,7 +98,10 @@ struct Config {
     static constexpr bool kAddsQueries = kKind != Kind::precise && !kWeightsOverKeys;
     static constexpr int kRowsBytes = kTileQ * (2 * kStride + kNumberBytes);
     static constexpr int kTileBytes = kKeysBytes + (kWeightsOverKeys ? 0 : 2 * kWeightBytes);
-    static constexpr int shared_bytes(int tiles, int stages) { return tiles * kTileBytes + stages * kRowsBytes; }
+    // Where keys are rows there are always two stages.
+    static constexpr int shared_bytes(int tiles, int stages) {
+      return tiles * kTileBytes + (kKeyRows ? 2 : stages) * kRowsBytes;
+    }
     static_assert(!kWeightsOverKeys || kWeightBytes <= kTileK * kStride);
     static_assert(shared_bytes(kMaxTiles > 1 ? 2 : 1, 1) <= kSmallestShared);
   };

@@ -140,8 +140,7 @@ struct KeySupply {
     if (lane >= kStepsAtOnce || number >= shared.step_count) return;
     const int head = number / item.rows.count();
     const auto head_tiles = static_cast<int>(params.prepared.head_rows / K::kTileQ);
-    Step step{item.first_head + head,
-              tile::tile_of_step(item.rows, item.walk, number - head * item.rows.count())};
+    Step step{item.first_head + head, tile::tile_of_step(item.rows, item.walk, number - head * item.rows.count())};
     const int in_head = static_cast<int>(item.sequence.prepared_row / K::kTileQ) + step.tile;
     step.rows = step.head * head_tiles + in_head;
     if (adds()) {
@@ -158,7 +157,8 @@ struct KeySupply {
     step.interior = 0;
     for (int i = 0; i < params.key_tiles; ++i) {
       const int first_key = params.tiles.first_key(item.first_tile + i);
-      if (tile::sees_span(params.tiles, item.score.band, first_key, step.tile * K::kTileQ, last)) step.interior |= 1 << i;
+      if (tile::sees_span(params.tiles, item.score.band, first_key, step.tile * K::kTileQ, last))
+        step.interior |= 1 << i;
     }
     shared.steps[number % (2 * kStepsAtOnce)] = step;
   }
@@ -223,16 +223,15 @@ __device__ __forceinline__ void weigh_rows(const BackwardParams& params, const K
   const int first = step.tile * K::kTileQ;
   const int first_key = params.tiles.first_key(item.first_tile + tile);
   const auto rows = [own](int bytes) { return static_cast<std::uint32_t>(own * bytes); };
-  const TilePlace place{
-      memory.q(stage) + rows(C::kStride),
-      memory.d_out(stage) + rows(C::kStride),
-      memory.numbers(stage) + rows(C::kNumberBytes),
-      memory.keys(tile),
-      memory.values(tile),
-      first + own,
-      first_key,
-      params.tiles.part(item.first_tile + tile),
-      (step.interior >> tile & 1) != 0};
+  const TilePlace place{memory.q(stage) + rows(C::kStride),
+                        memory.d_out(stage) + rows(C::kStride),
+                        memory.numbers(stage) + rows(C::kNumberBytes),
+                        memory.keys(tile),
+                        memory.values(tile),
+                        first + own,
+                        first_key,
+                        params.tiles.part(item.first_tile + tile),
+                        (step.interior >> tile & 1) != 0};
   const ScoreItem whose{item.score.rows, item.score.sequence, step.head, item.score.band};
   const auto at = [&](int block) {
     return rows(K::kWeightStride) + static_cast<std::uint32_t>(16 * block * K::kWeightStride);

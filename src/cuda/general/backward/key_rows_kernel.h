@@ -176,10 +176,10 @@ struct KeyRowWarp {
   using S = typename C::Share;
   static_assert(K::kWeightStride == C::kStride);  // so that dS is read as rows of Q are
 
-  int tile, own;  // its key tile; its first row of a query tile
-  std::uint32_t key;                 // K of its tile, along; V follows
-  std::uint32_t row, row_transposed;  // Q of its rows, across and along; dO follows
-  std::uint32_t numbers, d_scores;    // as its lanes read and write them
+  int tile, own;                         // its key tile; its first row of a query tile
+  std::uint32_t key;                     // K of its tile, along; V follows
+  std::uint32_t row, row_transposed;     // Q of its rows, across and along; dO follows
+  std::uint32_t numbers, d_scores;       // as its lanes read and write them
   std::uint32_t share_rows, share_keys;  // of dS and K, of its chunk of dQ
   float* sums;                           // of its chunk, of the first query tile
 
@@ -280,7 +280,8 @@ __device__ __forceinline__ void store_both(const BackwardParams& params, const K
   const int warp = own_thread() >> 5;
 #pragma unroll
   for (int i = 0; i < kElements; ++i) {
-    const float x = has_values ? d_k[i * 2 / kElements][i % (kElements / 2)] : d_v[i * 2 / kElements][i % (kElements / 2)];
+    const float x =
+        has_values ? d_k[i * 2 / kElements][i % (kElements / 2)] : d_v[i * 2 / kElements][i % (kElements / 2)];
     ptx::store_shared(place(warp) + 128 * i, __float_as_uint(x));
   }
   meet();

@@ -277,7 +277,8 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_keys(const __grid_constan
 #pragma unroll
       for (int i = 0; i < kRowsAtOnce; ++i) {
         const int at = first + i * own.step;
-        const std::int64_t tile = kv_head * params.prepared.head_tiles + rows.prepared_tile + unit * kTileUnit + at / kTileK;
+        const std::int64_t tile =
+            kv_head * params.prepared.head_tiles + rows.prepared_tile + unit * kTileUnit + at / kTileK;
         std::uint8_t* to = params.prepared.keys + (tile * 2 * kTileK + at % kTileK) * params.stride + 16 * chunk;
         k[i].clear_nan();
         k[i].bound_infinite();
@@ -415,8 +416,9 @@ __global__ void __launch_bounds__(kThreads) finish_queries(const __grid_constant
     if (kType != DType::f32 && params.fp32_d_q == 0 && column + 8 <= params.d_q.columns) {
       auto* eight_columns = static_cast<std::uint16_t*>(params.d_q.data) + to + column;
       if (reinterpret_cast<std::uintptr_t>(eight_columns) % 16 == 0) {
-        *reinterpret_cast<uint4*>(eight_columns) = make_uint4(pack_pair<kType>(x[0], x[1]), pack_pair<kType>(x[2], x[3]),
-                                                              pack_pair<kType>(x[4], x[5]), pack_pair<kType>(x[6], x[7]));
+        *reinterpret_cast<uint4*>(eight_columns) =
+            make_uint4(pack_pair<kType>(x[0], x[1]), pack_pair<kType>(x[2], x[3]), pack_pair<kType>(x[4], x[5]),
+                       pack_pair<kType>(x[6], x[7]));
         continue;
       }
     }
