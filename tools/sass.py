@@ -159,6 +159,19 @@ def parse_resources(text):
     return {match[1]: (int(match[2]), int(match[3])) for match in pattern.finditer(text)}
 
 
+def parse_usage(text):
+    """[(architecture, name, {"REG": registers, "STACK": bytes, "SHARED": bytes, ...})] of what -res-usage prints."""
+    found, architecture, name = [], "", ""
+    for line in text.splitlines():
+        if match := re.match(r"arch = (\S+)", line):
+            architecture = match[1]
+        elif match := re.match(r"\s*Function (\S+?):", line):
+            name = match[1]
+        elif name and "REG:" in line:
+            found.append((architecture, name, {key: int(value) for key, value in re.findall(r"([A-Z]+):(\d+)", line)}))
+    return found
+
+
 def parse_barriers(text):
     """{name: barriers} of what cuobjdump -elf prints; kernels without any are not named."""
     result, current = {}, None

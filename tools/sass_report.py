@@ -26,6 +26,10 @@ arrivals. A load by lanes of memory that the arrival does not hand over is repor
 --spills finds spills in loops with tensor core products, the innermost of them: elsewhere they cost next to nothing.
 Exits with 1 when there are any. With --arrivals both are looked for in one pass: disassembling takes most of the time.
 
+--resources only says what kernels take, for every architecture in the file, and disassembles nothing. Exits with 1 where
+one uses local memory, to which registers are spilled, or with --shared more shared memory of its own than that (Hopper's
+driver takes 1 KiB besides, which counts there).
+
 Needs cuobjdump and nvdisasm, of the CUDA toolkit or of the PyPI packages nvidia-cuda-cuobjdump and
 nvidia-cuda-nvdisasm; an instance also needs nvcc.
 """
@@ -230,6 +234,26 @@ def report(kernels):
     return lines
 
 
+def report_resources(files, wanted, shared):
+    """Prints what kernels take; whether none uses local memory or too much shared memory of its own."""
+    good, known = True, 0
+    for file in files:
+        for architecture, name, usage in sass.parse_usage(sass.cuobjdump("-res-usage", file)):
+            if wanted not in name:
+                continue
+            known += 1
+            own = usage["SHARED"] - (1024 if architecture >= "sm_90" else 0)
+            wrong = usage["STACK"] > 0 or usage["LOCAL"] > 0 or (shared is not None and own > shared)
+            good = good and not wrong
+            print(
+                f"{sass.short_name(name)}, {architecture}: {usage['REG']} registers, {usage['STACK']} bytes of stack, "
+                f"{own} bytes of shared memory of its own{' TOO MUCH' if wrong else ''}"
+            )
+    if known == 0:
+        raise sass.SassError(f'no kernel with "{wanted}" in its name')
+    return good
+
+
 def changed(before, after):
     return f"{before} -> {after}" if before != after else f"{after}"
 
@@ -271,6 +295,8 @@ def main(argv):
     parser.add_argument("--diff", action="store_true", help="compare two")
     parser.add_argument("--arrivals", action="store_true", help="find arrivals that may overtake loads")
     parser.add_argument("--spills", action="store_true", help="find spills in loops with products")
+    parser.add_argument("--resources", action="store_true", help="registers, stack, shared memory; 1 with local memory")
+    parser.add_argument("--shared", type=int, help="--resources: 1 with more bytes of shared memory of its own")
     parser.add_argument("--kernel", default="", help="only kernels whose name contains this")
     arguments = parser.parse_args(argv)
     if arguments.diff and len(arguments.files) != 2:
@@ -278,6 +304,8 @@ def main(argv):
     if arguments.diff and (arguments.arrivals or arguments.spills):
         parser.error("--diff: expected without --arrivals and --spills")
     try:
+        if arguments.resources:
+            return 0 if report_resources(arguments.files, arguments.kernel, arguments.shared) else 1
         if arguments.arrivals:
             more = spills_line if arguments.spills else None
             return 0 if sass_arrivals.report_arrivals(arguments.files, arguments.kernel, more) else 1

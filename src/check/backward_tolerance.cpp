@@ -142,7 +142,8 @@ BackwardTolerance backward_tolerance(const CaseData& data, const cpu::Reference&
 
   // Rows whose weights a 16-bit kernel may find anew, among scores that it had to clamp: they are any.
   const auto add_open = [&](const RowContext& context) {
-    if (!weights_are_open(context, walk, ScoreErrors(context, walk, unit)) && !fp16_scores_decide(context, walk)) return;
+    if (!weights_are_open(context, walk, ScoreErrors(context, walk, unit)) && !fp16_scores_decide(context, walk))
+      return;
     double most = 0;  // of dP
     for (const auto& key : context.kept) {
       double d_weight = 0;

@@ -210,6 +210,13 @@ void draw_choice(Random& random, Case& drawn, const DrawLimits& limits) {
   drawn.choice = limits.choice.value_or(shared && drawn.pass == Pass::forward ? Choice::shared : Choice::each_head);
   // A head alone shares nothing.
   if (limits.choice == Choice::shared && drawn.heads == drawn.kv_heads) drawn.heads *= 2;
+  if (drawn.choice != Choice::shared) return;
+  // Many heads, more than a warp's product has rows.
+  constexpr std::uint64_t kManyHeads = 0x6D616E79;
+  Random many(drawn.seed ^ (kManyHeads << 32), static_cast<std::uint64_t>(drawn.index));
+  const std::int64_t heads = drawn.kv_heads * many.between(17, 40);
+  const std::int64_t work = drawn.batch * heads * drawn.n_q * drawn.n_k * (drawn.d + drawn.d_v);
+  if (many.chance(20) && work <= limits.max_work) drawn.heads = heads;
 }
 
 // Keys of a page, or 0. Drawn only where pages are served: keys are added that fill the last.

@@ -90,8 +90,8 @@ class Judge {
                            allowed >= std::abs(expected);
     // What a 16-bit tensor cannot hold is infinite there.
     const DType type = actual.host_view().dtype;
-    const bool type_ends =
-        type != DType::f32 && std::isinf(core::round_to(type, std::abs(expected) + std::min(allowed, std::abs(expected))));
+    const bool type_ends = type != DType::f32 &&
+                           std::isinf(core::round_to(type, std::abs(expected) + std::min(allowed, std::abs(expected))));
     if ((type_ends || (on_gpu && (fp32_ends || fp16_ends))) && std::isinf(value) &&
         std::signbit(value) == std::signbit(expected)) {
       return "";

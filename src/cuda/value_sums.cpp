@@ -25,9 +25,10 @@ void update_value_sums(const ValueSumsArgs& args) {
   p.sums = blocks::sums_of(args.sums);
   p.key_lengths = blocks::lengths_of(args.key_lengths);
   p.heads = tile::Divisor(static_cast<int>(kv_heads));
-  // Two blocks are what a CTA adds up in the time of one: a step's new keys lie in two at most.
-  constexpr int kBlocksOfCta = 2;
-  p.chunks = tile::Divisor(tile::divide_up(blocks, kBlocksOfCta));
+  p.vector = blocks::is_vector(args.v) && args.v.dtype != DType::f32 ? 1 : 0;
+  // New keys of a step lie in two blocks at most: one CTA, which needs no kernel after it.
+  constexpr int kFewBlocks = 2;
+  p.chunks = tile::Divisor(blocks <= kFewBlocks ? 1 : blocks);
   const CurrentDevice current(args.device.index);
   blocks::launch_value_sums(p, static_cast<int>(extents.batch), static_cast<cudaStream_t>(args.stream));
 }

@@ -117,6 +117,7 @@ TEST(Case, TheWholeContractIsDrawn) {
       {"mean", [](const Case& c) { return c.rest == Rest::mean && !c.pattern.is_dense(); }},
       {"mean with masks", [](const Case& c) { return c.rest == Rest::mean && c.allowed && c.bias; }},
       {"shared", [](const Case& c) { return c.choice == Choice::shared && c.heads > c.kv_heads; }},
+      {"shared by many", [](const Case& c) { return c.choice == Choice::shared && c.heads > 16 * c.kv_heads; }},
       {"shared and mean", [](const Case& c) { return c.choice == Choice::shared && c.rest == Rest::mean; }},
       {"mean beside NaN", [](const Case& c) { return c.rest == Rest::mean && c.nan_past_length; }},
       {"dropout by numbers", [](const Case& c) { return c.dropout > 0 && !c.dropout_state; }},

@@ -77,7 +77,8 @@ TEST(Check, WhatTheTypeCannotHoldIsInfinite) {
     int infinite = 0;
     for (std::int64_t b = 0; b < args.d_k.extent(0); ++b) {
       for (std::int64_t i = 0; i < args.d_k.extent(2) * args.d_k.extent(3); ++i) {
-        std::uint16_t& x = bits[b * args.d_k.step(0) + i / args.d_k.extent(3) * args.d_k.step(2) + i % args.d_k.extent(3)];
+        std::uint16_t& x =
+            bits[b * args.d_k.step(0) + i / args.d_k.extent(3) * args.d_k.step(2) + i % args.d_k.extent(3)];
         infinite += (x & 0x7FFF) == 0x7C00 ? 1 : 0;
         if ((x & 0x7FFF) == 0x7C00) --x;  // the largest number
       }

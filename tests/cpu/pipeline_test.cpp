@@ -5,8 +5,10 @@
 
 #include <limits>
 
+#include "core/half.h"
 #include "cpu/pipeline_case.h"
 #include "dspattn/nm_matrix.h"
+#include "dspattn/workspace.h"
 
 namespace dspattn {
 namespace {
@@ -181,6 +183,24 @@ TEST(PipelineCpu, TheChainRefusesWhatItCannotDo) {
   args.problem.pattern = {1, 2};
   EXPECT_GT(pipeline_workspace_bytes(args), 0u);
   EXPECT_THROW(pipeline_forward(args), Error) << "no workspace";
+}
+
+// Parts of a result in fp32, of 16-bit inputs: rounded, they are the chain's 16-bit results.
+TEST(PipelineCpu, TheChainWritesFp32Results) {
+  const PipelineProblem problem({.dtype = DType::bf16, .n_q = 5, .n_k = 40, .d = 8, .d_v = 8});
+  const PipelineResult narrow = problem.run({}, true);
+  std::vector<float> out(5 * 8);
+  ForwardArgs args{problem.oracle_problem(), {out.data(), DType::f32, {1, 1, 5, 8}}, {}, {}};
+  Workspace workspace;
+  workspace.attach(args.run, {}, pipeline_workspace_bytes(args));
+  pipeline_forward(args);
+  int finer = 0;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const double rounded = core::decode_bf16(core::encode_bf16(out[i]));
+    EXPECT_EQ(rounded, core::load_element(narrow.out.data(), DType::bf16, static_cast<std::int64_t>(i)));
+    finer += rounded != out[i] ? 1 : 0;
+  }
+  EXPECT_GT(finer, 30);
 }
 
 TEST(SparseShape, PadsToWholeMetadataTiles) {

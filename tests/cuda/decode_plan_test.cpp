@@ -98,6 +98,10 @@ TEST(DecodePlan, SplitsFillTheDevice) {
   EXPECT_EQ(many.splits, 1) << "512 units fill 264 slots nearly twice";
   EXPECT_EQ(many.ctas_per_multiprocessor, 2) << "one computes while another begins";
   EXPECT_EQ(many.workspace_bytes, 0u);
+  const Plan several = Asked{.batch = 16, .kv_heads = 32, .n_q = 2}.plan();
+  EXPECT_EQ(several.ctas_per_multiprocessor, 2) << "470 us beside 475";
+  EXPECT_EQ((Asked{.batch = 16, .n_q = 2}.plan().ctas_per_multiprocessor), 1) << "one round of CTAs";
+  EXPECT_EQ((Asked{.batch = 4, .heads = 16, .kv_heads = 4, .n_k = 576}.plan().cluster), 4) << "9.2 us, merged 10.3";
   const Plan alone = Asked{.heads = 1, .kv_heads = 1, .n_k = 1 << 17}.plan();
   EXPECT_GT(alone.splits, 100) << "more than a cluster has";
   EXPECT_EQ(alone.cluster, 1);
@@ -187,6 +191,9 @@ TEST(DecodePlan, HeadsThatChooseTogetherShareTheirRowsOfV) {
     EXPECT_LE(plan.layout.bytes, kH200.shared_bytes);
     EXPECT_EQ(plan.workspace_bytes, 0u);
   }
+  // Where scores of a unit leave a CTA little room, two have room for more teams.
+  EXPECT_EQ((together({.batch = 16, .d = 64}).splits), 2);
+  EXPECT_GT((together({.batch = 16, .d = 64}).teams.count), kMaxWarps);
   // Clusters of 16 would have eight units in two rounds: 303 us, where two kernels take 129.
   EXPECT_EQ(together({.n_k = 1 << 17}).teams.stay, 0);
   // A cluster has no room for these.

@@ -244,6 +244,9 @@ TEST(ForwardPlan, Tf32) {
   EXPECT_EQ(plan(132, 64).variant, Variant::wide);
   EXPECT_EQ(plan(132, 128).variant, Variant::narrow);
   EXPECT_EQ(plan(1, 256).traits.consumers, 1);
+  EXPECT_TRUE(plan(1, 64).tma_k);
+  EXPECT_FALSE(plan(1, 64).tma_v);  // threads read it, in 16 bytes
+  EXPECT_TRUE(plan(1, 64).vector_v);
 }
 
 // Every compiled kernel has a narrow and a general variant whose numbers make sense, and a plan can be printed.

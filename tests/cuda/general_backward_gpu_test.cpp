@@ -160,7 +160,8 @@ TEST_P(GeneralBackwardEdges, ManyHeadsOfOneKeyHead) {
   expect_right(drawn);
 }
 
-// Biases among which scores in fp16 decide nothing, and gradients that fp16 cannot hold: two that random problems found.
+// Biases among which scores in fp16 decide nothing, and gradients that fp16 cannot hold: two that random problems
+// found.
 TEST(GeneralBackwardCases, OfFp16) {
   if (const std::string why = no_ampere(); !why.empty()) GTEST_SKIP() << why;
   check::CheckOptions options;

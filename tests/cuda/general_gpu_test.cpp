@@ -127,6 +127,45 @@ TEST_P(General, PagesInAnyOrder) {
   EXPECT_EQ(run(true), run(false));
 }
 
+// fp32: a weight far below that of a later tile's key, but not as far below the reference of its own tile.
+TEST(GeneralTable, RaisedReferencesLeaveSmallWeights) {
+  if (const std::string why = no_ampere(); !why.empty()) GTEST_SKIP() << why;
+  constexpr std::int64_t kDim = 4, kKeys = 192;
+  constexpr double kLn2 = 0.6931471805599453;
+  std::vector<float> q(kDim, 0.0f), k(kKeys * kDim, 0.0f), v(kKeys * kDim, 0.0f), out(kDim);
+  q[0] = 1;
+  for (std::int64_t j = 0; j < kKeys; ++j) k[static_cast<std::size_t>(j * kDim)] = -2000;
+  // Logarithms of weights, base 2, in three tiles; a column of V each.
+  const std::vector<float> scores{0, 46, 134};
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    k[i * 64 * kDim] = scores[i];
+    v[i * 64 * kDim + i] = 1;
+  }
+  core::DeviceMemory& memory = cuda::memory(0);
+  const auto upload = [&](const std::vector<float>& values) {
+    core::DeviceBuffer buffer(memory, values.size() * sizeof(float));
+    buffer.upload(values.data());
+    return buffer;
+  };
+  const core::DeviceBuffer gpu_q = upload(q), gpu_k = upload(k), gpu_v = upload(v), gpu_out = upload(out);
+  for (const Fp32Products products : {Fp32Products::tf32_allowed, Fp32Products::full}) {
+    ForwardArgs args;
+    args.problem.device = {DeviceType::cuda, 0};
+    args.problem.q = {gpu_q.data(), DType::f32, {1, 1, 1, kDim}};
+    args.problem.k = {gpu_k.data(), DType::f32, {1, 1, kKeys, kDim}};
+    args.problem.v = {gpu_v.data(), DType::f32, {1, 1, kKeys, kDim}};
+    args.problem.pattern = Pattern::dense();
+    args.problem.scale = kLn2;
+    args.problem.fp32_products = products;
+    args.run.kernel = "general_fp32";
+    args.out = {gpu_out.data(), DType::f32, {1, 1, 1, kDim}};
+    forward(args);
+    gpu_out.download(out.data());
+    EXPECT_NEAR(out[1] * 0x1p88, 1, 0.01);
+    EXPECT_NEAR(out[2], 1, 1e-6);
+  }
+}
+
 TEST(GeneralTable, EveryValidForwardIsServed) {
   if (const std::string why = no_ampere(); !why.empty()) GTEST_SKIP() << why;
   for (const std::string& name : expect_all_served(Pass::forward)) {

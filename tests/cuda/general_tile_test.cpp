@@ -228,10 +228,17 @@ TEST(GeneralPlan, ChoosesStagesByWhatACardHas) {
     return general::plan_forward(problem, out_for(problem), device);
   };
   // Two CTAs with two stages where they fit, with one stage where not.
-  EXPECT_EQ(plan(DType::bf16, 64, kAda).stages, 2);
+  EXPECT_EQ(plan(DType::bf16, 64, kAda).stages, 1);
+  EXPECT_EQ(plan(DType::bf16, 64, kAda).resident, 2);
   EXPECT_EQ(plan(DType::bf16, 128, kHopper).stages, 2);
+  EXPECT_EQ(plan(DType::bf16, 128, kHopper).resident, 2);
   EXPECT_EQ(plan(DType::bf16, 128, kAmpere).stages, 1);
   EXPECT_EQ(plan(DType::bf16, 128, kAmpere).resident, 2);
+  // Three at d = 64.
+  for (const int shared : {kAmpere, kHopper}) {
+    EXPECT_EQ(plan(DType::bf16, 64, shared).stages, 2);
+    EXPECT_EQ(plan(DType::bf16, 64, shared).resident, 3);
+  }
   // One CTA at d = 256, with a second stage where there is room for it.
   EXPECT_EQ(plan(DType::bf16, 256, kAmpere).stages, 2);
   EXPECT_EQ(plan(DType::bf16, 256, kAmpere).resident, 1);
@@ -296,6 +303,10 @@ TEST(GeneralPlan, HeadsThatChooseTogetherShareATile) {
   EXPECT_EQ(plan.row_tiles, (1000 + plan.shape.tile_q / 4 - 1) / (plan.shape.tile_q / 4));
   EXPECT_EQ(plan.ctas, 2 * 4 * plan.row_tiles);
   EXPECT_GE(plan.workspace_bytes, 2u * 12 * 1000 * 4);
+  problem.q.shape[1] = 4 * 20;  // two tiles a key head
+  const general::ForwardPlan many = general::plan_forward(problem, out_for(problem), device);
+  EXPECT_EQ(many.row_tiles, (1000 + many.shape.tile_q / 16 - 1) / (many.shape.tile_q / 16));
+  EXPECT_EQ(many.ctas, 2 * 4 * 2 * many.row_tiles);
 }
 
 TEST(GroupRows, EveryHeadOfAPositionHasARow) {
@@ -309,6 +320,21 @@ TEST(GroupRows, EveryHeadOfAPositionHasARow) {
       ++found;
     }
     EXPECT_EQ(found, heads * rows.positions(64));
+  }
+}
+
+TEST(GroupRows, ManyHeadsAreCutIntoParts) {
+  for (const int heads : {1, 16, 17, 32, 40, 71}) {
+    const tile::GroupRows rows = tile::group_rows(heads);
+    int found = 0;
+    for (int part = 0; part < rows.parts(); ++part) {
+      EXPECT_EQ(rows.part(part).rows_log2, rows.rows_log2);
+      EXPECT_GT(rows.part(part).heads, 0);
+      EXPECT_LE(rows.part(part).heads, 1 << rows.rows_log2);
+      EXPECT_TRUE(part == 0 || rows.rows_log2 == 4) << "parts begin at multiples of 16";
+      found += rows.part(part).heads;
+    }
+    EXPECT_EQ(found, heads);
   }
 }
 

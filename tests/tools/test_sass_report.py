@@ -91,6 +91,8 @@ def test_instructions_are_read(sass):
 def test_resources_and_barriers_are_read(sass):
     usage = "Resource usage:\n Common:\n  GLOBAL:0\n Function _Zab:\n  REG:168 STACK:8 SHARED:1024 LOCAL:0\n"
     assert sass.parse_resources(usage) == {"_Zab": (168, 8)}
+    used = {"REG": 168, "STACK": 8, "SHARED": 1024, "LOCAL": 0}
+    assert sass.parse_usage("arch = sm_80\n" + usage) == [("sm_80", "_Zab", used)]
     elf = (
         ".nv.info._Zab\n\t<0x1>\n\tAttribute:\tEIATTR_MAXREG_COUNT\n\tFormat:\tEIFMT_HVAL\n\tValue:\t0xa8\n"
         "\tAttribute:\tEIATTR_NUM_BARRIERS\n\tFormat:\tEIFMT_BVAL\n\tValue:\t0x10\n.text._Zab\n\tValue:\t0x3\n"

@@ -1,6 +1,7 @@
-// Sums of V over blocks of 128 keys, then over all blocks up to each. A warp adds up 32 columns of a block, its lanes a
-// column each, key by key. After a step of generation at most one block is new, and one CTA a key head does both; after
-// a prompt many CTAs share the blocks and a second kernel adds these up. Always in the same order.
+// Sums of V over blocks of 128 keys, then over all blocks up to each. A CTA adds up a block: a thread has eight columns
+// of some of its keys, its run, and the runs are added in shared memory. After a step of generation at most one block
+// is new, and one CTA a key head does both; after a prompt there is a CTA a block, and a second kernel adds up blocks.
+// Always in the same order.
 #include "cuda/blocks/value_sums.h"
 #include "cuda/blocks/values.h"
 #include "cuda/device/device.h"
@@ -10,8 +11,8 @@ namespace dspattn::cuda::blocks {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-constexpr int kKeysAtOnce = 16;   // whose V a lane loads together
+constexpr int kWidth = 8;         // columns of a thread: 16 bytes of 16-bit numbers
+constexpr int kKeysAtOnce = 8;    // whose V a thread loads together
 constexpr int kBlocksAtOnce = 8;  // whose sums a thread loads together
 
 // A key head of a sequence, and its blocks that are to be added up.
@@ -25,33 +26,76 @@ struct Task {
   }
 };
 
-// A column of a block: its sum; past the last column how many keys it has.
-__device__ __forceinline__ float sum_of_block(const HeadValues& values, int block, int column) {
-  float sum = 0;
-  for (int first = block * tile::kBlockKeys; first < (block + 1) * tile::kBlockKeys; first += kKeysAtOnce) {
-    float x[kKeysAtOnce];
+struct RunSums {
+  float sums[kThreads * kWidth];  // [run][column]
+  int counts[kThreads];           // of the run's keys
+};
+
+// A thread's columns of the keys first, first + step, ..., kKeysAtOnce of them, those before `end`. Returns how many.
+__device__ __forceinline__ int add_keys(const ValueSumsParams& p, const HeadValues& values, int first, int step,
+                                        int end, int column, float (&sums)[kWidth]) {
+  std::int64_t rows[kKeysAtOnce];
+  int count = 0;
+#pragma unroll
+  for (int i = 0; i < kKeysAtOnce; ++i) {
+    rows[i] = first + i * step < end ? values.row(first + i * step) : -1;
+    count += rows[i] >= 0 ? 1 : 0;
+  }
+  if (p.vector != 0) {
+    uint4 x[kKeysAtOnce];
 #pragma unroll
     for (int i = 0; i < kKeysAtOnce; ++i) {
-      const std::int64_t row = values.row(first + i);
-      x[i] = row < 0 ? 0.0f : column < values.values.columns ? values.at(row + column) : 1.0f;
+      x[i] = make_uint4(0, 0, 0, 0);
+      if (rows[i] >= 0) {
+        x[i] =
+            *reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.values.rows.data) + rows[i] + column);
+      }
     }
 #pragma unroll
-    for (int i = 0; i < kKeysAtOnce; ++i) sum += x[i];
+    for (const uint4& eight : x) {
+      const std::uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+      for (int c = 0; c < kWidth; ++c) sums[c] += values.number(words[c / 2] >> (16 * (c % 2)));
+    }
+    return count;
   }
-  return sum;
+  for (int i = 0; i < kKeysAtOnce; ++i) {
+    for (int c = 0; c < kWidth && rows[i] >= 0; ++c) {
+      if (column + c < p.values.columns) sums[c] += values.at(rows[i] + column + c);
+    }
+  }
+  return count;
 }
 
-__device__ __forceinline__ void sum_blocks(const ValueSumsParams& p, const Task& task, int chunk) {
-  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+// By all of a CTA's threads.
+__device__ __forceinline__ void sum_block(const ValueSumsParams& p, const Task& task, int block, RunSums& shared) {
+  const int columns = p.values.columns, across = (columns + kWidth - 1) / kWidth;
+  const int runs = min(kThreads / across, tile::kBlockKeys);
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int run = thread / across, column = thread % across * kWidth;
   const HeadValues values(p.values, task.sequence, task.head);
-  const int across = (p.values.columns + 1 + 31) / 32;
-  const int items = (task.blocks.end - task.blocks.begin) * across;
-  for (int item = chunk * kWarps + warp; item < items; item += p.chunks.value * kWarps) {
-    const int block = task.blocks.begin + item / across, column = item % across * 32 + lane;
-    if (column > p.values.columns) continue;
-    p.sums.data[p.sums.offset(task.sequence, task.head, tile::row_of_block(block)) + column] =
-        sum_of_block(values, block, column);
+  if (run < runs) {
+    float sums[kWidth] = {};
+    int count = 0;
+    const int begin = block * tile::kBlockKeys, end = begin + tile::kBlockKeys;
+#pragma unroll 1
+    for (int key = begin + run; key < end; key += kKeysAtOnce * runs) {
+      count += add_keys(p, values, key, runs, end, column, sums);
+    }
+#pragma unroll
+    for (int c = 0; c < kWidth; ++c) shared.sums[run * across * kWidth + column + c] = sums[c];
+    if (column == 0) shared.counts[run] = count;
   }
+  __syncthreads();  // every run's sums are there
+  float* to = p.sums.data + p.sums.offset(task.sequence, task.head, tile::row_of_block(block));
+  for (int c = thread; c <= columns; c += kThreads) {
+    float sum = 0;
+    for (int i = 0; i < runs; ++i) {
+      sum += c < columns ? shared.sums[i * across * kWidth + c] : static_cast<float>(shared.counts[i]);
+    }
+    to[c] = sum;
+  }
+  __syncthreads();  // and have been read; this block's are written
 }
 
 __device__ __forceinline__ void add_up_blocks(const ValueSumsParams& p, const Task& task) {
@@ -74,13 +118,14 @@ __device__ __forceinline__ void add_up_blocks(const ValueSumsParams& p, const Ta
   }
 }
 
-__global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ ValueSumsParams p) {
+// The second bound keeps ptxas from spilling for an occupancy that nothing here needs.
+__global__ void __launch_bounds__(kThreads, 1) sum_kernel(const __grid_constant__ ValueSumsParams p) {
+  __shared__ RunSums shared;
   const int index = p.chunks.quotient(static_cast<int>(blockIdx.x));
   const Task task(p, index);
-  sum_blocks(p, task, static_cast<int>(blockIdx.x) - index * p.chunks.value);
-  if (p.chunks.value > 1) return;
-  __syncthreads();  // the blocks' sums are there
-  add_up_blocks(p, task);
+  const int first = task.blocks.begin + static_cast<int>(blockIdx.x) - index * p.chunks.value;
+  for (int block = first; block < task.blocks.end; block += p.chunks.value) sum_block(p, task, block, shared);
+  if (p.chunks.value == 1) add_up_blocks(p, task);
 }
 
 __global__ void __launch_bounds__(kThreads) add_up_kernel(const __grid_constant__ ValueSumsParams p) {

@@ -35,6 +35,7 @@ struct ValueSumsParams {
   SumsView sums;
   tile::LengthsView key_lengths;
   int n_k = 0, new_keys = 0;
+  int vector = 0;        // 1: rows are of 16-bit numbers and 16-byte aligned
   tile::Divisor heads;   // key heads
   tile::Divisor chunks;  // CTAs that share a key head's blocks; one: it adds up blocks too
 };

@@ -26,7 +26,10 @@ struct HeadValues {
   }
   __device__ __forceinline__ float at(std::int64_t element) const {
     if (values.type == DType::f32) return static_cast<const float*>(values.rows.data)[element];
-    const std::uint32_t bits = static_cast<const std::uint16_t*>(values.rows.data)[element];
+    return number(static_cast<const std::uint16_t*>(values.rows.data)[element]);
+  }
+  // Of the 16 low bits.
+  __device__ __forceinline__ float number(std::uint32_t bits) const {
     if (values.type == DType::bf16) return __uint_as_float(bits << 16);
     float low, high;
     ptx::unpack_f16x2(bits, low, high);

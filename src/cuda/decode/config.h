@@ -15,7 +15,7 @@ namespace dspattn::cuda::decode {
 inline constexpr int kWarpRows = 16;             // rows of a tensor-core product
 inline constexpr int kMaxRows = 4 * kWarpRows;   // of a CTA
 inline constexpr int kMostRows = 16 * kMaxRows;  // of a key head: beyond, a kernel for many queries has enough CTAs
-inline constexpr int kMaxWarps = 8;              // of a CTA, and teams: a thread has up to 255 registers
+inline constexpr int kMaxWarps = 8;              // of a CTA, and teams, but most_warps(): up to 255 registers
 inline constexpr int kMaxCluster = 16;           // CTAs
 inline constexpr int kPortableCluster = 8;       // CTAs; for more a kernel must say that it may
 inline constexpr int kStatsBytes = 16;           // of a row (RowStats)
@@ -37,6 +37,12 @@ constexpr bool chooses_together(DType type, int dim) { return weighs_in_register
 // Where the weight of pruned keys may be summed (rest = mean): of longer rows registers are too few.
 constexpr bool sums_pruned(int dim) { return dim <= 128; }
 
+// Warps of a CTA at most. Heads that choose together spend their time in chains of dependent instructions: more warps
+// are at it at once.
+DSPATTN_HOST_DEVICE constexpr int most_warps(int dim, bool chosen) {
+  return chosen && dim <= 64 ? kMaxWarps + 4 : kMaxWarps;  // 168 registers; longer rows want more
+}
+
 template <DType kTypeOfInputs, int kDim>
 struct Config {
   static constexpr DType kType = kTypeOfInputs;
@@ -46,18 +52,20 @@ struct Config {
   static constexpr int kGroups = kTileK / 4;
   static constexpr int kTilesPerBlock = tile::kBlockKeys / kTileK;
   static constexpr int kPanels = kDim * kElementBytes / 128;  // of 128 bytes of columns
+  static constexpr int kMostWarps = most_warps(kDim, true);
   static constexpr bool kSumsPruned = sums_pruned(kDim);
   static_assert(kPanels >= 1 && kDim * kElementBytes % 128 == 0);
 };
 
 // What a launch decides: how the warps are teamed, how many rows each has room for, and whether V's rows are gathered.
 struct Teams {
-  int warps = 1;   // of a team: 1, 2 or 4
-  int rows = 16;   // of a warp, rounded up to a power of two: 1, 2, 4, 8 or 16
-  int gather = 0;  // 1: only the kept rows of V are read: all rows of a key head keep the same
-  int count = 4;   // of a CTA
-  int chosen = 0;  // 1: heads choose together, from scores that are there already
-  int stay = 0;    // and of so many tiles a team these stay in shared memory; 0: they are in the workspace
+  int warps = 1;    // of a team: 1, 2 or 4
+  int rows = 16;    // of a warp, rounded up to a power of two: 1, 2, 4, 8 or 16
+  int gather = 0;   // 1: only the kept rows of V are read: all rows of a key head keep the same
+  int count = 4;    // of a CTA
+  int chosen = 0;   // 1: heads choose together, from scores that are there already
+  int stay = 0;     // and of so many tiles a team these stay in shared memory; 0: they are in the workspace
+  int scoring = 0;  // 1: these scores are what is computed, of K alone
 
   DSPATTN_HOST_DEVICE constexpr int cta_warps() const { return warps * count; }
 };
@@ -111,6 +119,8 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
     s.ring_bytes = s.batch_scores + loaded > least ? s.batch_scores + loaded : least;
     s.ring_bytes = (s.ring_bytes + 1023) / 1024 * 1024;
     s.buffers = 2 * kChoiceTiles;
+  } else if (teams.scoring != 0) {
+    s.ring_bytes = 2 * s.tile_bytes;
   } else {
     s.ring_bytes = teams.gather != 0 ? 2 * (s.tile_bytes + s.v_bytes) : 3 * s.tile_bytes;
     s.buffers = teams.gather != 0 ? 2 : 1;

@@ -31,7 +31,8 @@ void launch_kernel(const Params& params, std::int64_t ctas, cudaStream_t stream)
     if (params.teams.chosen != 0) {
       Params scoring = params;
       scoring.teams.chosen = 0;
-      scoring.teams.gather = 0;  // a ring of three K tiles, of which two are used
+      scoring.teams.gather = 0;
+      scoring.teams.scoring = 1;
       scoring.layout = shared_layout(kType, kDim, scoring.teams);
       scoring.cluster = tile::Divisor(1);
       launch_one<C>("decode scores", score_kernel<C>, scoring, ctas, stream);

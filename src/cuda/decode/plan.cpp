@@ -1,8 +1,6 @@
 #include "cuda/decode/plan.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <sstream>
 
@@ -18,8 +16,8 @@ constexpr std::int64_t kTileLatency = 1500;     // of a team's tile, whose K and
 constexpr std::int64_t kCtaCycles = 4000;       // of a CTA beside its tiles: Q, the first tile's latency, joining
 constexpr std::int64_t kLaterCtaCycles = 1500;  // of one that begins while another computes
 constexpr std::int64_t kClusterCycles = 1800;   // joining a cluster's results, and for each of its CTAs
-constexpr std::int64_t kClusterCtaCycles = 400;
-constexpr std::int64_t kMergeCycles = 3800;  // a second kernel, and for each part that it joins
+constexpr std::int64_t kClusterCtaCycles = 500;
+constexpr std::int64_t kMergeCycles = 4600;  // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
 constexpr std::int64_t kChoiceCycles = 24000;  // a kernel for scores before the one that chooses, 5 us and more
 constexpr int kReserved = 1024;                // of a multiprocessor's shared memory, by every CTA
@@ -85,7 +83,7 @@ class Dealer {
     // with another's loads, if there are several after each other.
     for (const int packed : {1, 2}) {
       if (packed > 1 && teams_.gather == 0 && units_ < 2 * slots_of(device_, 1, 1)) continue;
-      const int most = most_teams(packed);
+      const int most = most_teams(packed, stay);
       if (most == 0) continue;
       const auto consider = [&](std::int64_t splits, std::int64_t cluster) {
         const Deal deal = deal_of(packed, most, static_cast<int>(splits), static_cast<int>(cluster), stay);
@@ -104,25 +102,33 @@ class Dealer {
     }
     return found;
   }
+  // Of units whose scores stay: two CTAs each, in clusters. A cost of the largest number: there is no way.
+  Deal pairs_that_stay() const {
+    const int most = most_teams(1, true);
+    return device_.major >= 9 && tiles_ > 1 && most > 0 ? deal_of(1, most, 2, 2, true) : Deal{};
+  }
 
  private:
   bool fits(const Teams& teams, int packed) const {
     return packed * (shared_layout(type_, dim_, teams).bytes + kReserved) <= device_.shared_bytes + kReserved;
   }
   // Of a CTA, where so many share a multiprocessor, without scores that stay.
-  int most_teams(int packed) const {
+  int most_teams(int packed, bool stay) const {
     Teams teams = teams_;
-    for (teams.count = kMaxWarps / teams.warps; teams.count > 0; --teams.count) {
-      Teams scoring = teams;
-      scoring.chosen = 0;
-      scoring.gather = 0;
-      if (fits(teams, packed) && fits(scoring, packed)) break;
+    const bool chosen = teams.chosen != 0;
+    for (teams.count = most_warps(dim_, chosen) / teams.warps; teams.count > 0; --teams.count) {
+      if (stay) {  // of one tile a team at least
+        teams.stay = 1;
+        if (fits(teams, packed)) break;
+        continue;
+      }
+      Teams scoring = teams;  // before a choice
+      scoring.chosen = scoring.gather = 0;
+      scoring.scoring = 1;
+      if (fits(teams, packed) && (!chosen || fits(scoring, packed))) break;
     }
     return teams.count;
   }
-
- public:
-  int most_of(int packed) const { return most_teams(packed); }
   Deal deal_of(int packed, int most, int splits, int cluster, bool stay) const {
     Deal deal;
     deal.teams = teams_;
@@ -182,11 +188,11 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
     // In one kernel, whose clusters may leave multiprocessors idle, or in two.
     const Deal stays = dealer.best(true);
     if (stays.cost < deal.cost + kChoiceCycles) deal = stays;
-  }
-  if (const char* given = std::getenv("DSPATTN_DEAL")) {
-    int packed = 1, splits = 1, cluster = 1, stay = 0;
-    std::sscanf(given, "%d,%d,%d,%d", &packed, &splits, &cluster, &stay);
-    deal = dealer.deal_of(packed, dealer.most_of(packed), splits, cluster, stay != 0);
+    // What stays leaves room for few teams: half of it in each of two CTAs for more.
+    if (const Deal pairs = dealer.pairs_that_stay();
+        deal.teams.stay != 0 && deal.splits == 1 && pairs.cost != Deal{}.cost && pairs.teams.count > deal.teams.count) {
+      deal = pairs;
+    }
   }
   plan.teams = deal.teams;
   plan.splits = deal.splits;

@@ -38,9 +38,6 @@ constexpr int out_columns(DType type, int dim) { return dim <= 256 ? dim : type 
 
 inline constexpr int kCopyingThreads = 128;
 
-// Query heads that may choose their keys together: rows of a warp's product.
-inline constexpr int kMostSharingHeads = 16;
-
 inline constexpr int kMostTileRows = 64;  // where everything is served
 
 template <DType kElementType, Kind kProducts, int kDim, Scope kScope>
@@ -60,12 +57,18 @@ struct Config {
   // is what mma.sync lacks first, then serves two products. At d = 256 the output alone takes half of the registers.
   static constexpr int kRowBlocks = kDim <= 128 && !kAll ? 2 : 1;
   static constexpr int kTileK = (kIsFp32 && kDim > 64) || kDim > 256 ? 32 : 64;
-  // fp32 at large head dims: what fits into 99 KiB.
-  static constexpr int kWarps = !kIsFp32 || kDim < 256 ? 4 : kDim == 256 ? 2 : 1;
+  // fp32 at d = 512: what fits into 99 KiB.
+  static constexpr int kWarps = kIsFp32 && kDim > 256 ? 1 : 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kTileQ = 16 * kRowBlocks * kWarps;
   static_assert(!kAll || (kTileQ <= kMostTileRows && kThreads == 2 * kTileQ));
-  static constexpr int kCtas = 2;  // a multiprocessor, as far as registers go
+  // 16-bit at d = 64: a third CTA a multiprocessor, of 168 registers a thread, hides more of the others' waits than
+  // anything else that was tried. For that scores of half a tile's columns are in registers at once; packed, they take
+  // half.
+  static constexpr bool kNarrow = !kIsFp32 && kDim == 64 && !kAll;
+  static constexpr int kCtas = kNarrow ? 3 : 2;  // a multiprocessor, as far as registers go
+  static constexpr int kScoreParts = kNarrow ? 2 : 1;
+  static constexpr int kPartColumns = kTileK / kScoreParts;
 
   // Rows are stored in panels of 128 bytes, one swizzle row; V of fp32, which no ldmatrix transposes, row by row, 8
   // floats further apart than they are wide, so that the rows of a quad's lanes lie in different banks.
@@ -79,23 +82,24 @@ struct Config {
   static constexpr int kQBytes = kPanels * kPanelQBytes;
   static constexpr int kKBytes = kPanels * kPanelKBytes;
   static constexpr int kVBytes = kIsFp32 ? kTileK * kVRowBytes : kVPanels * kPanelKBytes;
-  // Addresses and bounds are kept in registers, where there are some left, not computed or read with every tile.
-  static constexpr bool kHasRegisters = !kIsFp32 && kDim == 64 && !kAll;
-  // Where the next tile is to be found is remembered; at d = 128 in shared memory.
+  // Where the next tile is to be found is remembered, in shared memory.
   static constexpr bool kCheapCopies = !kIsFp32 && kDim <= 128 && !kAll;
   // Where nothing is selected scores stay in fp32, which with 128 columns of output of 32 rows takes too many
   // registers.
-  static constexpr bool kWeighsUnselected = kKind == Kind::any && !kIsFp32 && !kAll && kDim != 128;
+  static constexpr bool kWeighsUnselected = kKind == Kind::any && !kIsFp32 && !kAll && kDim == 256;
+  // tf32: K and V are rounded as fragments are read, by every warp, or in shared memory, once for all of them. At d =
+  // 256 shared memory has more to do than the warps.
+  static constexpr bool kRoundsFragments = kIsTf32 && kDim == 256;
   // Q in registers saves reading it with every tile.
-  static constexpr bool kQInRegisters = !kIsFp32 && kDim == 64;
+  static constexpr bool kQInRegisters = false;
 
   // Beside these: the description of the CTA's rows, and addresses (item.h).
-  static constexpr int kOwnBytes = kCheapCopies && !kHasRegisters ? 3072 : 1024;
+  static constexpr int kOwnBytes = kCheapCopies ? 3072 : kAll ? 2048 : 1024;
   // No stage: K and V take turns in one place.
   static constexpr int shared_bytes(int stages) {
     return kQBytes + (stages == 0 ? (kKBytes > kVBytes ? kKBytes : kVBytes) : stages * (kKBytes + kVBytes));
   }
-  static constexpr int kLeastStages = kDim > 256 ? 0 : 1;
+  static constexpr int kLeastStages = kRowBytes >= 1024 ? 0 : 1;
   static_assert(shared_bytes(kLeastStages) + kOwnBytes <= 99 * 1024, "must fit where a CTA has 99 KiB");
 
   // Words of a lane's weights for 16 rows, and of metadata.
@@ -117,8 +121,10 @@ struct Config {
   // A lane's sum of a tile's weights past this raises the reference. fp16 weights must stay below 65504; bf16 has
   // fp32's range.
   static constexpr float kWeightLimit = kType == DType::f16 ? 0x1p15f : 0x1p60f;
-  // The same of a weight, where a tile's largest score is known before it is weighed.
-  static constexpr float kLargestWeightLog2 = kType == DType::f16 ? 10.0f : 50.0f;
+  // The same of a weight, where a tile's largest score is known before it is weighed. fp32: what a later tile's largest
+  // leaves of a weight, 2^-90 of it and more, shows (src/check), so that what a reference is raised by, these 90 and
+  // the limit, must be an exponent of fp32.
+  static constexpr float kLargestWeightLog2 = kType == DType::f16 ? 10.0f : 30.0f;
 };
 
 // The same for one of the two patterns that `fours` serves.

@@ -126,6 +126,28 @@ __device__ __forceinline__ void copy_any_rows(std::uint32_t to, const Source& so
   });
 }
 
+// The first kRows rows of a source, in their order.
+template <typename C, typename Place, int kRows>
+__device__ __forceinline__ void copy_rows(std::uint32_t to, const Source& source) {
+  if (source.vector == 0 || source.rows < kRows || kRowsOfAPass<C> % 8 != 0) {
+    return copy_any_rows<C, Place, kRows>(to, source, [](int row) { return row; });
+  }
+  const int chunk = own_thread() & 7;
+  const int first = own_thread() >> 3;
+  const std::uint8_t* from = source.data + first * source.row_bytes + 16 * chunk;
+  const std::uint32_t target = to + static_cast<std::uint32_t>(Place::offset(first, 0, chunk));
+  const int bytes = source.columns * C::kElementBytes - 16 * chunk;
+#pragma unroll
+  for (int row = 0; row < kRows; row += kRowsOfAPass<C>) {
+#pragma unroll
+    for (int panel = 0; panel < C::kPanels; ++panel) {
+      ptx::cp_async_16(target + static_cast<std::uint32_t>(Place::offset(row, panel, 0)), from + 128 * panel,
+                       bytes > 128 * panel ? 16 : 0);
+    }
+    from += kRowsOfAPass<C> * source.row_bytes;
+  }
+}
+
 // A tile of K or V, part `part` of the span of keys that begins with first_key. key_of(part, row): the tile row's key
 // within the span. Where all of it exists, the keys of a thread's rows are sums of those of the row's bits: a multiply
 // and an addition a row.

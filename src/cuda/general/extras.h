@@ -58,12 +58,12 @@ __device__ __forceinline__ std::uint32_t kept_places(const ForwardParams& params
   return bits;
 }
 
-// Of fp32 numbers, one row after the other. number(i, row): of place i.
-template <typename C, typename Numbers>
+// Of fp32 numbers, one row after the other. numbers(row, left): of all places.
+template <typename C, int kRows = 2, typename Numbers>
 __device__ __forceinline__ std::uint32_t kept_by_rows(const ForwardParams& params, int t, Numbers numbers) {
   std::uint32_t bits = 0;
 #pragma unroll 1
-  for (int row = 0; row < 2; ++row) {
+  for (int row = 0; row < kRows; ++row) {
     float left[C::kTileK / 4];
     numbers(row, left);
     tile::keep_largest<tile::SingleKeys>(left, params.keep, params.tiles.places_log2, t, Exchange{});

@@ -21,7 +21,7 @@ namespace {
 
 WorkParams planned_work(const Problem& problem, const ForwardPlan& plan) {
   WorkParams work = work_of(problem);
-  work.heads = tile::Divisor(work.heads.value / plan.group.heads);
+  work.heads = tile::Divisor(work.heads.value / plan.group.all * plan.group.parts());
   return work;
 }
 
@@ -38,8 +38,9 @@ Extras extras_of(const ForwardArgs& args, const ForwardPlan& plan, const ScoreSc
   Extras e;
   if (problem.soft_cap) {
     e.cap = compared_cap(*problem.soft_cap, scales);
-    e.two_passes = e.cap != 0 && problem.mask.bias.present() ? 1 : 0;
+    e.cap_before_bias = e.cap != 0 && problem.mask.bias.present() ? 1 : 0;
   }
+  e.choosing_passes = plan.group.parts() > 1 ? plan.group.parts() : e.cap_before_bias;
   e.means = means_view_of(plan.means, problem, args.run.workspace);
   if (const Dropout& dropout = problem.dropout; dropout.probability > 0) {
     e.drop_below = core::dropout_threshold(dropout.probability);
@@ -69,10 +70,9 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.one_of_two = problem.pattern == Pattern{1, 2} ? 1 : 0;
   p.d = static_cast<int>(geometry.d);
   p.d_v = static_cast<int>(geometry.d_v);
-  p.row_tiles = plan.row_tiles;
+  p.row_tiles = tile::Divisor(std::max(plan.row_tiles, 1));
   p.column_parts = plan.column_parts;
   p.stages = plan.stages;
-  p.tiles_a_stage = plan.tiles_a_stage;
   const auto bytes_of = [&](const ConstTensorView& rows) {
     return rows.step(2) * static_cast<std::int64_t>(size_bytes(problem.q.dtype));
   };
@@ -129,23 +129,12 @@ void launch_lse(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t s
   launch_kernel(dense.problem, own, params, stream);
 }
 
-std::int64_t sharing_heads(const Problem& problem) {
-  return problem.k.extent(1) > 0 ? problem.q.extent(1) / problem.k.extent(1) : 1;
-}
-
 }  // namespace
 
 void why_not(DType type, const Problem& problem, core::Refusals& refusals) {
   const DeviceFacts& device = device_facts(problem.device.index);
   refuse_device(device, device.major >= 8, "8.0 (Ampere) or later", refusals);
   refuse_type(type, problem, refusals);
-  if (const std::int64_t sharing = sharing_heads(problem);
-      problem.choice == Choice::shared && !problem.pattern.is_dense() && sharing > kMostSharingHeads) {
-    refusals.add([&] {
-      return "heads / kv_heads: takes up to " + std::to_string(kMostSharingHeads) +
-             " query heads a key head where they choose together, got " + std::to_string(sharing);
-    });
-  }
   refuse_pages(problem, refusals);
   const core::Geometry geometry = core::geometry_of(problem);
   refuse_rows(problem, geometry, refusals);

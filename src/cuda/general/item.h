@@ -23,12 +23,15 @@ struct RowsItem : Item<1> {
   int column;                       // that one
   int lacks_pages;                  // 1: keys that the tile may see are in no page
   int cheap_end;                    // tiles before this one are copied cheaply (copy.h, NextTile)
+  tile::GroupRows group;            // heads in the tile's rows
 };
 
 // The same with what waits there where everything is served (Scope::all).
 struct FullItem : RowsItem {
   float rest[kMostTileRows];              // rest = mean: weights of the rows' pruned keys so far
-  std::uint32_t kept[kMostTileRows * 2];  // two passes: places that a thread keeps
+  std::uint32_t kept[kMostTileRows * 2];  // passes that choose: places that a thread keeps
+  float shares[kMostTileRows / 16][64];   // heads in parts: a key's shares so far, of a warp's position
+  int part, own_part;                     // of the heads: that Q is now of, that the CTA writes
 };
 // The same with where each thread finds its chunk of the next tiles of K and V (copy.h), where registers are too short
 // for that.
@@ -36,20 +39,27 @@ struct RememberingItem : RowsItem {
   NextTile next_k[kCopyingThreads], next_v[kCopyingThreads];
 };
 template <typename C>
-using ItemOf = std::conditional_t<C::kAll, FullItem,
-                                  std::conditional_t<C::kCheapCopies && !C::kHasRegisters, RememberingItem, RowsItem>>;
+using ItemOf = std::conditional_t<C::kAll, FullItem, std::conditional_t<C::kCheapCopies, RememberingItem, RowsItem>>;
 
 // For one thread. valid: 0 where there are no rows.
 template <typename C>
-__device__ __forceinline__ void describe_rows(const ForwardParams& params, RowsItem& item) {
-  const int index = static_cast<int>(blockIdx.x) / params.column_parts;
-  const int sequence_head = index / params.row_tiles;
+__device__ __forceinline__ void describe_rows(const ForwardParams& params, ItemOf<C>& item) {
+  const int cta = static_cast<int>(blockIdx.x);
+  const int index = C::kAll ? cta / params.column_parts : cta;
+  const int sequence_head = params.row_tiles.quotient(index);
   Work work;
   const int n_k = describe_sequence(params.work, params.work.heads.quotient(sequence_head), work);
-  work.head = params.work.heads.remainder(sequence_head) * params.group.heads;
+  work.head = params.work.heads.remainder(sequence_head);
+  item.group = params.group;
+  if constexpr (C::kAll) {
+    const int kv_head = work.head / params.group.parts();
+    item.part = item.own_part = work.head - kv_head * params.group.parts();
+    item.group = params.group.part(item.part);
+    work.head = kv_head * params.group.all + item.part * tile::kMostGroupRows;
+  }
   // Last rows first: under a causal mask they see the most keys.
   const int positions = params.group.positions(C::kTileQ);
-  work.row_begin = (params.row_tiles - 1 - (index - sequence_head * params.row_tiles)) * positions;
+  work.row_begin = (params.row_tiles.value - 1 - params.row_tiles.remainder(index)) * positions;
   item.valid = work.row_begin < work.rows ? 1 : 0;
   if (item.valid == 0) return;
   describe_keys<C>(params.work, n_k, work);
@@ -61,9 +71,9 @@ __device__ __forceinline__ void describe_rows(const ForwardParams& params, RowsI
   item.sequence = work.sequence;
   item.head = work.head;
   item.k_row = work.k_row;
-  item.column = (static_cast<int>(blockIdx.x) - index * params.column_parts) * C::kHeadDim;
+  item.column = C::kAll ? (cta - index * params.column_parts) * C::kHeadDim : 0;
   item.lacks_pages = 0;
-  item.cheap_end = params.k_row_bytes != 0 ? work.band.key_length / params.tiles.span << params.tiles.parts_log2 : 0;
+  item.cheap_end = params.k_row_bytes != 0 ? params.tiles.tiles_within(work.band.key_length) : 0;
   item.out_offset = params.out.offset(work.batch, work.head, row) + item.column;
   item.lse_offset = params.lse.offset(work.batch, work.head, row);
   item.band = work.band;
@@ -106,8 +116,8 @@ __device__ __forceinline__ void clear_rest(FullItem& item) {
 }
 
 // A lane's two rows of 16, of which `row` is the first.
-__device__ __forceinline__ OwnRows own_rows(const ForwardParams& params, const RowsItem& item, int row) {
-  const tile::GroupRows& group = params.group;
+__device__ __forceinline__ OwnRows own_rows(const RowsItem& item, int row) {
+  const tile::GroupRows& group = item.group;
   const auto position = [&](int r) { return item.row_begin + group.position(r); };
   const auto head = [&](int r) { return item.head + min(group.head(r), group.heads - 1); };
   const auto exists = [&](int r) { return position(r) < item.rows && group.exists(r); };

@@ -19,11 +19,10 @@ struct Loader {
 
   const ForwardParams& params;
   ItemOf<C>& item;
-  std::uint32_t shared;     // Q, then K and V of one stage after the other
-  NextTile next_k, next_v;  // of this thread, where registers are not short: tiles are asked for in order
+  std::uint32_t shared;  // Q, then K and V of one stage after the other
 
   __device__ __forceinline__ Loader(const ForwardParams& p, ItemOf<C>& i, std::uint32_t address)
-      : params(p), item(i), shared(address), next_k{nullptr}, next_v{nullptr} {
+      : params(p), item(i), shared(address) {
     if constexpr (C::kCheapCopies) {
       own_next_k() = NextTile::of<C>(k_source(), params.tiles, item.tiles.begin, key_of_k());
       own_next_v() = NextTile::of<OfV<C>>(v_source(), params.tiles, item.tiles.begin, key_of_v());
@@ -42,13 +41,30 @@ struct Loader {
   __device__ __forceinline__ void load_q() const {
     const Source source{item.q, params.q.row_stride * C::kElementBytes, item.rows - item.row_begin, params.d,
                         params.vector_q};
-    if constexpr (!C::kAll) return copy_any_rows<C, PlaceQ, C::kTileQ>(shared, source, [](int row) { return row; });
+    if constexpr (!C::kAll) return copy_rows<C, PlaceQ, C::kTileQ>(shared, source);
     const std::int64_t head_bytes = params.q.head_stride * C::kElementBytes;
     copy_rows_at<C, PlaceQ, C::kTileQ>(shared, source, [&](int row) -> RowAt {
-      const int position = params.group.position(row);
-      return {position < source.rows && params.group.exists(row),
-              position * source.row_bytes + params.group.head(row) * head_bytes};
+      const int position = item.group.position(row);
+      return {position < source.rows && item.group.exists(row),
+              position * source.row_bytes + item.group.head(row) * head_bytes};
     });
+  }
+  // Heads in parts: Q of the next one in place of the other's.
+  __device__ __forceinline__ void load_part(int part) {
+    __syncthreads();  // all have left it
+    if (threadIdx.x == 0) {
+      const int heads = (part - item.part) * tile::kMostGroupRows;
+      item.q += heads * params.q.head_stride * C::kElementBytes;
+      item.head += heads;
+      item.group = params.group.part(part);
+      item.part = part;
+    }
+    __syncthreads();  // all can read it
+    load_q();
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    finish_q();
+    __syncthreads();
   }
   // One tile after the other.
   __device__ __forceinline__ void load_k(int tile, int stage) {
@@ -90,55 +106,42 @@ struct Loader {
     });
   }
   __device__ __forceinline__ void finish_k(int stage) const {
-    if constexpr (C::kIsTf32) {
+    if constexpr (C::kIsTf32 && !C::kRoundsFragments) {
       each_own_chunk<C, PlaceK, C::kTileK>([&](std::uint32_t at) { round_chunk(k_tile(stage) + at); });
     }
   }
   __device__ __forceinline__ void finish_v(int stage) const {
-    if constexpr (C::kIsTf32) {
+    if constexpr (C::kIsTf32 && !C::kRoundsFragments) {
       each_own_chunk<OfV<C>, PlaceV, C::kTileK>([&](std::uint32_t at) { round_chunk(v_tile(stage) + at); });
     }
   }
 
   // What is asked for before the first tile.
   __device__ __forceinline__ void begin(int ahead) {
-    const int first = item.tiles.begin;
-    if (first >= item.tiles.end) return;
-    load_k(first, 0);
-    if (ahead == 0) return;
-    load_v(first, 0);
-    if (ahead == 2 && first + 1 < item.tiles.end) {
-      load_k(first + 1, 1);
-      load_v(first + 1, 1);
-    }
+    if (item.tiles.begin >= item.tiles.end) return;
+    load_k(item.tiles.begin, 0);
+    if (ahead != 0) load_v(item.tiles.begin, 0);
   }
-  // Before tile `tile`, which begins a stage: K (and V) of the stage is there for all, and all have left the stage
-  // before, into which the next one comes.
+  // Before tile `tile`: its K (two stages: and V) is there for all, and all have left the stage before, into which the
+  // next tile comes.
   __device__ __forceinline__ void next_stage(int tile, int ahead) {
-    const int end = item.tiles.end;
     const int number = tile - item.tiles.begin;
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
-    if (number == 0) finish_q();
+    if (number == 0 && !C::kQInRegisters) finish_q();
     if (ahead == 0) {
       finish_k(0);
       __syncthreads();
       if (!takes_turns()) load_v(tile, 0);
       return;
     }
-    const int stage = number & (2 * ahead - 1);
-    const int other = stage ^ ahead;
-    for (int i = 0; i < ahead; ++i) {
-      finish_k(stage + i);
-      finish_v(stage + i);
-    }
+    const int stage = number & 1;
+    finish_k(stage);
+    finish_v(stage);
     __syncthreads();
-#pragma unroll 1
-    for (int i = 0; i < ahead; ++i) {
-      if (tile + ahead + i >= end) return;
-      load_k(tile + ahead + i, other + i);
-      load_v(tile + ahead + i, other + i);
-    }
+    if (tile + 1 >= item.tiles.end) return;
+    load_k(tile + 1, stage ^ 1);
+    load_v(tile + 1, stage ^ 1);
   }
 
   // One stage: V is there for all, and all have left K.
@@ -154,20 +157,8 @@ struct Loader {
   }
 
  private:
-  __device__ __forceinline__ NextTile& own_next_k() {
-    if constexpr (C::kHasRegisters) {
-      return next_k;
-    } else {
-      return item.next_k[own_thread()];
-    }
-  }
-  __device__ __forceinline__ NextTile& own_next_v() {
-    if constexpr (C::kHasRegisters) {
-      return next_v;
-    } else {
-      return item.next_v[own_thread()];
-    }
-  }
+  __device__ __forceinline__ NextTile& own_next_k() { return item.next_k[own_thread()]; }
+  __device__ __forceinline__ NextTile& own_next_v() { return item.next_v[own_thread()]; }
   __device__ __forceinline__ auto key_of_k() const {
     return [&tiles = params.tiles](int part, int row) {
       return tile::key_of_column<C::kLayout, C::kTileK>(tiles, part, row);

@@ -22,7 +22,8 @@ struct ScorePlace {
   // The lane's other row: positions below this one. Heads of both, counted from the item's.
   int below = 8;
   int head = 0, head_below = 0;
-  float cap = 0;  // of scores before a bias is added; 0: none
+  float cap = 0;         // of scores before a bias is added; 0: none
+  int first_column = 0;  // where scores are of a part of the tile's columns
 };
 
 // cap * tanh(score / cap); what is masked stays so.
@@ -64,9 +65,9 @@ __device__ __forceinline__ void go_round(Word (&words)[kCount]) {
 }
 
 // Mask tensors, eight columns at a time: unrolled, all loads at once would take the registers.
-template <typename C, typename Params, typename ItemType>
+template <typename C, typename Params, typename ItemType, int kScores>
 __device__ __forceinline__ void mask_by_tensors(const Params& params, const ItemType& item, const ScorePlace& at,
-                                                float (&scores)[C::kTileK / 2]) {
+                                                float (&scores)[kScores]) {
   const int last = item.rows - 1;  // rows past the end read the last row: their results are not stored
   const auto rows_of = [&](const MaskTensor& mask, int bytes) {
     return MaskPointers(mask, bytes, item.sequence, item.head + at.head, min(at.row, last), item.head + at.head_below,
@@ -75,8 +76,9 @@ __device__ __forceinline__ void mask_by_tensors(const Params& params, const Item
   const MaskPointers bias = rows_of(params.bias, params.bias_type == BiasType::f32 ? 4 : 2);
   const MaskPointers allowed = rows_of(params.allowed, 1);
   const int present = item.band.key_length - at.first_key;
+  const int end = at.first_column + 2 * kScores;
 #pragma unroll 1
-  for (int column = 2 * at.t; column < C::kTileK; column += 8) {
+  for (int column = at.first_column + 2 * at.t; column < end; column += 8) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = tile::key_of_column<C::kLayout, C::kTileK>(params.tiles, at.part, column + i);
@@ -99,11 +101,12 @@ __device__ __forceinline__ void mask_by_tensors(const Params& params, const Item
 }
 
 // Keys in no page.
-template <typename C>
+template <typename C, int kScores>
 __device__ __forceinline__ void mask_pages(const ForwardParams& params, int sequence, int key_length,
-                                           const ScorePlace& at, float (&scores)[C::kTileK / 2]) {
+                                           const ScorePlace& at, float (&scores)[kScores]) {
+  const int end = at.first_column + 2 * kScores;
 #pragma unroll 1
-  for (int column = 2 * at.t; column < C::kTileK; column += 8) {
+  for (int column = at.first_column + 2 * at.t; column < end; column += 8) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = at.first_key + tile::key_of_column<C::kLayout, C::kTileK>(params.tiles, at.part, column + i);
@@ -117,18 +120,39 @@ __device__ __forceinline__ void mask_pages(const ForwardParams& params, int sequ
 }
 
 // What the diagonal, the window and the key length hide, and empty places.
-template <typename C>
+template <typename C, int kScores>
 __device__ __forceinline__ void mask_band(const tile::KeyTiles& tiles, const tile::RowBand& band, const ScorePlace& at,
-                                          float (&scores)[C::kTileK / 2]) {
+                                          float (&scores)[kScores]) {
   const int begin0 = band.begin(at.row) - at.first_key, end0 = band.end(at.row) - at.first_key;
   const int begin1 = band.begin(at.row + at.below) - at.first_key, end1 = band.end(at.row + at.below) - at.first_key;
 #pragma unroll
-  for (int i = 0; i < C::kTileK / 4; ++i) {
-    const int column = 8 * (i >> 1) + 2 * at.t + (i & 1);
+  for (int i = 0; i < kScores / 2; ++i) {
+    const int column = at.first_column + 8 * (i >> 1) + 2 * at.t + (i & 1);
     const int key = tile::key_of_column<C::kLayout, C::kTileK>(tiles, at.part, column);
     float* score = scores + 4 * (i >> 1) + (i & 1);
     if (key < 0 || key < begin0 || key >= end0) score[0] = -INFINITY;
     if (key < 0 || key < begin1 || key >= end1) score[2] = -INFINITY;
+  }
+}
+
+// The same of the forward kernel. Where nothing is pruned a lane's columns are consecutive keys: those a row sees are
+// neighbouring bits of a word.
+template <typename C, int kScores>
+__device__ __forceinline__ void mask_band_of_places(const tile::KeyTiles& tiles, const tile::RowBand& band,
+                                                    const ScorePlace& at, float (&scores)[kScores]) {
+  if (C::kLayout != tile::TileLayout::places || tiles.group != 1) return mask_band<C>(tiles, band, at, scores);
+  constexpr int kPlaces = kScores / 2;
+  const int first = at.first_key + at.t * (C::kTileK / 4) + at.first_column / 4;
+  const auto seen = [&](int row) {
+    const auto below = [&](int key) { return (1u << min(max(key - first, 0), kPlaces)) - 1; };
+    return below(band.end(row)) & ~below(band.begin(row));
+  };
+  const std::uint32_t seen0 = seen(at.row), seen1 = seen(at.row + at.below);
+#pragma unroll
+  for (int i = 0; i < kPlaces; ++i) {
+    float* score = scores + 4 * (i >> 1) + (i & 1);
+    if ((seen0 >> i & 1) == 0) score[0] = -INFINITY;
+    if ((seen1 >> i & 1) == 0) score[2] = -INFINITY;
   }
 }
 

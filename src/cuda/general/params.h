@@ -9,6 +9,7 @@
 #include "cuda/blocks/scales.h"
 #include "cuda/blocks/views.h"
 #include "cuda/blocks/work_params.h"
+#include "cuda/tile/divisor.h"
 #include "cuda/tile/group_rows.h"
 #include "cuda/tile/key_tiles.h"
 
@@ -21,9 +22,13 @@ enum class BiasType : std::int32_t { f32, as_inputs };
 
 // What few problems ask for. Tiles are then weighed in more steps: selected, capped, dropped.
 struct Extras {
-  int present = 0;       // 1: any of these
-  float cap = 0;         // of compared scores; 0: none
-  int two_passes = 0;    // 1: scores are computed twice, with a bias without the cap to be compared, then with it
+  int present = 0;  // 1: any of these
+  float cap = 0;    // of compared scores; 0: none
+  // Passes over a tile's scores in which keys are chosen, before the one in which they are weighed; 0: that one. One
+  // where a bias comes after a cap, without which scores are compared; else one for each part of heads that choose
+  // together.
+  int choosing_passes = 0;
+  int cap_before_bias = 0;
   int counts_apart = 0;  // 1: some weights count that do not meet V
   MeansView means;       // rest = mean
 
@@ -54,10 +59,9 @@ struct ForwardParams {
   int keep = 0;           // of a group; 0: all
   int one_of_two = 0;     // `fours`: the pattern is 1:2
   int d = 0, d_v = 0;
-  int row_tiles = 0;                                             // of a head, or of heads that choose together
+  tile::Divisor row_tiles{};                                     // of a head, or of heads that choose together
   int column_parts = 1;                                          // CTAs that share a row tile's columns of the output
   int stages = 1;                                                // of K and V; 0: both in one place
-  int tiles_a_stage = 1;                                         // 1 or 2
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0;  // rows are 16-byte aligned: copies of 16 bytes
   int bare_scores = 0;  // 1: scores are compared as the product leaves them, but for the band
   // Bytes from one row of K and of V to the next where all of a tile's rows can be copied alike; else 0 (copy.h).

@@ -18,9 +18,9 @@ Shape shape_from() {
           .tile_q = C::kTileQ,
           .tile_k = C::kTileK,
           .threads = C::kThreads,
+          .ctas = C::kCtas,
           .least_stages = C::kLeastStages,
           .own_bytes = C::kOwnBytes,
-          .q_bytes = C::kQBytes,
           .shared_bytes = {C::shared_bytes(0), C::shared_bytes(1), C::shared_bytes(2)}};
 }
 
@@ -105,26 +105,21 @@ ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const De
   plan.kind = kind_of(problem, plan.scope);
   plan.shape = shape_of(problem.q.dtype, plan.kind, plan.scope, compiled_dim(plan.scope, dim_of(problem)));
   // A multiprocessor has 1 KiB more than a CTA may ask for. Two CTAs hide each other's waits, which a second stage does
-  // less well: it comes second.
+  // less well: it comes second. A third is welcome where it fits besides.
   const auto fits = [&](int stages, int ctas) {
     return ctas * (plan.shape.shared_bytes[stages] + plan.shape.own_bytes + kReservedBytes) <=
            device.shared_bytes + 1024;
   };
   plan.stages = fits(2, 2) ? 2 : fits(1, 2) ? 1 : fits(2, 1) ? 2 : fits(1, 1) ? 1 : plan.shape.least_stages;
-  plan.resident = fits(plan.stages, 2) ? 2 : 1;
-  // Two tiles a stage halve the barriers, where that costs no CTA: at d = 64 everywhere else there is less to gain.
-  const auto fits_twice = [&](int ctas) {
-    const int bytes = 2 * plan.shape.shared_bytes[2] - plan.shape.q_bytes;
-    return ctas * (bytes + plan.shape.own_bytes + kReservedBytes) <= device.shared_bytes + 1024;
-  };
-  plan.tiles_a_stage = plan.stages == 2 && plan.shape.dim == 64 && fits_twice(plan.resident) ? 2 : 1;
+  plan.resident = plan.shape.ctas;
+  while (plan.resident > 1 && !fits(plan.stages, plan.resident)) --plan.resident;
   const std::int64_t sharing = geometry.kv_heads > 0 ? geometry.heads / geometry.kv_heads : 1;
-  if (plan.together)
-    plan.group = tile::group_rows(static_cast<int>(std::min<std::int64_t>(sharing, kMostSharingHeads)));
+  if (plan.together) plan.group = tile::group_rows(static_cast<int>(sharing));
   plan.row_tiles = tile::divide_up(geometry.n_q, plan.group.positions(plan.shape.tile_q));
   plan.column_parts =
       tile::divide_up(std::max<std::int64_t>(geometry.d_v, 1), out_columns(problem.q.dtype, plan.shape.dim));
-  plan.ctas = geometry.batch * geometry.heads / plan.group.heads * plan.row_tiles * plan.column_parts;
+  plan.ctas =
+      geometry.batch * (geometry.heads / plan.group.all) * plan.group.parts() * plan.row_tiles * plan.column_parts;
   plan.vector_q = blocks::is_vector(problem.q);
   plan.vector_k = blocks::is_vector(problem.k);
   plan.vector_v = blocks::is_vector(problem.v);

@@ -18,9 +18,9 @@ struct Shape {
   int dim = 0;  // head dim
   int tile_q = 0, tile_k = 0;
   int threads = 0;
+  int ctas = 2;              // a multiprocessor, as far as registers go
   int least_stages = 1;      // 0: K and V may take turns in one place
   int own_bytes = 0;         // of shared memory, for the description of a CTA's rows
-  int q_bytes = 0;           // and for Q
   int shared_bytes[3] = {};  // dynamic, by stages of K and V
 };
 
@@ -30,9 +30,8 @@ struct ForwardPlan {
   Kind kind = Kind::any;
   Scope scope = Scope::plain;
   Shape shape;
-  int stages = 1;  // of K and V
-  int tiles_a_stage = 1;
-  int resident = 1;   // CTAs of a multiprocessor, as far as shared memory goes, at most 2
+  int stages = 1;     // of K and V
+  int resident = 1;   // CTAs of a multiprocessor, as far as registers and shared memory go
   int row_tiles = 0;  // of a head, or of heads that choose together
   int column_parts = 1;
   tile::GroupRows group;
@@ -45,7 +44,7 @@ struct ForwardPlan {
   std::size_t lse_begin = 0;  // in the workspace, behind the means
   std::size_t workspace_bytes = 0;
 
-  int shared_bytes() const { return shape.q_bytes + tiles_a_stage * (shape.shared_bytes[stages] - shape.q_bytes); }
+  int shared_bytes() const { return shape.shared_bytes[stages]; }
 };
 
 // What the problem asks of an instance, and how weights meet V there.

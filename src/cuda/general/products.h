@@ -8,9 +8,11 @@
 #include <type_traits>
 
 #include "cuda/blocks/references.h"
+#include "cuda/blocks/scores16.h"
 #include "cuda/general/config.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/pin.h"
+#include "cuda/ptx/single.h"
 #include "cuda/ptx/sm80.h"
 #include "cuda/tile/key_map.h"
 
@@ -23,7 +25,7 @@ using ElementOf =
 // 16 query rows of a warp; a lane has rows g and g + 8 (g = lane / 4).
 template <typename C>
 struct RowBlock {
-  float scores[C::kTileK / 2];
+  float scores[C::kPartColumns / 2];
   std::uint32_t weights[C::kWeights], metadata[C::kMetadata];
   float out[C::kHeadDim / 2];
   blocks::RowState state;
@@ -48,10 +50,7 @@ struct Products {
   }
 
   // Where a lane reads is computed where it is needed, not kept: registers are short.
-  __device__ __forceinline__ static int thread() {
-    const int index = static_cast<int>(threadIdx.x);
-    return C::kHasRegisters ? index : ptx::opaque(index);
-  }
+  __device__ __forceinline__ static int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)); }
   __device__ __forceinline__ static int lane() { return thread() & 31; }
   __device__ __forceinline__ static int warp_row() { return (thread() >> 5) * 16 * C::kRowBlocks; }
   // For ldmatrix at step 0. Q: lane l addresses row l % 16 and of 32 bytes the first or the second half.
@@ -73,23 +72,26 @@ struct Products {
     ptx::ldmatrix_x4(to, (row ^ static_cast<std::uint32_t>(step % 4 * 32)) +
                              static_cast<std::uint32_t>(step / 4 * C::kPanelQBytes + block * 16 * 128));
   }
-  __device__ __forceinline__ void take_q() {
-    if constexpr (C::kQInRegisters) {
-      const std::uint32_t row = q_row();
+  // Q to registers, times a power of two, given twice in its type.
+  __device__ __forceinline__ void take_q(std::uint32_t scale) {
+    static_assert(C::kQInRegisters);
+    const std::uint32_t row = q_row();
 #pragma unroll
-      for (int block = 0; block < C::kRowBlocks; ++block) {
+    for (int block = 0; block < C::kRowBlocks; ++block) {
 #pragma unroll
-        for (int step = 0; step < C::kScoreSteps; ++step) load_q_step(row, block, step, q[block][step]);
+      for (int step = 0; step < C::kScoreSteps; ++step) {
+        load_q_step(row, block, step, q[block][step]);
+#pragma unroll
+        for (std::uint32_t& pair : q[block][step]) pair = blocks::multiply_pairs<C>(pair, scale);
       }
     }
   }
 
-  // The scores of the K tile at `k`; `first`: of these rows.
-  __device__ __forceinline__ void compute_scores(bool first, std::uint32_t k) {
+  // The scores of the K tile at `k`, or of a part of its columns.
+  __device__ __forceinline__ void compute_scores(std::uint32_t k, int part = 0) {
     if constexpr (C::kKind == Kind::precise) return compute_precise(k);
-    if (first) take_q();
     const std::uint32_t own_q = C::kQInRegisters ? 0 : q_row();
-    const std::uint32_t own_k = k + k_row();
+    const std::uint32_t own_k = k + k_row() + static_cast<std::uint32_t>(part * C::kPartColumns * 128);
     // fp32 at d = 512 panel by panel: unrolled, too many loads would be asked for at once.
     constexpr int kSteps = C::kScoreSteps > 32 ? 4 : C::kScoreSteps;
     if constexpr (kSteps < C::kScoreSteps) clear_scores();
@@ -117,6 +119,10 @@ struct Products {
   }
 
  private:
+  // A word of K or V, to the nearest tf32 where it is not rounded yet.
+  __device__ __forceinline__ static std::uint32_t rounded(std::uint32_t word) {
+    return C::kRoundsFragments ? ptx::nearest_tf32(__uint_as_float(word)) : word;
+  }
   __device__ __forceinline__ void clear_scores() {
 #pragma unroll
     for (RowBlock<C>& block : rows) {
@@ -133,10 +139,12 @@ struct Products {
       for (int block = 0; block < C::kRowBlocks; ++block) load_q_step(own_q, block, step, q[block][0]);
     }
 #pragma unroll
-    for (int pair = 0; pair < C::kTileK / 16; ++pair) {
+    for (int pair = 0; pair < C::kPartColumns / 16; ++pair) {
       std::uint32_t b[4];
       ptx::ldmatrix_x4(b, (own_k ^ static_cast<std::uint32_t>(step % 4 * 32)) +
                               static_cast<std::uint32_t>(step / 4 * C::kPanelKBytes + pair * 16 * 128));
+#pragma unroll
+      for (std::uint32_t& word : b) word = rounded(word);
 #pragma unroll
       for (int block = 0; block < C::kRowBlocks; ++block) {
         add_scores(block, 2 * pair, step, q[block][q_step], b[0], b[1]);
@@ -299,7 +307,7 @@ struct Products {
     }
   }
   __device__ __forceinline__ static std::uint32_t load_v(std::uint32_t v, int row, int columns) {
-    return ptx::load_shared(v + static_cast<std::uint32_t>(row * C::kVRowBytes + columns * 32));
+    return rounded(ptx::load_shared(v + static_cast<std::uint32_t>(row * C::kVRowBytes + columns * 32)));
   }
 };
 

@@ -77,7 +77,7 @@ template <typename C>
 __device__ __forceinline__ void store_block(const ForwardParams& params, const ItemOf<C>& item, int row,
                                             RowBlock<C>& block) {
   const int lane = own_thread() & 31;
-  const OwnRows rows = own_rows(params, item, row);
+  const OwnRows rows = own_rows(item, row);
   RowSums sums = sum_up(block.state);
   if constexpr (C::kAll) {
     if (params.extras.means.data != nullptr) add_rest<C>(params, item, row, rows, block);

@@ -2,7 +2,8 @@
 // pruning, softmax over all visible keys. A kernel before has left every row's log-sum-exp.
 //
 // A CTA has all these heads of its positions, in neighbouring rows (tile/group_rows.h): sums go over the lanes of a
-// column, and over both rows of a lane.
+// column, and over both rows of a lane. Of more heads than a position has rows, every CTA goes through all parts, in
+// their order, before it weighs its own: sums are the same bits everywhere.
 #pragma once
 
 #include <cmath>
@@ -55,14 +56,14 @@ struct Shares {
     lse1 = lse_of(own.exists1, own.head1, own.position1);
   }
 
-  __device__ __forceinline__ void operator()(int row, float (&sums)[C::kTileK / 4]) const {
+  __device__ __forceinline__ void add_up(int row, float (&sums)[C::kTileK / 4]) const {
     constexpr float kLowest = C::kIsFp32 ? -INFINITY : blocks::kLowestScore;
     const float scale = params.scales.exp2_scale;
     const int rows = 1 << params.group.rows_log2;
 #pragma unroll
     for (int i = 0; i < C::kTileK / 4; ++i) {
       sums[i] = share_of(score_at<C>(scores, i, row), kLowest, scale, row == 0 ? lse0 : lse1);
-      if (rows == kMostSharingHeads) {  // the lane's other row is at the same position
+      if (rows == tile::kMostGroupRows) {  // the lane's other row is at the same position
         sums[i] += share_of(score_at<C>(scores, i, row ^ 1), kLowest, scale, row == 0 ? lse1 : lse0);
       }
     }
@@ -71,8 +72,32 @@ struct Shares {
 #pragma unroll
       for (float& sum : sums) sum += __shfl_xor_sync(~0u, sum, 4 * x);
     }
+  }
+  __device__ __forceinline__ static void hide_unseen(float (&sums)[C::kTileK / 4]) {
 #pragma unroll
     for (float& sum : sums) sum = sum == 0 ? -INFINITY : sum;  // no head sees the key
+  }
+  __device__ __forceinline__ void operator()(int row, float (&sums)[C::kTileK / 4]) const {
+    add_up(row, sums);
+    hide_unseen(sums);
+  }
+
+  // Heads in parts, one position a warp: sums over this part and those before, which wait in shared memory.
+  __device__ __forceinline__ void add_part(FullItem& item, float (&sums)[C::kTileK / 4]) const {
+    add_up(0, sums);
+    const int lane = own_thread() & 31;
+    float* so_far = item.shares[own_thread() >> 5] + (lane & 3) * (C::kTileK / 4);
+#pragma unroll
+    for (int i = 0; i < C::kTileK / 4; ++i) {
+      if (item.part > 0) sums[i] += so_far[i];
+    }
+    __syncwarp();  // all have read them
+    if (lane < 4) {
+#pragma unroll
+      for (int i = 0; i < C::kTileK / 4; ++i) so_far[i] = sums[i];
+    }
+    __syncwarp();
+    hide_unseen(sums);
   }
 
   // A row with a NaN keeps everything, and shows it.

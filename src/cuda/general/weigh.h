@@ -22,7 +22,7 @@
 
 namespace dspattn::cuda::general {
 
-// A tile of which rows. `pass`: of two passes over a tile's scores 1 where this one chooses what is kept, else 0.
+// A tile of which rows. `pass`: 0 where its scores are weighed; the passes before count down to it.
 template <typename C>
 struct TilePlace {
   const ForwardParams& params;
@@ -31,18 +31,40 @@ struct TilePlace {
   int pass = 0;
 };
 
+// `fours`: scores of a part of a tile's columns of which the band hides some, whatever the pattern.
+template <typename C>
+struct PartOf : Selecting<C, Selection::two_of_four> {
+  static constexpr int kTileK = C::kPartColumns;
+};
+template <typename C>
+using BandedScores = blocks::PackedScores<PartOf<C>, blocks::Hidden::anything>;
+
 // The scores of 16 rows x kTileK keys, rounded and packed, two rows a word: element e of group block m of `fours`, or
 // place 4m + e.
 template <typename C>
 struct PackedTile {
   std::uint32_t words[C::kTileK / 4];
 
-  __device__ __forceinline__ explicit PackedTile(const float (&scores)[C::kTileK / 2]) {
+  // Calls take(word, score) for every word of part `part` of the columns, and its score of row g; that of row g + 8 is
+  // two further.
+  template <typename Take>
+  __device__ __forceinline__ void each_word(int part, const float (&scores)[C::kPartColumns / 2], Take take) {
+    const int first = part * (C::kPartColumns / 2);
 #pragma unroll
     for (int i = 0; i < C::kTileK / 4; ++i) {
       const int at = C::kKind == Kind::fours ? blocks::score_index<C>(i / 4, i % 4) : 4 * (i >> 1) + (i & 1);
-      words[i] = ptx::pack_f16x2_clamped(scores[at], scores[at + 2]);
+      if (at >= first && at < first + C::kPartColumns / 2) take(i, scores + (at - first));
     }
+  }
+  __device__ __forceinline__ void pack(int part, const float (&scores)[C::kPartColumns / 2]) {
+    each_word(part, scores, [&](int i, const float* score) { words[i] = ptx::pack_f16x2_clamped(score[0], score[2]); });
+  }
+  // `fours`: without what the band hides.
+  __device__ __forceinline__ void pack_seen(int part, const BandedScores<C>& banded) {
+    each_word(part, banded.scores, [&](int i, const float* score) {
+      words[i] =
+          ptx::bit_select(banded.seen(i / 4, i % 4), ptx::pack_f16x2_clamped(score[0], score[2]), blocks::kLowestPair);
+    });
   }
   __device__ __forceinline__ std::uint32_t word(int m, int e) const { return words[4 * m + e]; }
 };
@@ -123,6 +145,12 @@ __device__ __forceinline__ std::uint32_t choose_places(const TilePlace<C>& at, c
   const ForwardParams& params = at.params;
   if (params.keep == 0) return kAllPlaces;
   const bool together = params.extras.shared_lse.data != nullptr;
+  if (at.item.group.parts() > 1) {  // of all rows alike, once the last part is counted
+    const Shares<C, Scores> shares(params, at.item, own, scores);
+    const std::uint32_t kept =
+        kept_by_rows<C, 1>(params, lane & 3, [&](int, float(&left)[C::kTileK / 4]) { shares.add_part(at.item, left); });
+    return kept | kept << 16;
+  }
   if constexpr (C::kIsFp32) {
     const Shares<C, Scores> shares(params, at.item, own, scores);
     const std::uint32_t kept = kept_by_rows<C>(params, lane & 3, [&](int row, float(&left)[C::kTileK / 4]) {
@@ -139,21 +167,23 @@ __device__ __forceinline__ std::uint32_t choose_places(const TilePlace<C>& at, c
 }
 
 // Before a tile is weighed: masks what is not kept, where its weights do not count, and caps scores. Returns what is
-// kept. In two passes the first one chooses, and scores of the second are capped.
+// kept. Passes that choose only write it down.
 template <typename C, typename Scores>
 __device__ __forceinline__ std::uint32_t prepare(const TilePlace<C>& at, Scores& scores, int lane) {
   const Extras& extras = at.params.extras;
   std::uint32_t kept;
-  if (extras.two_passes == 0 || at.pass == 1) {
-    kept = choose_places<C>(at, own_rows(at.params, at.item, own_row<C>()), scores, lane);
-    if (at.pass == 1) {
+  const OwnRows own = own_rows(at.item, own_row<C>());
+  if (extras.choosing_passes == 0 || at.pass > 0) {
+    kept = choose_places<C>(at, own, scores, lane);
+    if (at.pass > 0) {
       at.item.kept[own_thread()] = kept;
       return kept;
     }
-    if (extras.cap != 0) cap_scores<C>(extras.cap, scores);
   } else {
     kept = at.item.kept[own_thread()];
+    if (at.item.group.parts() > 1) kept |= Shares<C, Scores>(at.params, at.item, own, scores).shown();
   }
+  if (extras.cap != 0 && extras.cap_before_bias == 0) cap_scores<C>(extras.cap, scores);
   if (extras.means.data == nullptr) take_places<C>(scores, kept);
   return kept;
 }
@@ -169,7 +199,7 @@ __device__ __forceinline__ void count_apart(const TilePlace<C>& at, std::uint32_
   block.state.sum0 += counted.row0;
   block.state.sum1 += counted.row1;
   if (drops) {
-    const OwnRows own = own_rows(params, at.item, own_row<C>());
+    const OwnRows own = own_rows(at.item, own_row<C>());
     kept &= undropped_places<C>(params, at.item.sequence, own, params.tiles.first_key(at.tile),
                                 params.tiles.part(at.tile), own_thread() & 3);
   } else {
@@ -186,20 +216,56 @@ __device__ __forceinline__ void count_apart(const TilePlace<C>& at, std::uint32_
   take_places<C>(scores, kept);
 }
 
-// Weights of a warp's rows relative to their references. S: the configuration with a selection, where the products have
-// one.
+// Weights of 16 rows relative to their references. S: the configuration with a selection, where the products have one.
+template <typename S, typename C>
+__device__ __forceinline__ TileSums weigh_block(const ScoreScales& scales, const PackedTile<C>& packed,
+                                                RowBlock<C>& block, int lane) {
+  if constexpr (C::kKind == Kind::any) {
+    return weigh_all<C>(packed, block, scales);
+  } else {
+    return weigh_fours<S>(packed, block, scales, lane);
+  }
+}
+// The same of a warp's rows.
 template <typename S, typename C>
 __device__ __forceinline__ void weigh_blocks(const ScoreScales& scales, const PackedTile<C> (&packed)[C::kRowBlocks],
                                              RowBlock<C> (&rows)[C::kRowBlocks], TileSums (&sums)[C::kRowBlocks],
                                              int lane) {
 #pragma unroll
+  for (int i = 0; i < C::kRowBlocks; ++i) sums[i] = weigh_block<S, C>(scales, packed[i], rows[i], lane);
+}
+
+// Whether a tile's weights are small enough; not for NaN: a row without a reference.
+template <typename C>
+__device__ __forceinline__ bool sums_fit(const TileSums (&sums)[C::kRowBlocks]) {
+  bool fits = true;
+#pragma unroll
+  for (const TileSums& sum : sums) fits = fits && sum.row0 < C::kWeightLimit && sum.row1 < C::kWeightLimit;
+  return __all_sync(~0u, fits) != 0;
+}
+template <typename C>
+__device__ __forceinline__ void add_sums(const TileSums (&sums)[C::kRowBlocks], RowBlock<C> (&rows)[C::kRowBlocks]) {
+#pragma unroll
   for (int i = 0; i < C::kRowBlocks; ++i) {
-    if constexpr (C::kKind == Kind::any) {
-      sums[i] = weigh_all<C>(packed[i], rows[i], scales);
-    } else {
-      sums[i] = weigh_fours<S>(packed[i], rows[i], scales, lane);
-    }
+    rows[i].state.sum0 += sums[i].row0;
+    rows[i].state.sum1 += sums[i].row1;
   }
+}
+
+// Raises the references to the tile's largest scores, then weighs it.
+template <typename S, typename C>
+__device__ __forceinline__ void weigh_raised(const ScoreScales& scales, const PackedTile<C> (&packed)[C::kRowBlocks],
+                                             RowBlock<C> (&rows)[C::kRowBlocks], TileSums (&sums)[C::kRowBlocks],
+                                             int lane) {
+  blocks::Raised raised[C::kRowBlocks];
+#pragma unroll
+  for (int i = 0; i < C::kRowBlocks; ++i) {
+    raised[i] = blocks::raise_reference<C>(packed[i], scales, rows[i].state);
+    blocks::shrink(raised[i], rows[i].state, rows[i].out);
+  }
+  weigh_blocks<S, C>(scales, packed, rows, sums, lane);
+#pragma unroll
+  for (int i = 0; i < C::kRowBlocks; ++i) blocks::forget_unset(raised[i], rows[i].state);
 }
 
 // Weights of scores that nothing is selected of, from fp32 scores: in the order of a dense A operand.
@@ -234,11 +300,7 @@ __device__ __forceinline__ bool weigh_unselected(const TilePlace<C>& at, RowBloc
            fmaxf(fabsf(state.minus0), fabsf(state.minus1)) < kLargestReference;
   }
   if (__all_sync(~0u, fits) == 0) return false;  // also for NaN: a row without a reference
-#pragma unroll
-  for (int i = 0; i < C::kRowBlocks; ++i) {
-    rows[i].state.sum0 += sums[i].row0;
-    rows[i].state.sum1 += sums[i].row1;
-  }
+  add_sums<C>(sums, rows);
   return true;
 }
 
@@ -279,23 +341,16 @@ __device__ __forceinline__ void weigh_rows(const TilePlace<C>& at, PackedTile<C>
     } else {
       weigh_blocks<Selecting<C, Selection::two_of_four>>(params.scales, packed, rows, sums, lane);
     }
-    bool fits = true;
-#pragma unroll
-    for (const TileSums& sum : sums) fits = fits && sum.row0 < C::kWeightLimit && sum.row1 < C::kWeightLimit;
+    const bool fits = sums_fit<C>(sums);
     if (raises) {
 #pragma unroll
       for (int i = 0; i < C::kRowBlocks; ++i) blocks::forget_unset(raised[i], rows[i].state);
     }
-    // False also for NaN: a row without a reference.
-    if (raises || __all_sync(~0u, fits) != 0) break;
+    if (raises || fits) break;
     raises = true;
   }
   if (C::kAll && params.extras.drop_below != 0) return;  // they are counted
-#pragma unroll
-  for (int i = 0; i < C::kRowBlocks; ++i) {
-    rows[i].state.sum0 += sums[i].row0;
-    rows[i].state.sum1 += sums[i].row1;
-  }
+  add_sums<C>(sums, rows);
 }
 
 // fp32: weights of all scores in the order of a dense A operand, and their sums, unrounded. kFar:

@@ -28,10 +28,15 @@ struct KeyTiles {
   int places_log2 = 0;  // places of a group
   int span = 64;        // keys
   int parts_log2 = 0;   // tiles of a span
+  int span_log2 = -1;   // where it is a power of two: division would take 25 instructions one after the other
 
   // Of a tile, counted from the row's first: its part of the span, and the span's first key.
   DSPATTN_HOST_DEVICE constexpr int part(int tile) const { return tile & ((1 << parts_log2) - 1); }
   DSPATTN_HOST_DEVICE constexpr int first_key(int tile) const { return (tile >> parts_log2) * span; }
+  // Of the whole spans in so many keys: the tiles.
+  DSPATTN_HOST_DEVICE constexpr int tiles_within(int count) const {
+    return (span_log2 >= 0 ? count >> span_log2 : count / span) << parts_log2;
+  }
   // Keys from a tile's first part of a group to the next tile's.
   DSPATTN_HOST_DEVICE constexpr int step_from(int tile) const {
     const int parts = 1 << parts_log2;
@@ -44,7 +49,7 @@ struct KeyTiles {
 // Rounded up.
 constexpr int log2_of(int x) { return static_cast<int>(std::bit_width(static_cast<unsigned>(x) - 1)); }
 
-constexpr KeyTiles key_tiles(TileLayout layout, Pattern pattern, Grouping grouping, int tile_keys) {
+constexpr KeyTiles unmeasured_key_tiles(TileLayout layout, Pattern pattern, Grouping grouping, int tile_keys) {
   const bool consecutive = grouping == Grouping::consecutive;
   if (layout != TileLayout::places) {
     const KeyMap keys =
@@ -62,6 +67,12 @@ constexpr KeyTiles key_tiles(TileLayout layout, Pattern pattern, Grouping groupi
           places_log2,
           kBlockKeys,
           log2_of(kBlockKeys / tile_keys)};
+}
+
+constexpr KeyTiles key_tiles(TileLayout layout, Pattern pattern, Grouping grouping, int tile_keys) {
+  KeyTiles tiles = unmeasured_key_tiles(layout, pattern, grouping, tile_keys);
+  if ((tiles.span & (tiles.span - 1)) == 0) tiles.span_log2 = log2_of(tiles.span);
+  return tiles;
 }
 
 // Key at a row of the K tile (a column of the scores), counted from the span's first; negative: an empty place.
@@ -111,15 +122,15 @@ DSPATTN_HOST_DEVICE constexpr TileRange visible_tiles(const KeyTiles& tiles, con
   const int begin = band.begin(first);
   const int end = band.end(last);
   if (end <= begin) return {0, 0};
-  return {begin / tiles.span << tiles.parts_log2, (end + tiles.span - 1) / tiles.span << tiles.parts_log2};
+  return {tiles.tiles_within(begin), tiles.tiles_within(end + tiles.span - 1)};
 }
 
 // The tiles all of whose keys all of rows [first, last] see: no masking there. None where places are empty.
 DSPATTN_HOST_DEVICE constexpr TileRange interior_tiles(const KeyTiles& tiles, const RowBand& band, int first,
                                                        int last) {
   if (last < first || !tiles.is_filled()) return {0, 0};
-  const int begin = (band.begin(last) + tiles.span - 1) / tiles.span << tiles.parts_log2;
-  const int end = band.end(first) > 0 ? band.end(first) / tiles.span << tiles.parts_log2 : 0;
+  const int begin = tiles.tiles_within(band.begin(last) + tiles.span - 1);
+  const int end = band.end(first) > 0 ? tiles.tiles_within(band.end(first)) : 0;
   return end > begin ? TileRange{begin, end} : TileRange{0, 0};
 }
 

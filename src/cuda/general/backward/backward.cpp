@@ -185,7 +185,11 @@ void backward_launch(const BackwardArgs& args) {
   if (queries.ctas > 0 && !plan.adds_queries) launch.queries(params, queries, stream);
   if (plan.keys.ctas > 0) {
     const int variant = plan.variant & 3;
-    const auto launch_keys = !plan.is_plain ? launch.keys : variant == 1 ? launch.early_keys : variant == 3 && plan.dim == 64 ? launch.row_keys : variant == 2 && plan.dim == 64 ? launch.bare_keys : launch.plain_keys;
+    const auto launch_keys = !plan.is_plain                   ? launch.keys
+                             : variant == 1                   ? launch.early_keys
+                             : variant == 3 && plan.dim == 64 ? launch.row_keys
+                             : variant == 2 && plan.dim == 64 ? launch.bare_keys
+                                                              : launch.plain_keys;
     launch_keys(params, {grid_of(plan.keys.ctas), plan.keys.threads, plan.keys.shared_bytes}, stream);
   }
   if (plan.adds_queries) launch_finish_queries(params, type, stream);

@@ -91,7 +91,7 @@ struct Config {
     static constexpr int kCtas = kMaxTiles * kSplit <= 4 ? 2 : 1;  // a multiprocessor: 255 registers
     static constexpr int kRowBlocks = kRowBytes <= 256 && !kIsFp32 ? 2 : 1;
     static constexpr int kTileQ = kRowBytes <= 256 && !kIsFp32 ? 64 : kRowBytes >= 1024 ? 16 : 32;
-    static constexpr int kRowWarps = kTileQ / (16 * kRowBlocks);  // of the kSplit
+    static constexpr int kRowWarps = kTileQ / (16 * kRowBlocks);              // of the kSplit
     static constexpr int kColumns = kKeyRows ? kHeadDim : kHeadDim / kSplit;  // of a warp
     static_assert(kRowWarps <= kSplit && kRowUnit % kTileQ == 0 && kTileUnit % kMaxTiles == 0);
 

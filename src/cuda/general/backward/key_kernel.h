@@ -139,8 +139,7 @@ struct KeySupply {
     if (lane >= kStepsAtOnce || number >= shared.step_count) return;
     const int head = number / item.rows.count();
     const auto head_tiles = static_cast<int>(params.prepared.head_rows / K::kTileQ);
-    Step step{item.first_head + head,
-              tile::tile_of_step(item.rows, item.walk, number - head * item.rows.count())};
+    Step step{item.first_head + head, tile::tile_of_step(item.rows, item.walk, number - head * item.rows.count())};
     const int in_head = static_cast<int>(item.sequence.prepared_row / K::kTileQ) + step.tile;
     step.rows = step.head * head_tiles + in_head;
     if (adds()) {
@@ -184,7 +183,8 @@ struct KeySupply {
 
   // The share of the step before is in.
   __device__ __forceinline__ void pass_on(int number) const {
-    if (adds() && number > 0 && params.adds_queries == 1) ptx::count_up(params.prepared.counts + shared.step(number - 1).sum);
+    if (adds() && number > 0 && params.adds_queries == 1)
+      ptx::count_up(params.prepared.counts + shared.step(number - 1).sum);
   }
   // How many shares are in, asked for early: the answer takes its time.
   __device__ __forceinline__ std::int32_t ask(int number) const {
@@ -192,7 +192,8 @@ struct KeySupply {
   }
   __device__ __forceinline__ void await(int number, std::int32_t seen) const {
     const Step& step = shared.step(number);
-    if (seen < step.before && params.adds_queries == 1) ptx::await_count(params.prepared.counts + step.sum, step.before);
+    if (seen < step.before && params.adds_queries == 1)
+      ptx::await_count(params.prepared.counts + step.sum, step.before);
   }
 
   // The producer's walk; the meetings are those of consume().

@@ -220,7 +220,8 @@ __device__ __forceinline__ void store_both(const BackwardParams& params, const K
   const int warp = own_thread() >> 5;
 #pragma unroll
   for (int i = 0; i < kElements; ++i) {
-    const float x = has_values ? d_k[i * 2 / kElements][i % (kElements / 2)] : d_v[i * 2 / kElements][i % (kElements / 2)];
+    const float x =
+        has_values ? d_k[i * 2 / kElements][i % (kElements / 2)] : d_v[i * 2 / kElements][i % (kElements / 2)];
     ptx::store_shared(place(warp) + 128 * i, __float_as_uint(x));
   }
   meet();

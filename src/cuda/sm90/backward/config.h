@@ -60,7 +60,6 @@ struct Config {
   static constexpr bool kCountsLater = kKeys == 2 * kTileQ;
 
   static constexpr bool kScoresAhead = kDim <= 64;
-  static constexpr bool kPruneBetween = true, kLateFence = true;
   static constexpr int kPairsAhead = kDim == 128 ? 4 : kTileQ / 8;  // of words whose other halves are asked for early
   static constexpr int kStages = kDim <= 64 ? 4 : kDim <= 128 ? 3 : 2;  // of Q and dO
   // Of K and V: where there is room, those of the next item are loaded beside this one's.

@@ -70,7 +70,7 @@ struct KeyWarpgroup {
     await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
     store_key_tile<C>(shared.d_scores[slot], part, thread(), d_scores);
   }
-  // The last dS stored is there for the query warpgroup.
+  // dS of a tile is there for the query warpgroup.
   __device__ __forceinline__ void announce_d_scores(int tile) {
     ptx::fence_async_proxy();
     arrive(shared.stored[tile % C::kDScoreSlots]);
@@ -161,53 +161,32 @@ struct KeyWarpgroup {
       PackedTile<C> packed;
       pack(packed, scores, marks);
       const EarlyHalves<C> early(packed, 0);
-      if (C::kLateFence && i > 0) announce_d_scores(number - 1);  // not at once: the fence would wait for the stores
+      if (i > 0) announce_d_scores(number - 1);  // not as soon as it is stored: the fence would wait for the stores
       // The last step computes its own scores once more, for nobody: a branch would keep the old ones in registers.
       const int next = i + 1 < steps ? number + 1 : number;
       Ring<C::kStages>{stage_of(next), static_cast<int>(static_cast<unsigned>(next) / C::kStages & 1)}.await_full(
           shared.full);
       const Marks next_marks = marks_of(stage_of(next));
       TileScores<C> d_weights;
-      if constexpr (!C::kPruneBetween) {
-        ptx::wgmma_fence();
-        issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
-        issue_gradient<C>(d_v, weights, shared.d_out[before]);
-        issue_gradient<C>(d_k, d_scores, shared.q[before]);
-        ptx::wgmma_commit();
-        issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
-        ptx::wgmma_commit();
-        prune<C>(packed, early, marks.masked != 0, thread());
-      } else {
-        // Between the products a quarter of the pruning each: a warp that issues one product behind another waits for
-        // them, as their operands in registers are read when they run.
-        const bool keeps_hidden = marks.masked != 0 && marks.has_nan != 0;
-        ptx::wgmma_fence();
-        issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
-        prune_quarter<C, 0>(packed, early, keeps_hidden, thread());
-        ptx::wgmma_fence();
-        issue_gradient<C>(d_v, weights, shared.d_out[before]);
-        prune_quarter<C, 1>(packed, early, keeps_hidden, thread());
-        ptx::wgmma_fence();
-        issue_gradient<C>(d_k, d_scores, shared.q[before]);
-        ptx::wgmma_commit();
-        prune_quarter<C, 2>(packed, early, keeps_hidden, thread());
-        ptx::wgmma_fence();
-        issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
-        ptx::wgmma_commit();
-        prune_quarter<C, 3>(packed, early, keeps_hidden, thread());
-      }
+      ptx::wgmma_fence();
+      issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
+      issue_gradient<C>(d_v, weights, shared.d_out[before]);
+      issue_gradient<C>(d_k, d_scores, shared.q[before]);
+      ptx::wgmma_commit();
+      issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
+      ptx::wgmma_commit();
+      prune<C>(packed, early, marks.masked != 0, thread());
       ptx::wgmma_wait<1>();
       if (i > 0) arrive(shared.empty[before]);
       weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), packed, d_weights, d_scores);
 #pragma unroll
       for (int word = 0; word < C::kTileQ / 4; ++word) weights[word] = packed[word];
       store_d_scores(d_scores);
-      if (!C::kLateFence) announce_d_scores(number);
       marks = next_marks;
       ++number;
       ptx::wgmma_wait<0>();
     }
-    if (C::kLateFence && steps > 0) announce_d_scores(number - 1);
+    if (steps > 0) announce_d_scores(number - 1);
     finish_keys(steps, weights, d_scores, d_k, d_v);
   }
 

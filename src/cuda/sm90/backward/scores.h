@@ -137,7 +137,7 @@ struct KeyScores {
 // that stand behind products take as long as those take to issue: so as many as registers allow are asked for before.
 template <typename C, int kPairs>
 struct OtherHalves {
-  tile::HalfGroup halves[kPairs > 0 ? kPairs : 1] = {};  // of 1:2 nobody asks
+  tile::HalfGroup halves[kPairs > 0 ? kPairs : 1];
 
   __device__ __forceinline__ OtherHalves(const PackedTile<C>& packed, int first) {
     if constexpr (C::kSelection == Selection::two_of_four) {
@@ -154,53 +154,36 @@ using EarlyHalves = OtherHalves<C, C::kPairsAhead>;
 
 // Prunes: what is not kept becomes -inf, but masked keys (kMasked: there may be some) stay the lowest score.
 template <typename C, bool kMasked>
-__device__ __forceinline__ void select(std::uint32_t& a, std::uint32_t& b, const tile::HalfGroup& other,
-                                       std::uint32_t upper) {
-  tile::KeptHalf kept;
-  if constexpr (C::kSelection == Selection::two_of_four) {
-    kept = tile::keep_two_of_four(a, b, tile::half_group(a, b), other, upper);
-  } else {
-    kept = tile::keep_one_of_two(a, b);
-  }
-  if constexpr (kMasked) {
-    kept.first |= ptx::equal_f16x2(a, kLowestPair);
-    kept.second |= ptx::equal_f16x2(b, kLowestPair);
-  }
-  a = ptx::bit_select(kept.first, a, kPrunedPair);
-  b = ptx::bit_select(kept.second, b, kPrunedPair);
-}
-
-// Pairs of words [first, first + kCount) of a tile.
-template <typename C, int kCount>
-__device__ __forceinline__ void prune_pairs(PackedTile<C>& packed, int first, const tile::HalfGroup* others,
-                                            bool keeps_hidden, int thread) {
+__device__ __forceinline__ void select(PackedTile<C>& packed, const EarlyHalves<C>& early, int thread) {
   const std::uint32_t upper = (thread & 4) != 0 ? ~0u : 0u;
-  std::uint32_t* words = packed + 2 * first;
-  if (keeps_hidden) {
+  const OtherHalves<C, C::kTileQ / 8 - C::kPairsAhead> late(packed, C::kPairsAhead);
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) select<C, true>(words[2 * j], words[2 * j + 1], others[j], upper);
-  } else {
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) select<C, false>(words[2 * j], words[2 * j + 1], others[j], upper);
+  for (int j = 0; j < C::kTileQ / 8; ++j) {
+    std::uint32_t& a = packed[2 * j];
+    std::uint32_t& b = packed[2 * j + 1];
+    tile::KeptHalf kept;
+    if constexpr (C::kSelection == Selection::two_of_four) {
+      const tile::HalfGroup other = j < C::kPairsAhead ? early.halves[j] : late.halves[j - C::kPairsAhead];
+      kept = tile::keep_two_of_four(a, b, tile::half_group(a, b), other, upper);
+    } else {
+      kept = tile::keep_one_of_two(a, b);
+    }
+    if constexpr (kMasked) {
+      kept.first |= ptx::equal_f16x2(a, kLowestPair);
+      kept.second |= ptx::equal_f16x2(b, kLowestPair);
+    }
+    a = ptx::bit_select(kept.first, a, kPrunedPair);
+    b = ptx::bit_select(kept.second, b, kPrunedPair);
   }
 }
 
 template <typename C>
-__device__ __forceinline__ void prune(PackedTile<C>& packed, const EarlyHalves<C>& early, bool keeps_hidden,
-                                      int thread) {
-  constexpr int kLate = C::kTileQ / 8 - C::kPairsAhead;
-  const OtherHalves<C, kLate> late(packed, C::kPairsAhead);
-  prune_pairs<C, C::kPairsAhead>(packed, 0, early.halves, keeps_hidden, thread);
-  prune_pairs<C, kLate>(packed, C::kPairsAhead, late.halves, keeps_hidden, thread);
-}
-
-// A quarter of it, where all other halves were asked for early.
-template <typename C, int kQuarter>
-__device__ __forceinline__ void prune_quarter(PackedTile<C>& packed, const EarlyHalves<C>& early, bool keeps_hidden,
-                                              int thread) {
-  constexpr int kCount = C::kTileQ / 32;
-  static_assert(C::kPairsAhead == 4 * kCount);
-  prune_pairs<C, kCount>(packed, kQuarter * kCount, early.halves + kQuarter * kCount, keeps_hidden, thread);
+__device__ __forceinline__ void prune(PackedTile<C>& packed, const EarlyHalves<C>& early, bool masked, int thread) {
+  if (masked) {
+    select<C, true>(packed, early, thread);
+  } else {
+    select<C, false>(packed, early, thread);
+  }
 }
 
 }  // namespace dspattn::cuda::sm90::backward

@@ -1,8 +1,8 @@
 // The producer warpgroup of the fused tf32 kernel: walks the items and their key tiles and fills the stages.
 //
-// One thread drives TMA for Q and K, which rounds to tf32 on the way; what TMA cannot address all threads copy. V all 128
-// threads read into registers and write transposed, four keys of one value side by side, as the tensor core wants a tf32
-// operand: shared memory is what this kernel is short of, and so V passes through it once.
+// One thread drives TMA for Q and K, which rounds to tf32 on the way; what TMA cannot address all threads copy. V all
+// 128 threads read into registers and write transposed, four keys of one value side by side, as the tensor core wants a
+// tf32 operand: shared memory is what this kernel is short of, and so V passes through it once.
 #pragma once
 
 #include <cstdint>
