@@ -277,14 +277,20 @@ __device__ __forceinline__ void add_queries_in_turn(const BackwardParams& params
 #pragma unroll 1
   for (int quarter = warp >> 1; quarter < 4; quarter += memory.tiles * K::kSplit / 2) {
     ShareSums<C> share = {};
-    constexpr int kAtOnce = K::kMaxTiles > 1 ? 2 : 1;  // a CTA has an even number of tiles, or one
-#pragma unroll 1
-    for (int tile = 0; tile < memory.tiles; tile += kAtOnce) {
+    const auto add = [&](int tile) {
+      const int rows = half * S::kRows * (C::kKeyRows ? C::kElementBytes : K::kWeightStride);
+      add_share<C>(share, memory.d_scores(tile, buffer) + static_cast<std::uint32_t>(rows),
+                   memory.keys(tile) + static_cast<std::uint32_t>(quarter * S::kColumns * C::kElementBytes));
+    };
+    if (C::kPlain && memory.tiles == K::kMaxTiles) {
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int rows = half * S::kRows * (C::kKeyRows ? C::kElementBytes : K::kWeightStride);
-        add_share<C>(share, memory.d_scores(tile + i, buffer) + static_cast<std::uint32_t>(rows),
-                     memory.keys(tile + i) + static_cast<std::uint32_t>(quarter * S::kColumns * C::kElementBytes));
+      for (int tile = 0; tile < K::kMaxTiles; ++tile) add(tile);
+    } else {
+      constexpr int kAtOnce = K::kMaxTiles > 1 ? 2 : 1;  // a CTA has an even number of tiles, or one
+#pragma unroll 1
+      for (int tile = 0; tile < memory.tiles; tile += kAtOnce) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) add(tile + i);
       }
     }
     float* to = params.prepared.sums + static_cast<std::int64_t>(step.sum) * (K::kTileQ * C::kHeadDim) +

@@ -238,32 +238,15 @@ __device__ __forceinline__ void add_step(const BackwardParams& params, const Key
   add_key_rows<C>(d_v, words, warp.row_transposed + stage + kToDOut);
 }
 
-// The warp's chunk of the CTA's share of a query tile's dQ: of kTiles key tiles.
-template <typename C, int kTiles>
+// The warp's chunk of the share of a CTA of kMaxTiles key tiles.
+template <typename C>
 __device__ __forceinline__ void add_chunk(const Step& step, const KeyRowWarp<C>& warp, std::uint32_t buffer) {
-  using Element = ElementOf<C::kType>;
   using K = typename C::Keys;
-  using S = typename C::Share;
   ShareSums<C> share = {};
 #pragma unroll
-  for (int i = 0; i < kTiles * C::kTileK / 16; ++i) {  // 16 keys
-    const int tile = i / 2, keys = i % 2 * 16;
-    std::uint32_t a[S::kRowBlocks][4];
-#pragma unroll
-    for (int block = 0; block < S::kRowBlocks; ++block) {
-      ptx::ldmatrix_x4_trans(
-          a[block], warp.share_rows + buffer + tile * 2 * K::kWeightBytes + keys * K::kWeightStride + block * 32);
-    }
-#pragma unroll
-    for (int columns = 0; columns < S::kColumns / 8; columns += 2) {
-      std::uint32_t b[4];
-      ptx::ldmatrix_x4_trans(b, warp.share_keys + tile * C::kKeysBytes + keys * C::kStride + columns * 16);
-#pragma unroll
-      for (int block = 0; block < S::kRowBlocks; ++block) {
-        ptx::mma_32_bytes<Element>(four(share[block] + 4 * columns), a[block], b[0], b[1]);
-        ptx::mma_32_bytes<Element>(four(share[block] + 4 * columns + 4), a[block], b[2], b[3]);
-      }
-    }
+  for (int i = 0; i < K::kMaxTiles; ++i) {
+    add_share_of_lanes<C>(share, warp.share_rows + buffer + i * 2 * K::kWeightBytes,
+                          warp.share_keys + i * C::kKeysBytes);
   }
   add_to_sums<C>(warp.sums + static_cast<std::int64_t>(step.sum) * (K::kTileQ * C::kHeadDim), step.before == 0, share);
 }
@@ -329,7 +312,7 @@ __device__ __forceinline__ void walk_key_rows(const BackwardParams& params, cons
     meet();  // dS and the next step's rows are there for all, this step's rows are free, and it is this CTA's turn
     load(number + 2);
     if (supply.memory.tiles == K::kMaxTiles) {
-      add_chunk<C, K::kMaxTiles>(step, warp, odd * K::kWeightBytes);
+      add_chunk<C>(step, warp, odd * K::kWeightBytes);
     } else {  // four warps: two chunks each
       add_queries_in_turn<C>(params, step, supply.memory, static_cast<int>(odd));
     }
