@@ -4,10 +4,10 @@
 // the key head. Items are numbered in the order in which CTAs take them; within a (sequence, key head) the last key
 // tile comes first.
 //
-// A query tile's dQ is the sum of shares of many CTAs, and sums of floats depend on their order. Where that is fixed,
-// shares are added from the last key tile down to the first, each when a counter says that the one before is in. A CTA
-// therefore waits only for items with lower numbers. Those were taken before its own, by CTAs that run; of all items in
-// work the lowest waits for nobody, so that whatever else the GPU does, some CTA always goes on: no deadlock.
+// A query tile's dQ is the sum of shares of many CTAs, and sums of floats depend on their order. So shares are added
+// from the last key tile down to the first, each when a counter says that the one before is in. A CTA therefore waits
+// only for items with lower numbers. Those were taken before its own, by CTAs that run; of all items in work the lowest
+// waits for nobody, so that whatever else the GPU does, some CTA always goes on: no deadlock.
 //
 // And hardly a wait: where the diagonal bounds what a row sees, the last key tile that a query tile sees is the one
 // whose walk begins there, one key tile below it arrives a step later, and so on. Where every row sees all keys,
@@ -44,17 +44,6 @@ DSPATTN_HOST_DEVICE constexpr TileRange query_tiles_of(const RowBand& band, int 
   const int begin = first_row > 0 ? first_row / tile_q : 0;
   const int end = last_row / tile_q + 1;
   return {begin, end < tiles ? end : tiles};
-}
-
-// Those all of whose rows see all keys of the block.
-DSPATTN_HOST_DEVICE constexpr TileRange inside_tiles_of(const RowBand& band, int rows, int block, int tile_q) {
-  if ((block + 1) * kBlockKeys > band.key_length || rows <= 0) return {0, 0};
-  const int first_row = (block + 1) * kBlockKeys - 1 - band.diagonal - band.right;  // that sees the block's end
-  const int last_row = block * kBlockKeys - band.diagonal + band.left;              // that sees its begin
-  const int tiles = (rows + tile_q - 1) / tile_q;
-  const int begin = first_row > 0 ? (first_row + tile_q - 1) / tile_q : 0;
-  const int end = last_row >= rows - 1 ? tiles : last_row >= 0 ? (last_row + 1) / tile_q : 0;
-  return begin < end ? TileRange{begin, end} : TileRange{0, 0};
 }
 
 // Where a walk over `tiles` begins.
@@ -101,28 +90,15 @@ DSPATTN_HOST_DEVICE constexpr int first_packed_tile(int begin, int sequence, int
   return begin / tile_q + sequence;
 }
 
-// Item `item`: of which (sequence, key head), and which key tile of `key_tiles`. Heads come in groups, and their key
-// tiles in turn: the neighbours of a head are then begun further apart, which gives each time to add its shares before
-// the next one asks for them.
+// Item `item`: of which (sequence, key head), and which key tile of `key_tiles`.
 struct GradientItem {
   int sequence_head;
   int key_tile;
 };
-struct GradientItems {
-  Divisor key_tiles;
-  int heads;      // (sequence, key head) pairs
-  int group;      // of heads
-  int ascending;  // 1: the first key tile comes first, which is the longest walk under a diagonal
-
-  DSPATTN_HOST_DEVICE constexpr GradientItem item(int index) const {
-    const int row = key_tiles.quotient(index);  // as if groups were rows of heads: all before a group are whole
-    const int first = row / group * group;
-    const int size = heads - first < group ? heads - first : group;
-    const int within = index - first * key_tiles.value;
-    const int turn = within / size;
-    return {first + within - turn * size, ascending != 0 ? turn : key_tiles.value - 1 - turn};
-  }
-};
+DSPATTN_HOST_DEVICE constexpr GradientItem gradient_item(int item, const Divisor& key_tiles) {
+  const int sequence_head = key_tiles.quotient(item);
+  return {sequence_head, key_tiles.value - 1 - (item - sequence_head * key_tiles.value)};
+}
 
 // An fp32 sum of a query tile lies as threads hold it: in panels of 64 x 64, and there four registers of each of 128
 // threads after the other. Row and column of register i (0..3) of group `four` of thread `thread`: of the panel.

@@ -3,7 +3,7 @@
 //   dQ / scale += dS K
 //
 // dS of a tile comes from the key warpgroups, through shared memory. Of the sum in the workspace every CTA that meets
-// the query tile adds a share; whose turn it is a counter says (tile/gradient_walk.h), or who comes first.
+// the query tile adds a share; whose turn it is a counter says (tile/gradient_walk.h).
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct QueryWarpgroup {
   int loaded = 0;                    // tiles
   int load_number = 0;               // of the item
   int load_left = -1;                // steps of it that are not asked for yet; -1: none of it
-  Step load_step = {};               // the next
+  WalkPlace load_place = {};         // of the next
   int taken = 0;                     // items
   std::int32_t* to_count = nullptr;  // where a share is added, but not counted yet
 
@@ -82,10 +82,11 @@ struct QueryWarpgroup {
   // Asks for the query tile of a step; its stage is free. By a whole warp, of which one lane does: requests of a thread
   // in a branch of its own take three times as many instructions.
   __device__ __forceinline__ void load_tile(const Item& item) {
-    const std::int64_t tile = load_step.scratch_tile(params, item);
+    const Step step = step_of(params, item, load_place);
+    const std::int64_t tile = step.scratch_tile;
     const std::uint32_t full = loads.barrier(shared.full);
     if (ptx::elect()) {
-      shared.facts[loads.stage] = facts_of<C>(params, item, load_step);
+      shared.facts[loads.stage] = facts_of<C>(params, item, step);
       constexpr int kNumberBytes = static_cast<int>(sizeof(shared.numbers[0]));
       ptx::mbarrier_arrive_expect(full, 2 * C::kTileQBytes + kNumberBytes);
       ptx::bulk_load(ptx::shared_address(shared.q[loads.stage]), params.scratch.q + tile * C::kTileQBytes,
@@ -96,41 +97,37 @@ struct QueryWarpgroup {
                      kNumberBytes, full);
     }
     __syncwarp();
-    load_step.advance(item);
+    load_place.advance(item);
     loads.advance();
     --load_left;
     ++loaded;
   }
   // Whether there is a tile to ask for, of an item that is taken.
   __device__ __forceinline__ bool finds_next() {
-    while (load_left <= 0) {
-      const int next = load_left < 0 ? load_number : load_number + 1;
-      if (next == taken || item(next).valid == 0) return false;
-      load_number = next;
-      load_left = steps_of(params, item(next));
-      load_step = Step::first(params, item(next));
+    while (item(load_number).valid != 0) {
+      if (load_left < 0) load_left = steps_of(params, item(load_number));
+      if (load_left > 0) return true;
+      if (load_number + 1 == taken) return false;
+      ++load_number;
+      load_left = -1;
+      load_place = {};
     }
-    return true;
+    return false;
   }
-  // As many tiles as there are stages, by the loading warp. It waits for the stages: the key warpgroups leave the one
-  // of the tile before this one while they work on this one's dS.
-  __device__ __forceinline__ void load_ahead() {
-    if (uniform(thread() / 32) != kLoadingWarp) return;
+  // Tiles until the ring holds `ahead` from the one in work on; waits for their stages.
+  __device__ __forceinline__ void load_ahead(int ahead) {
+    if (uniform(thread() / 32) != 0) return;
 #pragma unroll 1
-    while (loaded < number + C::kStages && finds_next()) {
+    while (loaded < number + ahead && finds_next()) {
       loads.await_empty(shared.empty);
       load_tile(item(load_number));
     }
   }
-  // Those whose stages are free.
-  __device__ __forceinline__ void load_free() {
-    if (uniform(thread() / 32) != kLoadingWarp) return;
-#pragma unroll 1
-    while (finds_next() && is_done(loads.barrier(shared.empty), loads.parity ^ 1)) load_tile(item(load_number));
-  }
-  // Whether a phase is over; the same in all lanes.
-  __device__ __forceinline__ static bool is_done(std::uint32_t barrier, int parity) {
-    return uniform(static_cast<int>(ptx::mbarrier_test(barrier, parity))) != 0;
+  // One tile more, if its stage is free already.
+  __device__ __forceinline__ void load_if_free() {
+    if (uniform(thread() / 32) != 0 || loaded >= number + C::kStages || !finds_next()) return;
+    const auto is_free = static_cast<int>(ptx::mbarrier_test(loads.barrier(shared.empty), loads.parity ^ 1));
+    if (uniform(is_free) != 0) load_tile(item(load_number));
   }
 
   // 64 x 64 of dS K over the key tile: rows of panel `rows` of the queries, columns of panel `columns` of K.
@@ -172,58 +169,28 @@ struct QueryWarpgroup {
 
   // Where a step's share goes, and when.
   struct Share {
-    std::int32_t* count;   // in a fixed order: the tile's; in any order: this warp's of the tile
-    float* to;             // of this thread
-    int before;            // what the count must have reached; 0: this share is the first
-    std::int32_t counted;  // what it stood at, of the warp's first lane
+    std::int32_t* count;
+    float* to;   // of this thread
+    int before;  // warps that must have added theirs
   };
-  __device__ __forceinline__ Share share_of(const Step& step) const {
-    Share share = {};
-    std::int64_t tile = step.scratch_tile(params, item(item_number));
-    if (params.ordered != 0) {
-      const tile::Turn turn = turn_of<C>(params, item(item_number), step);
-      tile += static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value;
-      share.count = params.scratch.counts + tile;
-      share.before = turn.before;
-      if (leads_warp()) share.counted = ptx::count_now(share.count);
-    } else {
-      share.count = params.scratch.counts + kWarps * tile + thread() / 32;
-      if (leads_warp()) share.counted = ptx::count_claim(share.count);
-    }
-    share.to = params.scratch.sums + tile * (C::kTileQ * C::kHeadDim) + 4 * thread();
-    return share;
-  }
-  // Until this warp may add its rows.
-  __device__ __forceinline__ void await_turn(Share& share) const {
-    if (params.ordered == 0) share.before = uniform(share.counted) == 0 ? 0 : kFirstIsIn;
-    if (leads_warp() && share.counted < share.before) ptx::await_count(share.count, share.before);
-    __syncwarp();
-  }
-  // All of this warp's rows are added.
-  __device__ __forceinline__ void leave_turn(const Share& share) {
-    if (params.ordered != 0) {
-      ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // all additions come before the count
-      to_count = share.count;
-      if (!C::kCountsLater) count_last();
-    } else if (share.before == 0) {
-      __syncwarp();
-      if (leads_warp()) ptx::count_up(share.count, kFirstIsIn);
-    }
+  __device__ __forceinline__ Share share_of(const WalkPlace& place) const {
+    const Step step = step_of(params, item(item_number), place);
+    const tile::Turn turn = turn_of<C>(params, item(item_number), step);
+    const std::int64_t tile =
+        static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value + step.scratch_tile;
+    return {params.scratch.counts + tile, params.scratch.sums + tile * (C::kTileQ * C::kHeadDim) + 4 * thread(),
+            kCountsOfShare * turn.before};
   }
 
-  // This CTA's share of a step's dQ. In a fixed order every warp waits for its turn and adds its rows; when all have,
-  // one counts that. In any order a warp waits for the first share only, which is stored.
-  __device__ __forceinline__ void run_step(const Step& step) {
-    Share share = share_of(step);  // asks for the count ahead of time
+  // This CTA's share of a step's dQ. Every warp waits for its turn, adds its rows, and counts that.
+  __device__ __forceinline__ void run_step(const WalkPlace& place) {
+    const Share share = share_of(place);
+    // The last share is counted, and whose turn it is asked for, while the key warpgroups are still at work.
+    if (C::kCountsLater) count_last();
+    std::int32_t counted = 0;
+    if (leads_warp()) counted = ptx::count_now(share.count);
     const int slot = number % C::kDScoreSlots;
-    const std::uint32_t stored = ptx::shared_address(&shared.stored[slot]);
-    const int parity = number / C::kDScoreSlots & 1;
-    // The last share is counted and tiles are asked for while dS is waited for, or else beside the first product.
-    if (!is_done(stored, parity)) {
-      count_last();
-      load_ahead();
-      ptx::mbarrier_wait(stored, parity);
-    }
+    ptx::mbarrier_wait(ptx::shared_address(&shared.stored[slot]), number / C::kDScoreSlots & 1);
 #pragma unroll 1
     for (int pass = 0; pass < C::kSumPasses; ++pass) {
       SumPart d;
@@ -231,21 +198,23 @@ struct QueryWarpgroup {
       const int column = pass * C::kSumColumns;  // as if all rows lay side by side
       issue_d_q(d, column / C::kHeadDim, column % C::kHeadDim);
       ptx::wgmma_commit();
+      load_if_free();
       if (pass == 0) {
-        count_last();
-        load_free();
-        await_turn(share);
+        if (leads_warp() && counted < share.before) ptx::await_count(share.count, share.before);
+        __syncwarp();
       }
       ptx::wgmma_wait<0>();
       if (pass == C::kSumPasses - 1 && leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&shared.free[slot]));
       add_share(share.to + pass * 64 * C::kSumColumns, d, share.before == 0);
     }
-    leave_turn(share);
+    to_count = share.count;
+    if (!C::kCountsLater) count_last();
     ++number;
   }
-  // The additions of the last share, all of the warpgroup's. By a warp that does not load: either takes its time.
+  // The additions of the last share, all of the warp's.
   __device__ __forceinline__ void count_last() {
-    if (thread() == 32 * kCountingWarp && to_count != nullptr) ptx::count_up(to_count);
+    __syncwarp();
+    if (leads_warp() && to_count != nullptr) ptx::count_up(to_count);
     to_count = nullptr;
   }
 
@@ -255,7 +224,7 @@ struct QueryWarpgroup {
   __device__ __forceinline__ void run_item() {
     constexpr bool kEarlyKeys = C::kKeySlots > 1, kEarlyValues = C::kValueSlots > 1;
     const int steps = uniform(steps_of(params, item(item_number)));
-    Step step = Step::first(params, item(item_number));
+    WalkPlace place;
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       if (i == max(steps - kStepsAhead, 0)) {
@@ -263,14 +232,15 @@ struct QueryWarpgroup {
         if (kEarlyKeys) copy_next_keys();
         if (kEarlyValues) copy_next_values();
       }
-      if (i == max(steps - kStepsAhead + 1, min(steps - 1, 1))) {
+      load_ahead(kLoadsAhead);
+      if (i == steps - 1) {
         if (kEarlyKeys) complete_next_keys();
         if (kEarlyValues) complete_next_values();
         if (kEarlyKeys && kEarlyValues) arrive(shared.described, taken - 1);
+        if (!kEarlyValues) copy_next_values();
       }
-      if (i == steps - 1 && !kEarlyValues) copy_next_values();
-      run_step(step);
-      step.advance(item(item_number));
+      run_step(place);
+      place.advance(item(item_number));
     }
     count_last();
     arrive(shared.keys_free, item_number);
@@ -278,7 +248,7 @@ struct QueryWarpgroup {
     if (steps == 0 || !kEarlyKeys) copy_next_keys();
     if (steps == 0) copy_next_values();
     if (steps > 0 && kEarlyKeys && kEarlyValues) return;
-    load_free();
+    load_ahead(kLoadsAhead);
     if (steps == 0 || !kEarlyKeys) complete_next_keys();
     if (steps == 0 || !kEarlyValues) complete_next_values();
     arrive(shared.described, taken - 1);
@@ -287,7 +257,7 @@ struct QueryWarpgroup {
   // All of this CTA's items.
   __device__ __forceinline__ void run() {
     take_next();
-    load_free();
+    load_ahead(kLoadsAhead);
     copy_next_keys();
     copy_next_values();
     complete_next_keys();
@@ -297,8 +267,9 @@ struct QueryWarpgroup {
     for (; uniform(item(item_number).valid) != 0; ++item_number) run_item();
   }
 
-  static constexpr int kLoadingWarp = 0, kCountingWarp = 1;
-  static constexpr int kStepsAhead = 3;
+  // Stages that are free when a step begins: the one before's is still in use then.
+  static constexpr int kLoadsAhead = C::kStages > 2 ? C::kStages - 1 : C::kStages;
+  static constexpr int kStepsAhead = 2;
 };
 
 }  // namespace dspattn::cuda::sm90::backward
