@@ -97,6 +97,21 @@ TEST(GradientWalk, SharesOfLowerItemsComeFirstAndNoneIsMissing) {
   }
 }
 
+TEST(GradientWalk, InsideAreTheTilesAllOfWhoseRowsSeeTheWholeBlock) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 300; ++i) {
+    const Case drawn = draw(random);
+    for (int block = 0; block < divide_up(drawn.keys, kBlockKeys); ++block) {
+      const TileRange inside = inside_tiles_of(drawn.band, drawn.rows, block, drawn.tile_q);
+      for (int tile = 0; tile < tiles_of(drawn); ++tile) {
+        const KeyBlockRange blocks = interior_key_blocks(drawn.band, tile * drawn.tile_q, last_row(drawn, tile));
+        EXPECT_EQ(tile >= inside.begin && tile < inside.end, block >= blocks.begin && block < blocks.end)
+            << "block " << block << ", tile " << tile;
+      }
+    }
+  }
+}
+
 // Every key tile of every head is one item; of a head the last comes first, and the heads of a group take turns.
 TEST(GradientWalk, ItemsOfAGroupOfHeadsComeInTurn) {
   for (const auto& [heads, group] : {std::pair(1, 1), {6, 1}, {6, 3}, {7, 3}, {2, 5}}) {
@@ -109,7 +124,9 @@ TEST(GradientWalk, ItemsOfAGroupOfHeadsComeInTurn) {
       const auto head = static_cast<std::size_t>(item.sequence_head);
       EXPECT_EQ(item.key_tile, next[head]--);
       const int size = std::min(group, heads - item.sequence_head / group * group);
-      if (last[head] >= 0) EXPECT_EQ(index - last[head], size);
+      if (last[head] >= 0) {
+        EXPECT_EQ(index - last[head], size);
+      }
       last[head] = index;
     }
   }

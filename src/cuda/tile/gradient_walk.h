@@ -53,6 +53,17 @@ DSPATTN_HOST_DEVICE constexpr TileRange query_tiles_of(const RowBand& band, int 
   return {begin, end < tiles ? end : tiles};
 }
 
+// Those all of whose rows see all keys of the block.
+DSPATTN_HOST_DEVICE constexpr TileRange inside_tiles_of(const RowBand& band, int rows, int block, int tile_q) {
+  if ((block + 1) * kBlockKeys > band.key_length || rows <= 0) return {0, 0};
+  const int first_row = (block + 1) * kBlockKeys - 1 - band.diagonal - band.right;  // that sees the block's end
+  const int last_row = block * kBlockKeys - band.diagonal + band.left;              // that sees its begin
+  const int tiles = (rows + tile_q - 1) / tile_q;
+  const int begin = first_row > 0 ? (first_row + tile_q - 1) / tile_q : 0;
+  const int end = last_row >= rows - 1 ? tiles : last_row >= 0 ? (last_row + 1) / tile_q : 0;
+  return begin < end ? TileRange{begin, end} : TileRange{0, 0};
+}
+
 // Where a walk over `tiles` begins.
 DSPATTN_HOST_DEVICE constexpr int first_of_walk(const TileRange& tiles, int block, int tile_q, bool wraps) {
   const int beside = block * kBlockKeys / tile_q;

@@ -33,6 +33,7 @@ __device__ __forceinline__ void take_item(const BackwardParams& params, Item& it
   item.part = index.key_tile - item.block * C::kPartsPerBlock;
   item.band = band_of(params, item.sequence, rows);
   item.tiles = tile::query_tiles_of(item.band, item.rows, item.block, C::kTileQ);
+  item.inside = tile::inside_tiles_of(item.band, item.rows, item.block, C::kTileQ);
   item.walk = tile::first_of_walk(item.tiles, item.block, C::kTileQ, params.wraps != 0);
 }
 

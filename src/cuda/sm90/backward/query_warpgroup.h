@@ -30,7 +30,7 @@ struct QueryWarpgroup {
   int loaded = 0;                    // tiles
   int load_number = 0;               // of the item
   int load_left = -1;                // steps of it that are not asked for yet; -1: none of it
-  WalkPlace load_place = {};         // of the next
+  Step load_step = {};               // the next
   int taken = 0;                     // items
   std::int32_t* to_count = nullptr;  // where a share is added, but not counted yet
 
@@ -82,11 +82,10 @@ struct QueryWarpgroup {
   // Asks for the query tile of a step; its stage is free. By a whole warp, of which one lane does: requests of a thread
   // in a branch of its own take three times as many instructions.
   __device__ __forceinline__ void load_tile(const Item& item) {
-    const Step step = step_of(params, item, load_place);
-    const std::int64_t tile = step.scratch_tile;
+    const std::int64_t tile = load_step.scratch_tile(params, item);
     const std::uint32_t full = loads.barrier(shared.full);
     if (ptx::elect()) {
-      shared.facts[loads.stage] = facts_of<C>(params, item, step);
+      shared.facts[loads.stage] = facts_of<C>(params, item, load_step);
       constexpr int kNumberBytes = static_cast<int>(sizeof(shared.numbers[0]));
       ptx::mbarrier_arrive_expect(full, 2 * C::kTileQBytes + kNumberBytes);
       ptx::bulk_load(ptx::shared_address(shared.q[loads.stage]), params.scratch.q + tile * C::kTileQBytes,
@@ -97,22 +96,21 @@ struct QueryWarpgroup {
                      kNumberBytes, full);
     }
     __syncwarp();
-    load_place.advance(item);
+    load_step.advance(item);
     loads.advance();
     --load_left;
     ++loaded;
   }
   // Whether there is a tile to ask for, of an item that is taken.
   __device__ __forceinline__ bool finds_next() {
-    while (item(load_number).valid != 0) {
-      if (load_left < 0) load_left = steps_of(params, item(load_number));
-      if (load_left > 0) return true;
-      if (load_number + 1 == taken) return false;
-      ++load_number;
-      load_left = -1;
-      load_place = {};
+    while (load_left <= 0) {
+      const int next = load_left < 0 ? load_number : load_number + 1;
+      if (next == taken || item(next).valid == 0) return false;
+      load_number = next;
+      load_left = steps_of(params, item(next));
+      load_step = Step::first(params, item(next));
     }
-    return false;
+    return true;
   }
   // Tiles whose stages are free; and, whether they are or not, those that the key warpgroups need to get to the end of
   // the step in work. By warp 0.
@@ -173,18 +171,18 @@ struct QueryWarpgroup {
     float* to;   // of this thread
     int before;  // shares that must have been added
   };
-  __device__ __forceinline__ Share share_of(const WalkPlace& place) const {
-    const Step step = step_of(params, item(item_number), place);
+  __device__ __forceinline__ Share share_of(const Step& step) const {
     const tile::Turn turn = turn_of<C>(params, item(item_number), step);
     const std::int64_t tile =
-        static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value + step.scratch_tile;
+        static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value +
+                              step.scratch_tile(params, item(item_number));
     return {params.scratch.counts + tile, params.scratch.sums + tile * (C::kTileQ * C::kHeadDim) + 4 * thread(),
             turn.before};
   }
 
   // This CTA's share of a step's dQ. Every warp waits for its turn and adds its rows; when all have, one counts that.
-  __device__ __forceinline__ void run_step(const WalkPlace& place) {
-    const Share share = share_of(place);
+  __device__ __forceinline__ void run_step(const Step& step) {
+    const Share share = share_of(step);
     // The last share is counted, and whose turn it is asked for, while the key warpgroups are still at work.
     if (C::kCountsLater) count_last();
     std::int32_t counted = 0;
@@ -225,7 +223,7 @@ struct QueryWarpgroup {
   __device__ __forceinline__ void run_item() {
     constexpr bool kEarlyKeys = C::kKeySlots > 1, kEarlyValues = C::kValueSlots > 1;
     const int steps = uniform(steps_of(params, item(item_number)));
-    WalkPlace place;
+    Step step = Step::first(params, item(item_number));
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       if (i == max(steps - kStepsAhead, 0)) {
@@ -240,8 +238,8 @@ struct QueryWarpgroup {
         if (kEarlyKeys && kEarlyValues) arrive(shared.described, taken - 1);
       }
       if (i == steps - 1 && !kEarlyValues) copy_next_values();
-      run_step(place);
-      place.advance(item(item_number));
+      run_step(step);
+      step.advance(item(item_number));
     }
     count_last();
     arrive(shared.keys_free, item_number);
