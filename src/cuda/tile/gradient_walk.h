@@ -108,9 +108,9 @@ DSPATTN_HOST_DEVICE constexpr int first_packed_tile(int begin, int sequence, int
   return begin / tile_q + sequence;
 }
 
-// Item `item`: of which (sequence, key head), and which key tile of `key_tiles`. Heads come in groups, and their key tiles
-// in turn: the neighbours of a head are then begun further apart, which gives each time to add its shares before the
-// next one asks for them.
+// Item `item`: of which (sequence, key head), and which key tile of `key_tiles`. Heads come in groups, and their key
+// tiles in turn: the neighbours of a head are then begun further apart, which gives each time to add its shares before
+// the next one asks for them.
 struct GradientItem {
   int sequence_head;
   int key_tile;

@@ -63,9 +63,9 @@ struct BackwardParams {
   int vector_d_q = 0, vector_d_k = 0, vector_d_v = 0;
   int sequences = 0;
   int kv_heads = 0;
-  int query_tiles = 0;      // of a head, of all sequences
+  int query_tiles = 0;  // of a head, of all sequences
   tile::GradientItems order = {};
-  int block_tiles = 1;      // key tiles of a key block
+  int block_tiles = 1;  // key tiles of a key block
   int items = 0;
   int wraps = 0;  // see tile/gradient_walk.h; then there are two sums
 };

@@ -112,20 +112,25 @@ struct QueryWarpgroup {
     }
     return true;
   }
-  // Tiles whose stages are free; and, whether they are or not, those that the key warpgroups need to get to the end of
-  // the step in work. By warp 0.
-  __device__ __forceinline__ void load_tiles() {
+  // By warp 0. Those tiles that the key warpgroups need to get to the end of the step in work; it waits for their
+  // stages.
+  __device__ __forceinline__ void load_needed() {
     if (uniform(thread() / 32) != kLoadingWarp) return;
 #pragma unroll 1
-    while (finds_next()) {
-      if (loaded < number + kLoadsNeeded) {
-        loads.await_empty(shared.empty);
-      } else {
-        const auto is_free = static_cast<int>(ptx::mbarrier_test(loads.barrier(shared.empty), loads.parity ^ 1));
-        if (uniform(is_free) == 0) return;
-      }
+    while (loaded < number + kLoadsNeeded && finds_next()) {
+      loads.await_empty(shared.empty);
       load_tile(item(load_number));
     }
+  }
+  // Those whose stages are free.
+  __device__ __forceinline__ void load_free() {
+    if (uniform(thread() / 32) != kLoadingWarp) return;
+#pragma unroll 1
+    while (finds_next() && is_done(loads.barrier(shared.empty), loads.parity ^ 1)) load_tile(item(load_number));
+  }
+  // Whether a phase is over; the same in all lanes.
+  __device__ __forceinline__ static bool is_done(std::uint32_t barrier, int parity) {
+    return uniform(static_cast<int>(ptx::mbarrier_test(barrier, parity))) != 0;
   }
 
   // 64 x 64 of dS K over the key tile: rows of panel `rows` of the queries, columns of panel `columns` of K.
@@ -173,8 +178,7 @@ struct QueryWarpgroup {
   };
   __device__ __forceinline__ Share share_of(const Step& step) const {
     const tile::Turn turn = turn_of<C>(params, item(item_number), step);
-    const std::int64_t tile =
-        static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value +
+    const std::int64_t tile = static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value +
                               step.scratch_tile(params, item(item_number));
     return {params.scratch.counts + tile, params.scratch.sums + tile * (C::kTileQ * C::kHeadDim) + 4 * thread(),
             turn.before};
@@ -183,12 +187,17 @@ struct QueryWarpgroup {
   // This CTA's share of a step's dQ. Every warp waits for its turn and adds its rows; when all have, one counts that.
   __device__ __forceinline__ void run_step(const Step& step) {
     const Share share = share_of(step);
-    // The last share is counted, and whose turn it is asked for, while the key warpgroups are still at work.
-    if (C::kCountsLater) count_last();
     std::int32_t counted = 0;
-    if (leads_warp()) counted = ptx::count_now(share.count);
+    if (leads_warp()) counted = ptx::count_now(share.count);  // ahead of time
     const int slot = number % C::kDScoreSlots;
-    ptx::mbarrier_wait(ptx::shared_address(&shared.stored[slot]), number / C::kDScoreSlots & 1);
+    const std::uint32_t stored = ptx::shared_address(&shared.stored[slot]);
+    const int parity = number / C::kDScoreSlots & 1;
+    // The last share is counted and tiles are asked for while dS is waited for, or else beside the first product.
+    if (!is_done(stored, parity)) {
+      count_last();
+      load_free();
+      ptx::mbarrier_wait(stored, parity);
+    }
 #pragma unroll 1
     for (int pass = 0; pass < C::kSumPasses; ++pass) {
       SumPart d;
@@ -197,10 +206,10 @@ struct QueryWarpgroup {
       issue_d_q(d, column / C::kHeadDim, column % C::kHeadDim);
       ptx::wgmma_commit();
       if (pass == 0) {
+        count_last();
+        load_free();
         if (leads_warp() && counted < share.before) ptx::await_count(share.count, share.before);
         __syncwarp();
-      } else if (pass % 2 == 0) {
-        load_tiles();
       }
       ptx::wgmma_wait<0>();
       if (pass == C::kSumPasses - 1 && leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&shared.free[slot]));
@@ -231,7 +240,7 @@ struct QueryWarpgroup {
         if (kEarlyKeys) copy_next_keys();
         if (kEarlyValues) copy_next_values();
       }
-      load_tiles();
+      load_needed();
       if (i == max(steps - kStepsAhead + 1, min(steps - 1, 1))) {
         if (kEarlyKeys) complete_next_keys();
         if (kEarlyValues) complete_next_values();
@@ -247,7 +256,7 @@ struct QueryWarpgroup {
     if (steps == 0 || !kEarlyKeys) copy_next_keys();
     if (steps == 0) copy_next_values();
     if (steps > 0 && kEarlyKeys && kEarlyValues) return;
-    load_tiles();
+    load_free();
     if (steps == 0 || !kEarlyKeys) complete_next_keys();
     if (steps == 0 || !kEarlyValues) complete_next_values();
     arrive(shared.described, taken - 1);
@@ -256,7 +265,7 @@ struct QueryWarpgroup {
   // All of this CTA's items.
   __device__ __forceinline__ void run() {
     take_next();
-    load_tiles();
+    load_free();
     copy_next_keys();
     copy_next_values();
     complete_next_keys();
