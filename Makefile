@@ -15,7 +15,7 @@ setup:  ## install the Debian and Python packages that are missing
 	@tools/setup.sh
 
 build: setup  ## the library and the command-line program, in build/release
-	@$(RUN) cmake --preset release && cmake --build --preset release --target dspattn dspattn_cli
+	@$(RUN) cmake --preset release -DDSPATTN_GPU_CODE=all && cmake --build --preset release --target dspattn dspattn_cli
 
 package: setup  ## the Python package, built and installed into .venv
 	@tools/install_package.sh

@@ -5,4 +5,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/environment.sh
 export CXX=${CXX:-c++}  # as the presets call it: to ccache g++ is another compiler
-pip_install --no-build-isolation --no-deps --force-reinstall --config-settings=cmake.define.DSPATTN_WERROR=ON .
+pip_install --no-build-isolation --no-deps --force-reinstall --config-settings=cmake.define.DSPATTN_WERROR=ON \
+  "--config-settings=cmake.define.DSPATTN_GPU_CODE=${DSPATTN_GPU_CODE:-all}" .

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the CUDA compiler and fails when ptxas reports what makes these kernels slow or hang: serialised wgmma (C751x, C752x)
-# or register spills. -DDSPATTN_MAY_SPILL_BYTES=N allows a kernel so many; the test cuda_loop_spills then sees to it that
+# or register spills. -DDSPATTN_MAY_SPILL_BYTES=N allows a kernel so many; the test cuda_machine_code then sees to it that
 # none are in loops over key tiles. Usage: nvcc_checked.sh <nvcc command line>
 set -uo pipefail
 log=$("$@" 2>&1)

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import os
 import re
 import shutil
@@ -31,6 +32,7 @@ PIPES = {
 PIPE_OF = {opcode: pipe for pipe, opcodes in PIPES.items() for opcode in opcodes.split()}
 SPILLS = ("LDL", "STL")
 SHARED_LOADS = ("LDS", "LDSM")
+JUMPS = ("BRA", "JMP", "CALL", "WARPSYNC", "BSSY")
 NO_SCOREBOARD = 7
 
 INSTRUCTION = re.compile(
@@ -55,7 +57,7 @@ class Instruction:
     operands: str
     code: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def base(self):
         return self.opcode.split(".")[0]
 
@@ -63,13 +65,13 @@ class Instruction:
     def pipe(self):
         return PIPE_OF.get(self.base) or ("uniform" if self.base.startswith("U") else "other")
 
-    @property
+    @functools.cached_property
     def target(self):
         """The address it may go to."""
-        match = TARGET.search(self.operands)
-        return int(match[1], 16) if match and self.base in ("BRA", "JMP", "CALL", "WARPSYNC", "BSSY") else None
+        match = TARGET.search(self.operands) if self.base in JUMPS else None
+        return int(match[1], 16) if match else None
 
-    @property
+    @functools.cached_property
     def control(self):
         """The scheduler's 21 bits in the code's second word."""
         if len(self.code) < 2:
@@ -81,7 +83,7 @@ class Instruction:
         """The one its result is counted on, or NO_SCOREBOARD."""
         return self.control >> 5 & 7
 
-    @property
+    @functools.cached_property
     def waits(self):
         """Bit s: it waits until nothing is counted on scoreboard s. So it does when its guard is false, too."""
         mask = self.control >> 11 & 0x3F
@@ -89,11 +91,11 @@ class Instruction:
             mask |= 1 << int(match[1])
         return mask
 
-    @property
+    @functools.cached_property
     def arrives(self):
         return self.opcode.startswith("SYNCS.ARRIVE") or self.base == "ARRIVES"
 
-    @property
+    @functools.cached_property
     def loads_shared(self):
         return self.base in SHARED_LOADS and self.guard != "@!PT"  # the compiler fills up with loads that never run
 
@@ -139,15 +141,15 @@ def parse_sass(text):
     """{name: instructions} of what cuobjdump -sass prints."""
     kernels, current = {}, []
     for line in text.splitlines():
-        if match := FUNCTION.match(line):
+        # The most frequent lines first.
+        if match := INSTRUCTION.match(line):
+            address, guard, opcode, operands, code = match.groups()
+            current.append(Instruction(int(address, 16), guard, opcode, operands, (code,) if code else ()))
+        elif match := MORE_CODE.match(line):
+            if current:
+                current[-1].code += (match[1],)
+        elif match := FUNCTION.match(line):
             current = kernels.setdefault(match[1], [])
-        elif match := INSTRUCTION.match(line):
-            found = match.groupdict()
-            code = (found["code"],) if found["code"] else ()
-            address = int(found["address"], 16)
-            current.append(Instruction(address, found["guard"], found["opcode"], found["operands"], code))
-        elif (match := MORE_CODE.match(line)) and current:
-            current[-1].code += (match[1],)
     return kernels
 
 

@@ -29,15 +29,15 @@ def pass_block(block, pending, arrivals=None):
     later load's scoreboard shows it too; the compiler relies on it and gives many loads no scoreboard of their own.
     """
     for instruction in block:
-        waits = instruction.waits
-        pending = {load: mask for load, mask in pending.items() if not mask & waits}
+        if pending and (waits := instruction.waits):
+            pending = {load: mask for load, mask in pending.items() if not mask & waits}
         if arrivals is not None and instruction.arrives:
             arrivals[instruction.address] = sorted(pending)
         if instruction.loads_shared:
             own = 1 << instruction.scoreboard if instruction.scoreboard != sass.NO_SCOREBOARD else 0
             if instruction.guard is None:  # one that does not run counts on no scoreboard
                 pending = {load: mask | own for load, mask in pending.items()}
-            pending[instruction.address] = own
+            pending = {**pending, instruction.address: own}
     return pending
 
 
@@ -69,11 +69,12 @@ def overtaking_arrivals(instructions):
     return sorted(((arrival, loads) for arrival, loads in found if loads), key=lambda one: one[0].address)
 
 
-def arrivals_report(text, wanted=""):
-    """(lines, arrivals that may overtake a load, arrivals) of what cuobjdump -sass prints, kernel by kernel."""
-    lines, overtaking, arrivals = [], 0, 0
+def arrivals_report(text, wanted="", more=None):
+    """(lines, arrivals that may overtake a load, arrivals, others) of what cuobjdump -sass prints, kernel by kernel.
+    Others: kernels of which more(name, instructions) says something."""
+    lines, overtaking, arrivals, others = [], 0, 0, 0
     for part in sass.ARCHITECTURE.split(text):  # a file may hold a kernel for several
-        if "ARRIVE" not in part:
+        if "ARRIVE" not in part and more is None:
             continue
         for name, instructions in sorted(sass.parse_sass(part).items(), key=lambda item: sass.short_name(item[0])):
             if wanted not in sass.short_name(name):
@@ -88,12 +89,15 @@ def arrivals_report(text, wanted=""):
                 lines += [f"    {load}" for load in loads[:SHOWN_LOADS]]
                 if len(loads) > SHOWN_LOADS:
                     lines.append(f"    and {len(loads) - SHOWN_LOADS} more")
-    return lines, overtaking, arrivals
+            if more is not None and (line := more(sass.short_name(name), instructions)):
+                lines.append(line)
+                others += 1
+    return lines, overtaking, arrivals, others
 
 
-def report_arrivals(files, wanted):
+def report_arrivals(files, wanted, more=None):
     """Prints the findings of all files; whether there are none."""
-    overtaking, arrivals = 0, 0
+    totals = (0, 0, 0)
 
     def disassembled(file):
         return sass.cuobjdump("-arch", "sm_90", "-sass", file)  # and sm_90a: the fault is Hopper's
@@ -102,11 +106,14 @@ def report_arrivals(files, wanted):
         for file, text in zip(files, pool.map(disassembled, files), strict=True):
             if not sass.FUNCTION.search(text):
                 raise sass.SassError(f"{file}: no machine code for Hopper in it")
-            lines, *counts = arrivals_report(text, wanted)
-            overtaking, arrivals = overtaking + counts[0], arrivals + counts[1]
+            lines, *counts = arrivals_report(text, wanted, more)
+            totals = tuple(map(sum, zip(totals, counts, strict=True)))
             if lines:
                 print("\n".join([f"=== {file}", *lines]))
+    overtaking, arrivals, others = totals
     if not arrivals:
         raise sass.SassError("no arrival in any kernel: nothing was checked")
     print(f"{overtaking} of {arrivals} arrivals may overtake loads from shared memory")
-    return not overtaking
+    if more is not None:
+        print(f"{others} kernels spill registers in loops with products")
+    return not overtaking + others

@@ -24,7 +24,7 @@ description of a work item is read, which threads write with plain stores and wh
 arrivals. A load by lanes of memory that the arrival does not hand over is reported too: use its result before.
 
 --spills finds spills in loops with tensor core products, the innermost of them: elsewhere they cost next to nothing.
-Exits with 1 when there are any.
+Exits with 1 when there are any. With --arrivals both are looked for in one pass: disassembling takes most of the time.
 
 Needs cuobjdump and nvdisasm, of the CUDA toolkit or of the PyPI packages nvidia-cuda-cuobjdump and
 nvidia-cuda-nvdisasm; an instance also needs nvcc.
@@ -111,11 +111,17 @@ def product_loops(instructions):
 
 def spills_in_loops(instructions):
     """Loads and stores of local memory in the innermost loops with tensor core products."""
-    if not instructions:
+    if not any(one.base in sass.SPILLS for one in instructions):
         return 0
     loops, blocks, _, _ = product_loops(instructions)
     nodes = set().union(*(loop[0] for loop in loops)) if loops else set()
     return sum(one.base in sass.SPILLS for node in nodes for one in blocks[node])
+
+
+def spills_line(name, instructions):
+    """What is said of a kernel with such spills; of others nothing."""
+    count = spills_in_loops(instructions)
+    return f"{name}: {count} loads and stores of spilled registers in loops with products" if count else None
 
 
 def report_spills(files, part):
@@ -123,8 +129,8 @@ def report_spills(files, part):
     found = 0
     for file in files:
         for name, kernel in load(file).items():
-            if part in name and (count := spills_in_loops(kernel.instructions)):
-                print(f"{name}: {count} loads and stores of spilled registers in loops with products ({file})")
+            if part in name and (line := spills_line(name, kernel.instructions)):
+                print(f"{line} ({file})")
                 found += 1
     return found == 0
 
@@ -269,11 +275,12 @@ def main(argv):
     arguments = parser.parse_args(argv)
     if arguments.diff and len(arguments.files) != 2:
         parser.error(f"--diff: expected two files, got {len(arguments.files)}")
-    if arguments.diff + arguments.arrivals + arguments.spills > 1:
-        parser.error("--diff, --arrivals and --spills: expected one of them")
+    if arguments.diff and (arguments.arrivals or arguments.spills):
+        parser.error("--diff: expected without --arrivals and --spills")
     try:
         if arguments.arrivals:
-            return 0 if sass_arrivals.report_arrivals(arguments.files, arguments.kernel) else 1
+            more = spills_line if arguments.spills else None
+            return 0 if sass_arrivals.report_arrivals(arguments.files, arguments.kernel, more) else 1
         if arguments.spills:
             return 0 if report_spills(arguments.files, arguments.kernel) else 1
         loaded = [

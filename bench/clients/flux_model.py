@@ -32,6 +32,10 @@ class Shape:
         return self.image_tokens + self.text_tokens
 
 
+# For trying the programs; a head's eighth is even, as diffusers' rotary positions need it.
+TINY = Shape(1, 1, 2, 32, 160, 32, 8, 24, 16)
+
+
 def attend(q, k, v, angles):
     """[batch, n, 3 parts of width] as heads, turned by position, through PyTorch's attention and back."""
     out = F.scaled_dot_product_attention(turn(q, angles), turn(k, angles), v)

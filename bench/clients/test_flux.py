@@ -5,10 +5,8 @@ import torch
 
 import dspattn
 from bench.clients import flux
-from bench.clients.flux_model import Shape
+from bench.clients.flux_model import TINY
 from bench.common import results
-
-TINY = Shape(1, 1, 2, 16, 160, 32, 8, 24, 16)
 
 
 @pytest.mark.parametrize("build", [flux.plain, flux.from_diffusers])
@@ -16,20 +14,32 @@ def test_every_attention_call_is_switched(build):
     if build is flux.from_diffusers:
         pytest.importorskip("diffusers", reason="diffusers is not installed", exc_type=ImportError)
     torch.manual_seed(0)
-    forward, _ = build(TINY, "cpu", torch.float32)
+    forward, blocks, _ = build(TINY, "cpu", torch.float32)
     with torch.no_grad():
         stock = forward()
         with dspattn.use("dense") as switched:
             torch.testing.assert_close(forward(), stock, atol=1e-4, rtol=1e-4)
         assert switched.served == TINY.joint_blocks + TINY.single_blocks and not switched.left
         with dspattn.use("1:2"):
-            assert (forward() - stock).abs().max() > 1e-4
+            pruned = forward()
+            assert (pruned - stock).abs().max() > 1e-4
+        for block in blocks:
+            block.compile(fullgraph=True, backend="eager")
+        torch.testing.assert_close(forward(), stock)
+        with dspattn.use("1:2"):
+            torch.testing.assert_close(forward(), pruned)
 
 
 def test_result_file(tmp_path):
     out = tmp_path / "flux.json"
     flux.main(["--device", "cpu", "--tiny", "--model", "plain", "--out", str(out)])
-    (row,) = results.read(out)["rows"]
+    stock, compiled = results.read(out)["rows"]
+    assert (stock["compiled"], compiled["compiled"]) == (False, True)
+    for row in (stock, compiled):
+        check_row(row)
+
+
+def check_row(row):
     assert row["n"] == 192 and set(row["ratios"]) == {"1:2", "2:4"} and min(row["ratios"].values()) > 0
     assert 0 < row["relative_difference"]["2:4"] < 1
     assert set(row["attention_times"]) == {"stock", "1:2", "2:4"} and 0 < row["attention_share"] < 1

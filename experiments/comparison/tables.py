@@ -7,20 +7,22 @@ python experiments/comparison/tables.py --check    # exit 1 when a table is not 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dspattn import zoo
-
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 DOCS = ROOT / "docs"
+sys.path.insert(0, str(ROOT))
+
+from bench.common import pages  # noqa: E402
+from dspattn import zoo  # noqa: E402
+
+WRITER = "experiments/comparison/tables.py"
 BENCH = ROOT / "bench" / "results"
 RESULTS = HERE / "results"
 DASH = "\N{EN DASH}"
@@ -320,35 +322,12 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
 
 def rewritten(page: str, text: str) -> str:
     """A page with everything between its markers made anew."""
-    for name, make in PAGES[page].items():
-        pattern = rf"(<!-- {name}, written by experiments/comparison/tables.py -->\n).*?(<!-- end of {name} -->)"
-        if not re.search(pattern, text, re.DOTALL):
-            raise SystemExit(f"{page} has no markers of {name!r}")
-        content = make()
-        text = re.sub(
-            pattern, lambda match, content=content: match[1] + content + "\n" + match[2], text, flags=re.DOTALL
-        )
-    return text
+    return str(pages.rewritten(text, WRITER, PAGES[page]))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    options = parser.parse_args(arguments)
-    wrong = 0
-    for page in PAGES:
-        path = DOCS / page
-        before = path.read_text()
-        after = rewritten(page, before)
-        if after == before:
-            continue
-        if options.check:
-            print(f"{path} is not what the zoo and the results say: run {Path(__file__).name}", file=sys.stderr)
-            wrong += 1
-        else:
-            path.write_text(after)
-            print(path)
-    return 1 if wrong else 0
+    named = {f"docs/{page}": tables for page, tables in PAGES.items()}
+    return int(pages.main(arguments, WRITER, __doc__, named))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,14 @@ ROOT = HERE.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(ROOT / "experiments" / "quality")]
 
 import finetune as example  # noqa: E402
-from gpu_perplexity import Budget, losses_of, paired_change, read_tokens  # noqa: E402
+from gpu_perplexity import (  # noqa: E402
+    Budget,
+    commands,
+    has_written_tokens,
+    losses_of,
+    paired_change,
+    read_tokens,
+)
 from quality_tasks import DataError, read_text  # noqa: E402
 
 from bench.common import results, timing  # noqa: E402
@@ -171,14 +178,7 @@ def train(
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    tokens = commands.add_parser("tokens", help="write the token file")
-    tokens.add_argument("--data", type=Path, required=True, help="folder with wikitext2")
-    tokens.add_argument("--out", type=Path, default=ROOT / "out" / "finetune" / "tokens.npz")
-    run = commands.add_parser("measure", help="train and time")
-    run.add_argument("--tokens", type=Path, default=ROOT / "out" / "finetune" / "tokens.npz")
-    run.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser, run = commands(__doc__, "train and time", "wikitext2", ROOT / "out" / "finetune" / "tokens.npz")
     run.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     run.add_argument("--steps", type=int, default=100, help="at most")
     run.add_argument("--length", type=int, default=1024, help="tokens of a window")
@@ -189,8 +189,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     run.add_argument("--budget-seconds", type=float, default=150.0, help="of the whole run, loading included")
     run.add_argument("--tiny", action="store_true", help="a small random model on random tokens")
     run.add_argument("--out", type=Path, default=HERE / "results" / "finetune.json")
-    for command in (tokens, run):
-        command.add_argument("--cache", help="folder of the model (default: $DSPATTN_CACHE or ~/.cache/dspattn)")
     options = parser.parse_args(arguments)
     for name in ("steps", "length", "batch"):
         if options.command == "measure" and getattr(options, name) < 1:
@@ -223,9 +221,7 @@ def load(options: argparse.Namespace) -> tuple[Any, Tensor, Tensor]:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     try:
-        if options.command == "tokens":
-            counts = write_tokens(options.data, options.out, options.cache)
-            print(f"{options.out}: " + ", ".join(f"{count} tokens of {name}" for name, count in counts.items()))
+        if has_written_tokens(options, write_tokens):
             return 0
         budget = Budget(options.budget_seconds)
         base, windows, text = load(options)

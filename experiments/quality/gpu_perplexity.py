@@ -15,7 +15,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -280,26 +280,47 @@ def facts(device: str) -> dict[str, Any]:
     return {**found, "versions": versions, "model": "SmolLM2-135M-Instruct (Q4_1 weights, expanded)"}
 
 
+def commands(
+    description: str | None, measure: str, texts: str, tokens_file: Path
+) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """A program that writes a token file and measures on it, with what every such program is told; and the parser of
+    `measure`, for what is its own."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    both = parser.add_subparsers(dest="command", required=True)
+    tokens = both.add_parser("tokens", help="write the token file")
+    tokens.add_argument("--data", type=Path, required=True, help=f"folder with {texts}")
+    tokens.add_argument("--out", type=Path, default=tokens_file)
+    run = both.add_parser("measure", help=measure)
+    run.add_argument("--tokens", type=Path, default=tokens_file)
+    run.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    for command in (tokens, run):
+        command.add_argument("--cache", help="folder of the model (default: $DSPATTN_CACHE or ~/.cache/dspattn)")
+    return parser, run
+
+
+def has_written_tokens(options: argparse.Namespace, write: Callable[[Path, Path, str | None], dict[str, int]]) -> bool:
+    """Whether the command was to write the token file; it then stands there."""
+    if options.command != "tokens":
+        return False
+    counts = write(options.data, options.out, options.cache)
+    print(f"{options.out}: " + ", ".join(f"{count} tokens of {name}" for name, count in counts.items()))
+    return True
+
+
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     def numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    tokens = commands.add_parser("tokens", help="write the token file")
-    tokens.add_argument("--data", type=Path, required=True, help="folder with wikitext2 and imdb (see README.md)")
-    tokens.add_argument("--out", type=Path, default=ROOT / "out" / "quality" / "tokens.npz")
-    run = commands.add_parser("measure", help="run the model and time attention")
-    run.add_argument("--tokens", type=Path, default=ROOT / "out" / "quality" / "tokens.npz")
-    run.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser, run = commands(
+        __doc__, "run the model and time attention", "wikitext2 and imdb (see README.md)",
+        ROOT / "out" / "quality" / "tokens.npz",
+    )  # fmt: skip
     run.add_argument("--lengths", type=numbers, default=list(LENGTHS), help="windows, e.g. 512,1024")
     run.add_argument("--modes", type=lambda text: text.split(","), help="labels, e.g. '2:4 interleaved mean'")
     run.add_argument("--limit", type=int, help="tokens of each text (default: all)")
     run.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
     run.add_argument("--budget-seconds", type=float, default=150.0, help="of the whole run; the rest is left out")
     run.add_argument("--out", type=Path, default=HERE / "results" / "gpu" / "perplexity.json")
-    for command in (tokens, run):
-        command.add_argument("--cache", help="folder of the model (default: $DSPATTN_CACHE or ~/.cache/dspattn)")
     options = parser.parse_args(arguments)
     if options.command == "measure" and options.modes:
         unknown = [label for label in options.modes if label not in {mode.label for mode in MODES}]
@@ -311,9 +332,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
-        if options.command == "tokens":
-            counts = write_tokens(options.data, options.out, options.cache)
-            print(f"{options.out}: " + ", ".join(f"{count} tokens of {name}" for name, count in counts.items()))
+        if has_written_tokens(options, write_tokens):
             return 0
         budget = Budget(options.budget_seconds)
         tokens = read_tokens(options.tokens, options.limit)

@@ -7,9 +7,7 @@ python -m experiments.theory.tables --check    # exit 1 when a table is not what
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.common import pages
 from experiments.theory.search import disorder, inversions
 
 HERE = Path(__file__).resolve().parent
@@ -200,35 +199,8 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
 }
 
 
-def replaced(text: str, name: str, content: str) -> str:
-    """``text`` with what is between the markers of ``name`` replaced."""
-    name = re.escape(name)
-    pattern = rf"(<!-- {name}, written by experiments/theory/tables.py -->\n).*?(<!-- end of {name} -->)"
-    if not re.search(pattern, text, re.DOTALL):
-        raise SystemExit(f"no markers of {name!r} found")
-    return re.sub(pattern, lambda match: match[1] + content + "\n" + match[2], text, flags=re.DOTALL)
-
-
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    options = parser.parse_args(arguments)
-    wrong = 0
-    for file, blocks in BLOCKS.items():
-        path = ROOT / file
-        before = path.read_text()
-        after = before
-        for name, make in blocks.items():
-            after = replaced(after, name, make())
-        if after == before:
-            continue
-        if options.check:
-            print(f"{file}: its tables are not what the results say; run {Path(__file__).name}", file=sys.stderr)
-            wrong += 1
-        else:
-            path.write_text(after)
-            print(path)
-    return 1 if wrong else 0
+    return int(pages.main(arguments, "experiments/theory/tables.py", __doc__, BLOCKS))
 
 
 if __name__ == "__main__":

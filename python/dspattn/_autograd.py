@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ._not_offered import GRADIENTS, forward_mode, refuse_tangents
 from ._ops import attention, attention_backward
 from ._schema import DIFFERENTIABLE, TENSORS, BackwardArguments, ProblemArguments
 from ._vmap import batching_rule
 from .errors import DspattnError
 
+DIFFERENTIATED = [ProblemArguments._fields.index(name) for name in DIFFERENTIABLE]
 BIAS, SINKS = (ProblemArguments._fields.index(name) for name in ("bias", "sinks"))
 
 
@@ -30,9 +32,9 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return _FunctionalAttention.apply(*problem)
     if forward_ad._current_level >= 0:
-        _refuse_tangents(problem)
+        refuse_tangents(problem[:TENSORS])
     if torch.is_grad_enabled() and _wants_gradients(problem):
-        return _Attention.apply(*problem)
+        return _Attention.apply(*problem[:TENSORS], problem[TENSORS:])
     with torch._C._AutoDispatchBelowAutograd():
         return attention(*problem)
 
@@ -53,21 +55,6 @@ def repeatable(problem: ProblemArguments) -> ProblemArguments:
     return problem
 
 
-def _refuse_tangents(problem: ProblemArguments) -> None:
-    for tensor in problem.tensors().values():
-        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
-            _forward_mode()
-
-
-def _forward_mode(*_: Any) -> NoReturn:
-    raise DspattnError(
-        [
-            "query, key, value: expected no tangents (derivatives in forward mode, jvp and jacfwd, are not offered; "
-            "torch.func.vjp and jacrev are), got a dual tensor"
-        ]
-    )
-
-
 def _wants_gradients(problem: ProblemArguments) -> bool:
     """Spelt out, which is faster than any(); the tensors that are not named here have no floating type."""
     q, k, v, _, bias, *_ = problem
@@ -77,10 +64,13 @@ def _wants_gradients(problem: ProblemArguments) -> bool:
 
 
 class _Attention(torch.autograd.Function):
-    """The registered gradient of attention() as a plain autograd function."""
+    """The registered gradient of attention() as a plain autograd function. It takes the arguments that are no tensors
+    as one: PyTorch looks at each, forward and back."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        *tensors, options = given
+        arguments = (*tensors, *options)
         with torch._C._AutoDispatchBelowAutograd():
             output = attention(*arguments)
         _save(ctx, arguments, output)
@@ -105,7 +95,7 @@ class _FunctionalAttention(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         _save(ctx, inputs, output)
 
-    jvp = staticmethod(_forward_mode)  # type: ignore[assignment]
+    jvp = staticmethod(forward_mode)  # type: ignore[assignment]
     vmap = staticmethod(batching_rule(lambda *arguments: run(ProblemArguments(*arguments)), 0))
 
 
@@ -120,7 +110,7 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
         _second_order()
 
-    jvp = staticmethod(_forward_mode)  # type: ignore[assignment]
+    jvp = staticmethod(forward_mode)  # type: ignore[assignment]
 
 
 class _AttentionBackward(_Gradient):
@@ -155,13 +145,23 @@ def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Te
         _rows(torch.zeros_like(out) if d_out is None else d_out), out, lse, d_lse,
         wants_d_bias=len(needed) > BIAS and needed[BIAS], wants_d_sinks=len(needed) > SINKS and needed[SINKS],
     )  # fmt: skip
-    grads = (attention_backward if traced else _AttentionBackward.apply)(*results, *problem)
-    for name, grad in zip(DIFFERENTIABLE, grads, strict=True):
-        index = ProblemArguments._fields.index(name)
+    for index, grad in zip(DIFFERENTIATED, _backward(results, problem, traced), strict=True):
         if index < len(needed) and needed[index]:
             # fp32 results have fp32 gradients, to be added up before they are rounded.
-            given[index] = grad.to(getattr(problem, name).dtype)
+            dtype = problem[index].dtype
+            given[index] = grad if grad.dtype == dtype else grad.to(dtype)
     return tuple(given)
+
+
+def _backward(results: BackwardArguments, problem: ProblemArguments, traced: bool) -> tuple[Tensor, ...]:
+    """attention_backward(), as something that has no gradient where one could be asked for: that costs 100
+    microseconds, and every step of a training without need."""
+    if traced:
+        return attention_backward(*results, *problem)
+    if torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return _AttentionBackward.apply(*results, *problem)
+    with torch._C._AutoDispatchBelowAutograd():
+        return attention_backward(*results, *problem)
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -174,8 +174,8 @@ def _second_order(*_: Any) -> NoReturn:
     )
 
 
-torch.library.register_autograd("dspattn::attention", _gradients, setup_context=_save)
-torch.library.register_autograd("dspattn::attention_backward", _second_order)
+torch.library.register_autograd("dspattn::attention", _gradients, setup_context=_save, lib=GRADIENTS)
+torch.library.register_autograd("dspattn::attention_backward", _second_order, lib=GRADIENTS)
 torch.library.register_vmap("dspattn::attention", batching_rule(attention, 0))
 torch.library.register_vmap(
     "dspattn::attention_backward", batching_rule(attention_backward, len(BackwardArguments._fields))

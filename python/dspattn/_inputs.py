@@ -278,6 +278,12 @@ _OPTIONAL_TENSORS = ("attn_mask", "attn_bias", "key_lengths", "sinks")
 def explained(error: Exception, arguments: Mapping[str, Any]) -> Exception:
     """An error of PyTorch as one that names the argument, where an argument is not even of the right kind."""
     reasons = [reason for name, given in arguments.items() if (reason := _wrong_kind(name, given))]
+    if not reasons and isinstance(error, TypeError):  # a class that is asked about every operator, and has no answer
+        reasons = [
+            f"{name}: expected a plain tensor, got the subclass {_kind_name(type(given))}, which does not serve it"
+            for name, given in arguments.items()
+            if isinstance(given, Tensor) and type(given) not in _PLAIN
+        ]
     if reasons:
         return DspattnError(reasons)
     return _ops.translated(error)

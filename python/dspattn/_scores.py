@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._not_offered import forward_mode
+
 FP16_MAX = 65504.0
 
 
@@ -15,10 +17,15 @@ class Products(torch.autograd.Function):
     """Queries times keys. In the gradients a score that is hidden or pruned, with a gradient of 0, leaves out what it
     was made of: a NaN key that a query does not see is none of its business."""
 
+    jvp = staticmethod(forward_mode)  # type: ignore[assignment]
+
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor) -> Tensor:
-        ctx.save_for_backward(q, k)
+    def forward(q: Tensor, k: Tensor) -> Tensor:
         return q @ k.transpose(-1, -2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, d_scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from . import _ops
-from ._inputs import Alignment, parse_alignment
+from ._inputs import Alignment, lengths_as_int32, parse_alignment, require_known
+from ._not_offered import GRADIENTS, not_scriptable
 from ._schema import BackwardArguments, ProblemArguments
 from .errors import DspattnError
 from .patterns import Grouping, parse_grouping, parse_pattern
@@ -147,6 +148,10 @@ def _build(
     n: int, n_k: int | None, block: int, window: int, global_blocks: int, random: int, seed: int, causal: bool
 ) -> BlockMask:
     n_k = n if n_k is None else n_k
+    sizes = {"n": n, "n_k": n_k, "window": window, "global_blocks": global_blocks, "random": random, "seed": seed}
+    wrong = {name: size for name, size in sizes.items() if not isinstance(size, int) or not abs(size) < 2**63}
+    if wrong:
+        raise DspattnError(f"{name}: expected a 64-bit integer, got {size!r}" for name, size in wrong.items())
     try:
         counts, columns = _block_mask(
             torch.empty(0, dtype=torch.int32), n, n_k, block, window, global_blocks, random, seed, causal
@@ -167,6 +172,7 @@ def _check_sizes(n_q: int, n_k: int, block: int) -> None:
         raise DspattnError(reasons)
 
 
+@not_scriptable
 def block_attention(
     query: Tensor,
     key: Tensor,
@@ -209,7 +215,11 @@ def block_attention(
     """
     keep, group = parse_pattern(pattern)
     reasons = []
+    lengths = None if key_lengths is None else lengths_as_int32("key_lengths", key_lengths)
+    if attn_mask is not None:
+        require_known("attn_mask", attn_mask)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
+        require_known(name, tensor)
         if tensor.dim() != 4:
             reasons.append(f"{name}: expected 4 dimensions [batch, heads, n, d], got {list(tensor.shape)}")
     if not reasons and (query.shape[2], key.shape[2]) != (blocks.n_q, blocks.n_k):
@@ -228,7 +238,6 @@ def block_attention(
         raise DspattnError(reasons)
     boolean = attn_mask is not None and attn_mask.dtype == torch.bool
     allowed, bias = (attn_mask, None) if boolean else (None, attn_mask)
-    lengths = None if key_lengths is None else key_lengths.to(torch.int32)
     options = (
         blocks.block, keep, group, parse_grouping(grouping), is_causal, parse_alignment(alignment), scale,
         not allow_tf32,
@@ -244,7 +253,19 @@ def block_attention(
 
 
 @torch.library.register_fake("dspattn::block_attention")
-def _block_attention_meta(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _block_attention_meta(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    counts: Tensor,
+    columns: Tensor,
+    allowed: Tensor | None,
+    bias: Tensor | None,
+    key_lengths: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, Tensor]:
+    tensors = {"q": q, "k": k, "v": v, "blocks": counts, "allowed": allowed, "bias": bias, "key_lengths": key_lengths}
+    _ops._require_one_device(tensors)
     return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -268,4 +289,4 @@ def _gradients(ctx: Any, d_out: Tensor, d_lse: Tensor | None) -> tuple[Tensor | 
     return d_q, d_k, d_v, *(None,) * (5 + len(ctx.options))
 
 
-torch.library.register_autograd("dspattn::block_attention", _gradients, setup_context=_save)
+torch.library.register_autograd("dspattn::block_attention", _gradients, setup_context=_save, lib=GRADIENTS)

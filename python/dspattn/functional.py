@@ -22,6 +22,7 @@ from ._inputs import (
     to_four_dims,
     wants_fp32,
 )
+from ._not_offered import not_scriptable
 from ._running import dropout_state, run, stand_in, stand_ins
 from ._schema import ProblemArguments
 from .errors import DspattnError
@@ -89,6 +90,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@not_scriptable
 def attention(
     query: Tensor,
     key: Tensor,
@@ -328,6 +330,7 @@ def varlen_attention(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@not_scriptable
 def varlen_attention(
     query: Tensor,
     key: Tensor,

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ._not_offered import not_scriptable
 from .errors import DspattnError
 
 
+@not_scriptable
 def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The attention over all keys from that over parts of them.
 

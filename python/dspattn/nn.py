@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from ._inputs import require_known
+from ._not_offered import not_scriptable
 from .errors import DspattnError
 from .functional import attention
 from .patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection
 from .weights import attention_weights
 
 
+@not_scriptable
 class MultiheadAttention(torch.nn.MultiheadAttention):
     """:class:`torch.nn.MultiheadAttention` whose attention is pruned; a state dict of either loads into the other.
 

@@ -20,11 +20,13 @@ from torch import Tensor
 
 from . import _ops, _scores
 from ._inputs import Alignment, parse_alignment, take_causal_biases
+from ._not_offered import forward_mode, not_scriptable
 from ._sparse_inputs import check_product, leading_dims, require_device
 from .errors import DspattnError
 from .patterns import INTERLEAVE_BLOCK, Grouping, default_pattern, parse_grouping, parse_pattern
 
 
+@not_scriptable
 def sddmm(
     query: Tensor,
     key: Tensor,
@@ -104,6 +106,7 @@ def sddmm(
     return nonzeros, metadata.reshape(*lead, *metadata.shape[1:])
 
 
+@not_scriptable
 def softmax(nonzeros: Tensor) -> Tensor:
     """Softmax of each row over what was kept; a row with nothing kept (all -inf) gives 0.
 
@@ -126,6 +129,7 @@ def softmax(nonzeros: Tensor) -> Tensor:
     return weights.masked_fill(hidden, 0).to(nonzeros.dtype)
 
 
+@not_scriptable
 def spmm(
     nonzeros: Tensor,
     metadata: Tensor,
@@ -318,6 +322,8 @@ def _scores_on_gpu(
 class _Scores(torch.autograd.Function):
     """The scores in the library's own, padded layout, four dimensions."""
 
+    jvp = staticmethod(forward_mode)  # type: ignore[assignment]
+
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, allowed: Tensor | None, bias: Tensor | None, options: tuple[Any, ...]
@@ -344,6 +350,8 @@ class _Scores(torch.autograd.Function):
 
 
 class _Softmax(torch.autograd.Function):
+    jvp = staticmethod(forward_mode)  # type: ignore[assignment]
+
     @staticmethod
     def forward(ctx: Any, nonzeros: Tensor) -> Tensor:
         rows = nonzeros.reshape(math.prod(nonzeros.shape[:-1]), nonzeros.shape[-1])
@@ -378,6 +386,8 @@ def _product_on_gpu(nonzeros: Tensor, metadata: Tensor, value: Tensor, layout: t
 
 
 class _Product(torch.autograd.Function):
+    jvp = staticmethod(forward_mode)  # type: ignore[assignment]
+
     @staticmethod
     def forward(ctx: Any, nonzeros: Tensor, metadata: Tensor, v: Tensor, layout: tuple[int, int, bool]) -> Tensor:
         ctx.save_for_backward(nonzeros, metadata, v)

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._not_offered import not_scriptable
 from .errors import DspattnError
 from .functional import attention
 
 WIDEST_VALUE = 256  # elements of a value head that the library takes
 
 
+@not_scriptable
 def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
     """The weights :func:`attention` gives each key: rows sum to 1 over the kept keys and are 0 where pruned or masked.
 

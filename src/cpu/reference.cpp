@@ -63,6 +63,26 @@ void add_row_gradients(Gradients& gradients, const Oracle& oracle, const ConstTe
   }
 }
 
+// A row's weights and output as the whole row has them, of which its keys may be a part: its LSE is then another one
+// than fp32's rounding makes of the part's. (Where it is the same the row's own numbers are more precise.)
+void take_whole(const WholeRows& whole, std::int64_t batch, std::int64_t head, std::int64_t i, Row& row) {
+  if (!whole.lse.present()) return;
+  const double lse = element(whole.lse, batch, head, i, 0);
+  const double rounding = 0x1p-20 * std::max(1.0, std::abs(row.lse));
+  if (std::isnan(row.lse) || row.lse == -kInfinity || std::abs(lse - row.lse) <= rounding) return;
+  if (std::isnan(lse)) {
+    row.lse = lse;
+    return;
+  }
+  if (std::abs(lse) >= std::numeric_limits<float>::max())
+    return;  // fp32 does not hold it: nothing is known of the rest
+  for (double& weight : row.weights) weight *= std::exp(row.lse - lse);
+  row.sink_weight *= std::exp(row.lse - lse);
+  for (std::size_t c = 0; c < row.out.size(); ++c) {
+    row.out[c] = element(whole.out, batch, head, i, static_cast<std::int64_t>(c));
+  }
+}
+
 void store_row(const TensorView& view, std::int64_t batch, std::int64_t head, std::int64_t i, const double* values) {
   for (std::int64_t c = 0; c < view.extent(3); ++c) {
     core::store_element(view.data, view.dtype, batch * view.step(0) + head * view.step(1) + i * view.step(2) + c,
@@ -134,7 +154,7 @@ Reference reference_forward(const Problem& problem, const Selection* given) {
 }
 
 Gradients reference_backward(const Problem& problem, const ConstTensorView& d_out, const Selection* given,
-                             const ConstTensorView& d_lse) {
+                             const ConstTensorView& d_lse, const WholeRows& whole) {
   const Oracle oracle(problem);
   const Values d_out_values(d_out);
   const ConstTensorView& bias = problem.mask.bias;
@@ -146,8 +166,9 @@ Gradients reference_backward(const Problem& problem, const ConstTensorView& d_ou
   for (const Sequence& seq : sequences_of(problem)) {
     for (std::int64_t head = 0; head < oracle.q().heads; ++head) {
       for (std::int64_t i = 0; i < seq.n_q; ++i) {
-        const Row row = oracle.row(seq, head, i, given);
+        Row row = oracle.row(seq, head, i, given);
         const std::int64_t at = seq.q_begin + i;
+        take_whole(whole, seq.batch, head, at, row);
         add_row_gradients(gradients, oracle, bias, seq, head, i, row, d_out_values.row(seq.batch, head, at),
                           d_lse.present() ? element(d_lse, seq.batch, head, at, 0) : 0.0);
       }
@@ -190,7 +211,7 @@ void reference_forward_kernel(const ForwardArgs& args) {
 
 void reference_backward_kernel(const BackwardArgs& args) {
   const DefaultFloatEnvironment environment;
-  const Gradients gradients = reference_backward(args.problem, args.d_out, nullptr, args.d_lse);
+  const Gradients gradients = reference_backward(args.problem, args.d_out, nullptr, args.d_lse, {args.out, args.lse});
   const auto store = [](const TensorView& view, const std::vector<double>& values) {
     for (std::int64_t batch = 0; batch < view.extent(0); ++batch) {
       for (std::int64_t head = 0; head < view.extent(1); ++head) {

@@ -83,9 +83,14 @@ struct Gradients {
 // The problem must be valid. With `given`, exactly those scores that it keeps and the mask allows are kept.
 Reference reference_forward(const Problem& problem, const Selection* given = nullptr);
 
+// The results of rows of which the problem's keys are a part; absent where they are all there is.
+struct WholeRows {
+  ConstTensorView out, lse;
+};
+
 // Gradients of sum(d_out * O) + sum(d_lse * LSE) with the selection held fixed; d_lse may be absent.
 Gradients reference_backward(const Problem& problem, const ConstTensorView& d_out, const Selection* given = nullptr,
-                             const ConstTensorView& d_lse = {});
+                             const ConstTensorView& d_lse = {}, const WholeRows& whole = {});
 
 // The kernel-table rows. Memory grows with n_k, not with n_q * n_k.
 void reference_forward_kernel(const ForwardArgs& args);

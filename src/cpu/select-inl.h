@@ -144,70 +144,115 @@ inline void note_kept(const SelectArgs& args, int v, int key, MaskF mask) {
 }
 
 template <class Keys>
-inline Candidate element(const SelectArgs& args, const Keys& keys, RowFacts& facts, int v, int key_index, int e) {
-  const int key = key_index + e * args.element_step;
+inline Candidate element(const SelectArgs& args, const Keys& keys, int v, int first, int e) {
+  const int key = first + e * args.element_step;
   const VecF score = hn::Load(kF32, &args.scores->value[key][v * kLanes]);
-  facts.see(v, score);
   return {keys(args, key, v, score), score, hn::Set(kI32, e * args.element_step * args.width)};
 }
 
-template <class Keys>
-void select_1_2(const SelectArgs& args, Slots& slots) {
-  const Keys keys(args);
-  RowFacts facts;
-  int slot = 0;
-  for (int g = args.begin; g < args.end; ++g) {
-    const int first = g * args.group_step;
-    const VecI base = hn::Set(kI32, first * args.width);
-    bool any = false;
-    for (int v = 0; v < kVecsQ; ++v) {
-      const Candidate x0 = element(args, keys, facts, v, first, 0), x1 = element(args, keys, facts, v, first, 1);
-      const MaskF first_wins = hn::Ge(x0.key, x1.key);
-      const Candidate best = choose(first_wins, x0, x1);
-      if (args.kept != nullptr) {
-        note_kept(args, v, first, first_wins);
-        note_kept(args, v, first + args.element_step, hn::Not(first_wins));
-      }
-      facts.largest[v] = hn::Max(facts.largest[v], best.value);
-      any |= write_slot(slots, slot, v, best.value, hn::Add(base, best.offset), args);
-    }
-    slot += any ? 1 : 0;
+// How the kept of a group are found among its elements, the largest key first.
+struct OneOfTwo {
+  struct Kept {
+    Candidate of[1];
+  };
+  static constexpr int kKeep = 1, kGroup = 2;
+
+  template <class Element>
+  static Kept choose_from(const Element& element) {
+    const Candidate x0 = element(0), x1 = element(1);
+    return {{choose(hn::Ge(x0.key, x1.key), x0, x1)}};
   }
-  slots.count = slot;
-  facts.store(slots);
+};
+
+struct TwoOfFour {
+  struct Kept {
+    Candidate of[2];
+  };
+  static constexpr int kKeep = 2, kGroup = 4;
+
+  template <class Element>
+  static Kept choose_from(const Element& element) {
+    const Candidate x0 = element(0), x1 = element(1), x2 = element(2), x3 = element(3);
+    const MaskF m01 = hn::Ge(x0.key, x1.key), m23 = hn::Ge(x2.key, x3.key);
+    const Candidate high01 = choose(m01, x0, x1), low01 = choose(m01, x1, x0);
+    const Candidate high23 = choose(m23, x2, x3), low23 = choose(m23, x3, x2);
+    const MaskF left = hn::Ge(high01.key, high23.key);
+    // The second is the loser of the final or the runner-up of the winner's pair; keys 0, 1 still go before 2, 3.
+    const Candidate other01 = choose(left, low01, high01), other23 = choose(left, high23, low23);
+    return {{choose(left, high01, high23), choose(hn::Ge(other01.key, other23.key), other01, other23)}};
+  }
+};
+
+// Notes what a vector of rows keeps of the group that begins with key `first`.
+template <class Choice>
+inline void note_group(const SelectArgs& args, int v, int first, const typename Choice::Kept& kept) {
+  for (int e = 0; e < Choice::kGroup; ++e) {
+    const VecI offset = hn::Set(kI32, e * args.element_step * args.width);
+    auto is_kept = hn::Eq(kept.of[0].offset, offset);
+    for (int i = 1; i < Choice::kKeep; ++i) is_kept = hn::Or(is_kept, hn::Eq(kept.of[i].offset, offset));
+    note_kept(args, v, first + e * args.element_step, hn::RebindMask(kF32, is_kept));
+  }
 }
 
-template <class Keys>
-void select_2_4(const SelectArgs& args, Slots& slots) {
+// Where nothing is masked every group fills its slots in every row: the groups of one vector of rows follow each other,
+// with what is gathered in registers. A score times 0 is 0 unless it is infinite or NaN: which, is asked afterwards.
+template <class Keys, class Choice>
+void select_whole(const SelectArgs args, Slots& slots) {
+  const Keys keys(args);
+  const VecI step = hn::Set(kI32, args.group_step * args.width);
+  for (int v = 0; v < kVecsQ; ++v) {
+    VecF largest = minus_infinity(), zero = hn::Zero(kF32);
+    VecI base = hn::Set(kI32, args.begin * args.group_step * args.width);
+    int slot = 0;
+    for (int g = args.begin; g < args.end; ++g, base = hn::Add(base, step)) {
+      const int first = g * args.group_step;
+      const auto kept = Choice::choose_from([&](int e) HWY_ATTR {
+        const Candidate candidate = element(args, keys, v, first, e);
+        zero = hn::MulAdd(candidate.value, hn::Zero(kF32), zero);
+        return candidate;
+      });
+      if (args.kept != nullptr) note_group<Choice>(args, v, first, kept);
+      for (int i = 0; i < Choice::kKeep; ++i, ++slot) {
+        // With 16-bit keys the second may have the larger precise score.
+        largest = hn::Max(largest, kept.of[i].value);
+        write_slot(slots, slot, v, kept.of[i].value, hn::Add(base, kept.of[i].offset), args);
+      }
+    }
+    slots.count = slot;
+    MaskF nan = hn::IsNaN(largest);
+    for (int g = args.begin; g < args.end && !hn::AllTrue(kF32, hn::Eq(zero, hn::Zero(kF32))); ++g) {
+      for (int e = 0; e < Choice::kGroup; ++e) {
+        nan = hn::Or(nan, hn::IsNaN(element(args, keys, v, g * args.group_step, e).value));
+      }
+    }
+    hn::Store(largest, kF32, slots.row_max + v * kLanes);
+    hn::Store(hn::IfThenElseZero(nan, hn::Set(kF32, 1.0f)), kF32, slots.has_nan + v * kLanes);
+  }
+}
+
+template <class Keys, class Choice>
+void select_few(const SelectArgs& args, Slots& slots) {
+  if (!args.masked) return select_whole<Keys, Choice>(args, slots);
   const Keys keys(args);
   RowFacts facts;
   int slot = 0;
   for (int g = args.begin; g < args.end; ++g) {
     const int first = g * args.group_step;
     const VecI base = hn::Set(kI32, first * args.width);
-    bool any_best = false, any_second = false;
+    bool any[Choice::kKeep] = {};
     for (int v = 0; v < kVecsQ; ++v) {
-      const Candidate x0 = element(args, keys, facts, v, first, 0), x1 = element(args, keys, facts, v, first, 1);
-      const Candidate x2 = element(args, keys, facts, v, first, 2), x3 = element(args, keys, facts, v, first, 3);
-      const MaskF m01 = hn::Ge(x0.key, x1.key), m23 = hn::Ge(x2.key, x3.key);
-      const Candidate high01 = choose(m01, x0, x1), low01 = choose(m01, x1, x0);
-      const Candidate high23 = choose(m23, x2, x3), low23 = choose(m23, x3, x2);
-      const MaskF left = hn::Ge(high01.key, high23.key);
-      const Candidate best = choose(left, high01, high23);
-      // The second is the loser of the final or the runner-up of the winner's pair; keys 0, 1 still go before 2, 3.
-      const Candidate other01 = choose(left, low01, high01), other23 = choose(left, high23, low23);
-      const Candidate second = choose(hn::Ge(other01.key, other23.key), other01, other23);
-      for (int e = 0; e < 4 && args.kept != nullptr; ++e) {
-        const VecI offset = hn::Set(kI32, e * args.element_step * args.width);
-        const auto kept = hn::Or(hn::Eq(best.offset, offset), hn::Eq(second.offset, offset));
-        note_kept(args, v, first + e * args.element_step, hn::RebindMask(kF32, kept));
+      const auto kept = Choice::choose_from([&](int e) HWY_ATTR {
+        const Candidate candidate = element(args, keys, v, first, e);
+        facts.see(v, candidate.value);
+        return candidate;
+      });
+      if (args.kept != nullptr) note_group<Choice>(args, v, first, kept);
+      for (int i = 0; i < Choice::kKeep; ++i) {
+        facts.largest[v] = hn::Max(facts.largest[v], kept.of[i].value);
+        any[i] |= write_slot(slots, slot + i, v, kept.of[i].value, hn::Add(base, kept.of[i].offset), args);
       }
-      // With 16-bit keys the second may have the larger precise score.
-      facts.largest[v] = hn::Max(facts.largest[v], hn::Max(best.value, second.value));
-      any_best |= write_slot(slots, slot, v, best.value, hn::Add(base, best.offset), args);
-      any_second |= write_slot(slots, slot + 1, v, second.value, hn::Add(base, second.offset), args);
     }
-    slot += (any_best ? 1 : 0) + (any_second ? 1 : 0);
+    for (const bool used : any) slot += used ? 1 : 0;
   }
   slots.count = slot;
   facts.store(slots);
@@ -249,7 +294,8 @@ void select_any(const SelectArgs& args, Slots& slots) {
     for (int v = 0; v < kVecsQ; ++v) {
       VecF value[kMaxGroup], key[kMaxGroup];
       for (int e = 0; e < args.group; ++e) {
-        const Candidate x = element(args, keys, facts, v, first, e);
+        const Candidate x = element(args, keys, v, first, e);
+        facts.see(v, x.value);
         value[e] = x.value;
         key[e] = x.key;
       }
@@ -277,8 +323,8 @@ void select_any(const SelectArgs& args, Slots& slots) {
 inline SelectFunction select_function(Pattern pattern, bool half_keys, bool shared) {
   if (pattern.is_dense()) return select_dense;
   if (shared) return select_any<SharedKeys>;
-  if (pattern == Pattern{1, 2}) return half_keys ? select_1_2<HalfKeys> : select_1_2<PreciseKeys>;
-  if (pattern == Pattern{2, 4}) return half_keys ? select_2_4<HalfKeys> : select_2_4<PreciseKeys>;
+  if (pattern == Pattern{1, 2}) return half_keys ? select_few<HalfKeys, OneOfTwo> : select_few<PreciseKeys, OneOfTwo>;
+  if (pattern == Pattern{2, 4}) return half_keys ? select_few<HalfKeys, TwoOfFour> : select_few<PreciseKeys, TwoOfFour>;
   return half_keys ? select_any<HalfKeys> : select_any<PreciseKeys>;
 }
 

@@ -7,15 +7,16 @@
 
 #include <hwy/detect_targets.h>
 
+// Whether the target being compiled is NEON of 64-bit Arm. Read where HWY_TARGET has its value.
+#define DSPATTN_TARGET_IS_NEON (HWY_ARCH_ARM_A64 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128)
+
 // Whether the target being compiled converts fp16 by instruction. Highway's emulation on the others (scalar code, SSE2
 // and whatever it adds) loses infinity and NaN and cuts instead of rounding: there the kernels convert by themselves.
 // Read where HWY_TARGET has its value.
 #if defined(HWY_DISABLE_F16C)
 #define DSPATTN_CONVERTS_F16 0
 #else
-#define DSPATTN_CONVERTS_F16                           \
-  (HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || \
-   (HWY_ARCH_ARM_A64 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128))
+#define DSPATTN_CONVERTS_F16 (HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || DSPATTN_TARGET_IS_NEON)
 #endif
 
 #if defined(HWY_AVX3_ZEN4)

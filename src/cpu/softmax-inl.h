@@ -30,20 +30,37 @@ struct Exp2 {
         least(hn::Set(kF32, std::max(-126.0f / factor, std::numeric_limits<float>::lowest()))) {}
 
   VecF operator()(VecF t) const {
-    t = hn::Max(t, least);
+    VecF one[1] = {t};
+    (*this)(one);
+    return one[0];
+  }
+
+  // Several at once, each in its place: the chain of multiply-adds is long, and a core works on one while another
+  // waits.
+  template <int kCount>
+  HWY_INLINE void operator()(VecF (&t)[kCount]) const {
+    constexpr float kCoefficients[] = {0.0013399930903688073f, 0.009618489071726799f, 0.05550328642129898f,
+                                       0.24022646248340607f,   0.6931471824645996f,   1.0f};
     // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
-    const VecF magic = hn::Set(kF32, 12582912.0f);
-    const VecF shifted = hn::MulAdd(t, c, magic);
-    const VecF f = hn::MulSub(t, c, hn::Sub(shifted, magic));
-    VecF p = hn::Set(kF32, 0.0001534581242594868f);
-    p = hn::MulAdd(p, f, hn::Set(kF32, 0.0013399930903688073f));
-    p = hn::MulAdd(p, f, hn::Set(kF32, 0.009618489071726799f));
-    p = hn::MulAdd(p, f, hn::Set(kF32, 0.05550328642129898f));
-    p = hn::MulAdd(p, f, hn::Set(kF32, 0.24022646248340607f));
-    p = hn::MulAdd(p, f, hn::Set(kF32, 0.6931471824645996f));
-    p = hn::MulAdd(p, f, hn::Set(kF32, 1.0f));
-    const VecI exponent = hn::ShiftLeft<23>(hn::BitCast(kI32, shifted));
-    return hn::BitCast(kF32, hn::Add(hn::BitCast(kI32, p), exponent));
+    const VecF magic = hn::Set(kF32, 12582912.0f), highest = hn::Set(kF32, 0.0001534581242594868f);
+    VecF f[kCount], p[kCount];
+    VecI exponent[kCount];
+    HWY_UNROLL(8)
+    for (int i = 0; i < kCount; ++i) {
+      const VecF x = hn::Max(t[i], least);
+      const VecF shifted = hn::MulAdd(x, c, magic);
+      f[i] = hn::MulAdd(x, c, hn::Sub(magic, shifted));
+      exponent[i] = hn::ShiftLeft<23>(hn::BitCast(kI32, shifted));
+      p[i] = highest;
+    }
+    HWY_UNROLL(8)
+    for (const float coefficient : kCoefficients) {
+      const VecF next = hn::Set(kF32, coefficient);
+      HWY_UNROLL(8)
+      for (int i = 0; i < kCount; ++i) p[i] = hn::MulAdd(p[i], f[i], next);
+    }
+    HWY_UNROLL(8)
+    for (int i = 0; i < kCount; ++i) t[i] = hn::BitCast(kF32, hn::Add(hn::BitCast(kI32, p[i]), exponent[i]));
   }
 };
 
@@ -57,6 +74,8 @@ struct RunningRows {
 // and output have to be multiplied with.
 inline void weigh(Slots& slots, float scale_log2, const RunningRows& running, float* rescale) {
   const Exp2 exp2(scale_log2);
+  const int count = slots.count;
+  const bool masked = slots.masked;
   for (int v = 0; v < kVecsQ; ++v) {
     const int row = v * kLanes;
     const VecF before = hn::Load(kF32, running.largest + row);
@@ -65,12 +84,25 @@ inline void weigh(Slots& slots, float scale_log2, const RunningRows& running, fl
     const VecF origin = hn::IfThenElse(hn::Eq(largest, minus_infinity()), hn::Zero(kF32), largest);
     const VecF factor = exp2(hn::Sub(before, origin));
     VecF sum = hn::Mul(hn::Load(kF32, running.sum + row), factor);
-    for (int s = 0; s < slots.count; ++s) {
-      const VecF score = hn::Load(kF32, &slots.value.at[s][row]);
-      VecF weight = exp2(hn::Sub(score, origin));
-      if (slots.masked) weight = hn::IfThenZeroElse(hn::Eq(score, minus_infinity()), weight);
-      hn::Store(weight, kF32, &slots.value.at[s][row]);
-      sum = hn::Add(sum, weight);
+    const auto weigh_slots = [&](int first, auto& weight) HWY_ATTR {
+      constexpr int kCount = sizeof(weight) / sizeof(weight[0]);
+      for (int i = 0; i < kCount; ++i) weight[i] = hn::Sub(hn::Load(kF32, &slots.value.at[first + i][row]), origin);
+      exp2(weight);
+      for (int i = 0; i < kCount; ++i) {
+        float* place = &slots.value.at[first + i][row];
+        if (masked) weight[i] = hn::IfThenZeroElse(hn::Eq(hn::Load(kF32, place), minus_infinity()), weight[i]);
+        hn::Store(weight[i], kF32, place);
+        sum = hn::Add(sum, weight[i]);
+      }
+    };
+    int s = 0;
+    for (; s + 4 <= count; s += 4) {
+      VecF weights[4];
+      weigh_slots(s, weights);
+    }
+    for (; s < count; ++s) {
+      VecF weights[1];
+      weigh_slots(s, weights);
     }
     hn::Store(largest, kF32, running.largest + row);
     hn::Store(sum, kF32, running.sum + row);

@@ -98,7 +98,7 @@ void expect_near(const std::vector<double>& ours, const std::vector<double>& wan
 }
 
 // Small integers (fast_case.h): the parts' selection is the whole's to the last tie.
-void expect_parts_make_the_whole(Case& c, std::int64_t blocks, double relative) {
+void expect_parts_make_the_whole(Case& c, std::int64_t blocks, double relative, const char* kernel = "") {
   SCOPED_TRACE(c.text + " offset " + std::to_string(c.problem.mask.offset) + " blocks " + std::to_string(blocks));
   const std::vector<Part> parts = parts_of(c, blocks);
   const Reference whole = reference_forward(c.problem);
@@ -123,6 +123,7 @@ void expect_parts_make_the_whole(Case& c, std::int64_t blocks, double relative) 
     args.d_k = d_k.view;
     args.d_v = d_v.view;
     args.run.threads = 1;
+    args.run.kernel = kernel;
     backward(args);
     const std::vector<double> values = part_d_q.values();
     std::transform(d_q.begin(), d_q.end(), values.begin(), d_q.begin(), std::plus<>());
@@ -148,7 +149,9 @@ TEST(Parts, MergeToTheWholesResultAndGradients) {
     ++tried;
     Numbers numbers{seed};
     if (numbers.chance(50)) c.problem.mask.offset = numbers.below(100) - 50;
-    expect_parts_make_the_whole(c, 1 + numbers.below(2), 2e-5);
+    const std::int64_t blocks = 1 + numbers.below(2);
+    expect_parts_make_the_whole(c, blocks, 2e-5);
+    if (tried <= 12) expect_parts_make_the_whole(c, blocks, 2e-5, "cpu_reference");
   }
 }
 

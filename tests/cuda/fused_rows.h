@@ -15,7 +15,7 @@ inline constexpr Device kGpu{DeviceType::cuda, 0};
 
 inline core::DeviceMemory& gpu_memory() { return api::memory_of(kGpu); }
 
-// A row of the table by its name: sm90_fused_2_4_bf16_d64.
+// A row of the table by its name: sm90_fused_2_4_bf16_d64, decode_fp32_d128, general_bf16.
 struct Row {
   std::string name;
   DType dtype = DType::bf16;
@@ -24,13 +24,11 @@ struct Row {
 
   explicit Row(const std::string& row_name) : name(row_name) {
     const auto has = [&](const char* part) { return row_name.find(part) != std::string::npos; };
-    if (has("pipeline")) {  // serves many: one of them
-      dim = 64;
-      return;
-    }
-    dtype = has("_fp32_") ? DType::f32 : has("_bf16_") ? DType::bf16 : DType::f16;
+    dim = 64;  // of rows that serve many: one of them
+    if (has("pipeline")) return;
+    dtype = has("_fp32") ? DType::f32 : has("_bf16") ? DType::bf16 : DType::f16;
     if (has("_1_2_")) pattern = {1, 2};
-    dim = std::stoi(row_name.substr(row_name.rfind('d') + 1));
+    if (has("_d")) dim = std::stoi(row_name.substr(row_name.rfind('d') + 1));
   }
   check::Case problem(std::int64_t heads, std::int64_t n_q, std::int64_t n_k) const {
     check::Case drawn;

@@ -17,7 +17,7 @@
 namespace dspattn {
 namespace {
 
-constexpr std::int64_t kHeads = 2, kRows = 300, kKeys = 290;
+constexpr std::int64_t kHeads = 2, kKeys = 290;
 constexpr std::size_t kGuard = 4096;  // bytes on either side of a result
 constexpr std::uint8_t kPattern = 0xA5;
 
@@ -60,7 +60,7 @@ struct Guarded {
 };
 
 struct Results {
-  std::vector<std::uint8_t> out, lse;
+  std::vector<std::uint8_t> out, lse, d_q, d_k, d_v;  // gradients of rows that have them alone
   bool operator==(const Results&) const = default;
 };
 
@@ -69,13 +69,16 @@ struct Problems {
   Row row;
   std::int64_t batch;
   bool packed;
-  std::vector<core::DeviceBuffer> inputs;
+  bool backward = false;  // the row is of a backward; its forward is whichever serves
+  std::int64_t rows = 300;
+  std::vector<core::DeviceBuffer> inputs;  // q, k, v, d_out
 
   Problems(const Row& of, std::int64_t sequences, bool is_packed, std::uint64_t seed)
       : row(of), batch(sequences), packed(is_packed) {
+    if (row.name.starts_with("decode")) rows = 7;
     check::Random random(seed, 0);
-    for (const std::int64_t rows : {kRows, kKeys, kKeys}) {
-      std::vector<std::uint8_t> bytes(static_cast<std::size_t>(copies() * kHeads * rows * row.dim) * element());
+    for (const std::int64_t n : {rows, kKeys, kKeys, rows}) {
+      std::vector<std::uint8_t> bytes(static_cast<std::size_t>(copies() * kHeads * n * row.dim) * element());
       // Small numbers of either sign in every type: an exponent in the middle, anything else at random.
       for (std::size_t i = 0; i < bytes.size(); ++i) {
         const bool high = i % element() == element() - 1;
@@ -89,29 +92,60 @@ struct Problems {
   std::int64_t copies() const { return packed ? 1 : batch; }
   std::size_t element() const { return size_bytes(row.dtype); }
 
-  Results run(const DeviceLengths& first, const DeviceLengths& second, bool causal) const {
-    ForwardArgs args;
-    Problem& problem = args.problem;
+  // [copies, heads, n, d] in the row's type.
+  template <typename View = ConstTensorView, typename Pointer>
+  View view(Pointer* data, std::int64_t n) const {
+    return {data, row.dtype, {copies(), kHeads, n, row.dim}};
+  }
+
+  Problem problem(const DeviceLengths& first, const DeviceLengths& second, bool causal) const {
+    Problem problem;
     problem.device = kGpu;
-    problem.q = {inputs[0].data(), row.dtype, {copies(), kHeads, kRows, row.dim}};
-    problem.k = {inputs[1].data(), row.dtype, {copies(), kHeads, kKeys, row.dim}};
-    problem.v = {inputs[2].data(), row.dtype, {copies(), kHeads, kKeys, row.dim}};
+    problem.q = view(inputs[0].data(), rows);
+    problem.k = view(inputs[1].data(), kKeys);
+    problem.v = view(inputs[2].data(), kKeys);
     problem.pattern = row.pattern;
     problem.mask.causal = causal;
     if (packed) {
-      problem.packed = Packed{first.view(), second.view(), kRows, kKeys};
+      problem.packed = Packed{first.view(), second.view(), rows, kKeys};
     } else {
       problem.mask.key_lengths = first.view();
     }
-    const auto elements = static_cast<std::size_t>(copies() * kHeads * kRows);
-    Guarded out(elements * static_cast<std::size_t>(row.dim) * element()), lse(elements * sizeof(float));
-    args.out = {out.data(), row.dtype, {copies(), kHeads, kRows, row.dim}};
-    args.lse = {lse.data(), DType::f32, {copies(), kHeads, kRows}};
-    args.run.kernel = row.name;
-    Prepared call(args);
+    return problem;
+  }
+
+  Results run(const DeviceLengths& first, const DeviceLengths& second, bool causal) const {
+    const auto bytes = [&](std::int64_t n) {
+      return static_cast<std::size_t>(copies() * kHeads * n * row.dim) * element();
+    };
+    Guarded out(bytes(rows)), lse(static_cast<std::size_t>(copies() * kHeads * rows) * sizeof(float));
+    ForwardArgs args;
+    args.problem = problem(first, second, causal);
+    args.out = view<TensorView>(out.data(), rows);
+    args.lse = {lse.data(), DType::f32, {copies(), kHeads, rows}};
+    if (!backward) args.run.kernel = row.name;
+    run_prepared(args);
+    if (!backward) return {out.download(), lse.download(), {}, {}, {}};
+
+    Guarded d_q(bytes(rows)), d_k(bytes(kKeys)), d_v(bytes(kKeys));
+    BackwardArgs gradients;
+    gradients.problem = args.problem;
+    gradients.out = args.out;
+    gradients.lse = args.lse;
+    gradients.d_out = view(inputs[3].data(), rows);
+    gradients.d_q = view<TensorView>(d_q.data(), rows);
+    gradients.d_k = view<TensorView>(d_k.data(), kKeys);
+    gradients.d_v = view<TensorView>(d_v.data(), kKeys);
+    gradients.run.kernel = row.name;
+    run_prepared(gradients);
+    return {out.download(), lse.download(), d_q.download(), d_k.download(), d_v.download()};
+  }
+
+  template <typename Args>
+  static void run_prepared(const Args& args) {
+    Prepared<Args> call(args);
     const core::DeviceBuffer workspace(gpu_memory(), std::max<std::size_t>(call.workspace_bytes(), 1));
     call.run(workspace.data(), workspace.bytes());
-    return {out.download(), lse.download()};
   }
 };
 
@@ -128,7 +162,17 @@ std::vector<std::int32_t> garbage(check::Random& random, std::int64_t count, std
 
 class DeviceLengthsOf : public Robust {
  protected:
-  bool packs() const { return GetParam().find("pipeline") == std::string::npos; }  // takes packed batches
+  bool has(const char* part) const { return GetParam().find(part) != std::string::npos; }
+  bool packs() const { return !has("pipeline") && !has("decode"); }  // takes packed batches
+  Row row() const {
+    const std::string& name = GetParam();  // a general row has one name for both passes
+    return Row(name.ends_with("_gradients") ? name.substr(0, name.rfind('_')) : name);
+  }
+  Problems problems(std::int64_t batch, bool packed, std::uint64_t seed) const {
+    Problems result(row(), batch, packed, seed);
+    result.backward = has("backward") || has("gradients");
+    return result;
+  }
 };
 
 int count_of_problems() {
@@ -144,10 +188,10 @@ TEST_P(DeviceLengthsOf, GarbageStaysWithinTheTensors) {
     const bool packed = packs() && i % 2 == 0;
     const std::int64_t stride = i % 3 == 0 ? 0 : i % 3;  // expanded, contiguous, a column of two
     const bool causal = random.chance(50);
-    const Problems problems(row(), batch, packed, static_cast<std::uint64_t>(i));
-    const DeviceLengths first(garbage(random, batch + (packed ? 1 : 0), packed ? kRows : kKeys), stride);
+    const Problems drawn = problems(batch, packed, static_cast<std::uint64_t>(i));
+    const DeviceLengths first(garbage(random, batch + (packed ? 1 : 0), packed ? drawn.rows : kKeys), stride);
     const DeviceLengths second(garbage(random, batch + 1, kKeys), 2);
-    const Results found = problems.run(first, second, causal);
+    const Results found = drawn.run(first, second, causal);
     if (packed) {
       ++ran;
       continue;  // sequences may overlap: their common rows are either's
@@ -157,7 +201,7 @@ TEST_P(DeviceLengthsOf, GarbageStaysWithinTheTensors) {
     for (std::int32_t& length : clamped) {
       length = std::clamp<std::int32_t>(stride == 0 ? first.values.back() : length, 0, kKeys);
     }
-    EXPECT_EQ(found, problems.run(DeviceLengths(clamped, 1), second, causal));
+    EXPECT_TRUE(found == drawn.run(DeviceLengths(clamped, 1), second, causal)) << "problem " << i;
     ++compared;
   }
   EXPECT_EQ(ran > 0, packs());
@@ -168,30 +212,30 @@ TEST_P(DeviceLengthsOf, GarbageStaysWithinTheTensors) {
 TEST_P(DeviceLengthsOf, StridesAreFollowed) {
   if (packs()) {
     const std::vector<std::int32_t> ends{0, 120, 120, 211}, key_ends{0, 90, 222, 280};
-    const Problems packed(row(), 3, true, 5);
+    const Problems packed = problems(3, true, 5);
     const Results wanted = packed.run({ends, 1}, {key_ends, 1}, false);
-    EXPECT_EQ(wanted, packed.run({ends, 3}, {key_ends, 2}, false));
+    EXPECT_TRUE(wanted == packed.run({ends, 3}, {key_ends, 2}, false));
   }
-  const Problems padded(row(), 3, false, 6);
+  const Problems padded = problems(3, false, 6);
   const DeviceLengths nothing({0}, 1);
-  EXPECT_EQ(padded.run({{200, 0, 131}, 1}, nothing, true), padded.run({{200, 0, 131}, 5}, nothing, true));
-  EXPECT_EQ(padded.run({{131, 131, 131}, 1}, nothing, true), padded.run({{131, 131, 131}, 0}, nothing, true));
+  EXPECT_TRUE(padded.run({{200, 0, 131}, 1}, nothing, true) == padded.run({{200, 0, 131}, 5}, nothing, true));
+  EXPECT_TRUE(padded.run({{131, 131, 131}, 1}, nothing, true) == padded.run({{131, 131, 131}, 0}, nothing, true));
 }
 
 // Lengths that are wrong only in being out of range: the same results as in range, and rows of no sequence are empty.
 TEST_P(DeviceLengthsOf, OutOfRangeIsClampedAndTheRestIsEmpty) {
   if (!packs()) GTEST_SKIP() << "takes no packed batches";
-  const Problems packed(row(), 3, true, 7);
+  const Problems packed = problems(3, true, 7);
   const std::vector<std::int32_t> keys{0, 90, 222, 280};
   const Results wanted = packed.run({{0, 50, 100, 300}, 1}, {keys, 1}, false);
-  EXPECT_EQ(wanted, packed.run({{-10, 50, 100, 1 << 30}, 1}, {keys, 1}, false));
+  EXPECT_TRUE(wanted == packed.run({{-10, 50, 100, 1 << 30}, 1}, {keys, 1}, false));
   const std::vector<std::int32_t> decreasing{0, 120, 100, 100}, empty{0, 120, 120, 120};
-  EXPECT_EQ(packed.run({empty, 1}, {keys, 1}, false), packed.run({decreasing, 1}, {keys, 1}, false));
+  EXPECT_TRUE(packed.run({empty, 1}, {keys, 1}, false) == packed.run({decreasing, 1}, {keys, 1}, false));
 
   const Results found = packed.run({empty, 1}, {keys, 1}, false);
   for (std::int64_t head = 0; head < kHeads; ++head) {
-    for (std::int64_t i = 120; i < kRows; ++i) {
-      const auto at = static_cast<std::size_t>(head * kRows + i);
+    for (std::int64_t i = 120; i < packed.rows; ++i) {
+      const auto at = static_cast<std::size_t>(head * packed.rows + i);
       float lse = 0;
       std::memcpy(&lse, found.lse.data() + at * sizeof lse, sizeof lse);
       ASSERT_EQ(lse, -std::numeric_limits<float>::infinity()) << "row " << i;
@@ -206,7 +250,10 @@ TEST_P(DeviceLengthsOf, OutOfRangeIsClampedAndTheRestIsEmpty) {
 INSTANTIATE_TEST_SUITE_P(Rows, DeviceLengthsOf,
                          ::testing::Values("sm90_fused_2_4_bf16_d64", "sm90_fused_1_2_fp16_d128",
                                            "sm90_fused_2_4_fp16_d192", "sm90_fused_1_2_fp32_d64", "sm90_pipeline",
-                                           "sm80_pipeline"),
+                                           "sm80_pipeline", "decode_bf16_d64", "decode_fp32_d128", "general_bf16",
+                                           "general_fp32", "sm90_fused_backward_2_4_bf16_d64",
+                                           "sm90_fused_backward_1_2_fp16_d128", "general_bf16_gradients",
+                                           "general_fp32_gradients"),
                          [](const auto& row) { return row.param; });
 
 }  // namespace

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 import dspattn
 from dspattn import DspattnError, block_masks
@@ -133,6 +134,22 @@ def test_errors_name_what_was_expected() -> None:
         block_masks.sliding_window(100, window=-1)
     with pytest.raises(DspattnError, match=r"seen: expected a boolean tensor \[2, 2\], got torch.int64 \[2, 2\]"):
         block_masks.from_block_map(torch.eye(2).long(), 128, 128)
+    blocks = block_masks.sliding_window(200, 270)
+    for reason, wrong in {
+        r"key_lengths\[0\]: expected at most 2147483647, got 4294967299": {
+            "key_lengths": torch.tensor([2**32 + 3] * 2)
+        },
+        "key_lengths.dtype: expected int32 or int64, got float32": {"key_lengths": torch.tensor([3.9, 4.0])},
+        "key_lengths: expected a tensor, got list": {"key_lengths": [3, 4]},
+        "attn_mask: expected a plain tensor, got the subclass .*CausalBias": {
+            "attn_mask": causal_lower_right(200, 270)
+        },
+        "key: expected a tensor on cpu as query is, got one on meta": {"key": k.to("meta")},
+    }.items():
+        with pytest.raises(DspattnError, match=reason):
+            dspattn.block_attention(**{"query": q, "key": k, "value": v, "blocks": blocks, "pattern": "1:2", **wrong})
+    with pytest.raises(DspattnError, match="window: expected a 64-bit integer, got 18446744073709551616"):
+        block_masks.sliding_window(100, window=2**64)
     # A 64-bit number must not pass for the 32-bit one it ends in.
     with pytest.raises(DspattnError, match="block: expected a number of 32 bits, got 4294967360"):
         block_masks.bigbird(100, block=2**32 + 64)

@@ -98,6 +98,30 @@ def test_sizes_behind_a_graph_break_raise_when_the_code_runs() -> None:
         compiled(call, fullgraph=False)()
 
 
+def test_modules_in_a_full_graph() -> None:
+    """PyTorch's own module is pruned, and code compiled in one block serves the next."""
+    module = torch.nn.MultiheadAttention(32, 2, batch_first=True)
+    x = torch.randn(2, 100, 32)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        heads = x.unflatten(-1, (2, 16)).flatten(2)  # a method that a mode must not hand over by name
+        return module(heads, heads, heads, need_weights=False)[0]
+
+    count = CompileCounter()
+    torch._dynamo.reset()
+    function = torch.compile(call, backend=count, fullgraph=True)
+    for pattern in ("1:2", "1:4", "1:2"):
+        with dspattn.use(pattern) as plain:
+            wanted = call(x)
+        with dspattn.use(pattern) as switched:
+            assert torch.equal(function(x), wanted)
+        assert plain.served == switched.served == 1
+    assert torch.equal(function(x), call(x)) and count.frame_count == 3
+    with pytest.raises(dspattn.DspattnError, match=r"query\.dtype"), dspattn.use("1:2"):
+        module.double()
+        torch.compile(call, backend="eager", fullgraph=True)(x.double())
+
+
 def test_fallback_has_gradients() -> None:
     leaf = Q.double().requires_grad_()
     function = torch.compile(lambda q: sdpa(q, K.double(), V.double()).sin(), backend="aot_eager", fullgraph=True)

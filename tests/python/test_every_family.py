@@ -3,6 +3,7 @@ name is refused, at load and at set. None stays dense without a word, none gets 
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,7 +66,7 @@ def counted() -> Iterator[list[int]]:
 def run(model: Any, inputs: dict[str, Any]) -> tuple[list[torch.Tensor], int]:
     torch.manual_seed(0)
     with torch.no_grad(), OwnAttention() as own:
-        return tiny_families.tensors_of(model(**inputs)), own.calls
+        return tiny_families.tensors_of(model(**copy.deepcopy(inputs))), own.calls
 
 
 def difference(stock: torch.Tensor, ours: torch.Tensor, inputs: dict[str, Any]) -> float:

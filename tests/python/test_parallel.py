@@ -291,6 +291,8 @@ def test_a_group_of_one_and_wrong_arguments():
         parallel.attention(q, q, q, method="star")
     with pytest.raises(dspattn.DspattnError, match="method: expected"):
         parallel.context(method="star")
+    with pytest.raises(dspattn.DspattnError, match=r"key_lengths\.dtype: expected int32 or int64, got float32"):
+        parallel.attention(q, q, q, key_lengths=torch.tensor([3.9]))
     with pytest.raises(dspattn.DspattnError, match="cu_seqlens: expected 300 rows"):
         parallel.varlen_attention(*[q[0].transpose(0, 1)] * 3, [0, 100])
     with pytest.raises(dspattn.DspattnError, match="enable_gqa: expected True for 2 heads"):

@@ -69,6 +69,7 @@ class Unknown(Tensor):
     """What it means may not lie in its memory."""
 
 
+@pytest.mark.filterwarnings("ignore:.*MaskedTensors is in prototype stage")
 def test_unknown_subclasses_are_refused() -> None:
     q, k, v = tensors(N_K)
     packed, cu = q[0].transpose(0, 1), torch.tensor([0, N_K])
@@ -80,6 +81,7 @@ def test_unknown_subclasses_are_refused() -> None:
         return tensor.as_subclass(Unknown)
 
     mask = other(torch.ones(N_K, N_K))
+    masked = torch.masked.masked_tensor(torch.zeros(N_K, N_K), torch.ones(N_K, N_K, dtype=torch.bool))
     calls: dict[str, Callable[[], object]] = {
         "query": lambda: dspattn.attention(other(q), k, v),
         "key": lambda: dspattn.attention(q, other(k), v),
@@ -92,6 +94,7 @@ def test_unknown_subclasses_are_refused() -> None:
         "attn_mask of packed": lambda: dspattn.varlen_attention(
             packed, packed, packed, cu, cu, attn_mask=causal_lower_right(N_K, N_K)
         ),
+        "attn_mask of a class with operators of its own": lambda: dspattn.attention(q, k, v, attn_mask=masked),
         "attn_mask of module": lambda: module(x, x, x, attn_mask=causal_lower_right(N_K, N_K)),
         "query of sddmm": lambda: dspattn.sddmm(other(q), k),
         "nonzeros": lambda: dspattn.spmm(other(nonzeros), metadata, v),

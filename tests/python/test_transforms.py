@@ -171,6 +171,40 @@ def test_forward_mode_is_refused() -> None:
         dspattn.attention(q, k, v, **OPTIONS)  # no tangent, no error
 
 
+def test_forward_mode_of_the_operators_themselves_is_refused() -> None:
+    q, k, v = tensors()
+    problem = ProblemArguments(q, k, v, keep=2, group=4)
+    out, lse = _ops.attention(*problem)
+    leaf = v.clone().requires_grad_()
+    blocks = dspattn.block_masks.sliding_window(5, 9)
+    for call in (
+        lambda t: _ops.attention(*problem._replace(q=t)),
+        lambda t: _ops.attention(*problem._replace(q=t, v=leaf)),
+        lambda t: _ops.attention_backward(t, out, lse, None, False, False, *problem),
+        lambda t: dspattn.block_attention(t, k, v, blocks),
+        lambda t: dspattn.sddmm(t, q),
+    ):
+        with forward_ad.dual_level(), pytest.raises(dspattn.DspattnError, match="forward mode"):
+            call(forward_ad.make_dual(q, torch.ones_like(q)))
+        with pytest.raises(dspattn.DspattnError, match="forward mode"):
+            jvp(call, (q,), (q,))
+    with forward_ad.dual_level():
+        _ops.attention(*problem)
+
+
+class Scripted(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return dspattn.attention(x, x, x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_torchscripts_compiler_is_refused_by_name() -> None:
+    functions = (dspattn.attention, dspattn.varlen_attention, dspattn.attention_weights, dspattn.block_attention)
+    for what in (*functions, dspattn.merge, dspattn.sddmm, dspattn.nn.MultiheadAttention(8, 2), Scripted()):
+        with pytest.raises(dspattn.DspattnError, match=r"^torch\.jit\.script: expected code without dspattn\.\w+"):
+            torch.jit.script(what)
+
+
 @pytest.mark.parametrize("of_lse", [False, True])
 def test_second_derivatives_are_refused(of_lse: bool) -> None:
     leaves = [t.requires_grad_() for t in tensors()]

@@ -7,6 +7,7 @@ by small ones, by their names. What does not fit together then has a line in tin
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import logging
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from dspattn import DspattnError
-from tiny_changes import CHANGES, INPUTS
+from tiny_changes import CHANGES, CLASSES, INPUTS
 
 WIDTH, HEADS, HEAD_DIM, LAYERS, VOCABULARY = 64, 4, 16, 2, 256
 LARGEST = 300_000_000  # parameters
@@ -195,6 +196,7 @@ class NotMadeError(Exception):
 
 def build(model_type: str, seed: int = 0, attn_implementation: str | None = None) -> Any:
     """A model of the family with random weights, in evaluation; as transformers would load it with that attention."""
+    import transformers
     from transformers.initialization import no_init_weights
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
@@ -206,8 +208,11 @@ def build(model_type: str, seed: int = 0, attn_implementation: str | None = None
                 change(config, name, value)
             if attn_implementation is not None:
                 config._attn_implementation = attn_implementation
-            cls = MODEL_MAPPING[type(config)]
-            cls = cls[0] if isinstance(cls, tuple) else cls
+            if model_type in CLASSES:
+                cls: Any = getattr(transformers, CLASSES[model_type])
+            else:
+                cls = MODEL_MAPPING[type(config)]
+                cls = cls[0] if isinstance(cls, tuple) else cls
             with no_init_weights():
                 model = cls(config).eval()
         except DspattnError:
@@ -308,7 +313,11 @@ def candidate_inputs(model: torch.nn.Module, n: int = 24) -> Iterator[dict[str, 
         "use_cache": False,
     }
     if config.model_type in INPUTS:
-        yield {name: make(random) if callable(make) else make for name, make in INPUTS[config.model_type].items()}
+        given = INPUTS[config.model_type]
+        if callable(given):
+            yield given(model, random)
+        else:
+            yield {name: make(random) if callable(make) else make for name, make in given.items()}
         return
     video = {"pixel_values": random(batch, frames, channels, *size)}
     other_forms: tuple[dict[str, Any], ...] = (
@@ -360,7 +369,7 @@ def runnable_inputs(model: torch.nn.Module) -> tuple[dict[str, Any], Any]:
     for inputs in candidate_inputs(model):
         try:
             with torch.no_grad():
-                return inputs, model(**inputs)
+                return inputs, model(**copy.deepcopy(inputs))  # a video's session remembers
         except Exception as error:
             failures[f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"] = None
     raise NotMadeError(f"no inputs that {type(model).__name__} takes: {'; '.join(failures)}")

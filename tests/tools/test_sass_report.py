@@ -316,6 +316,17 @@ def run_arrivals(sass, report, monkeypatch, *texts, option=()):
     return report.main(["--arrivals", *option, *map(str, range(len(texts)))])
 
 
+def test_both_are_found_in_one_pass(sass, report, monkeypatch, capsys):
+    """A spill in the main loop of a kernel without arrivals, beside one that only arrives."""
+    lines = [*KERNEL]
+    lines[13] = "LDL R2, [R1]"
+    arrives = scheduled(["SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR4], RZ", "EXIT"], name="arrives")
+    assert run_arrivals(sass, report, monkeypatch, arrives, dump("spills", lines)) == 0
+    capsys.readouterr()
+    assert run_arrivals(sass, report, monkeypatch, arrives, dump("spills", lines), option=["--spills"]) == 1
+    assert "spills: 1 loads and stores of spilled registers" in capsys.readouterr().out
+
+
 def test_arrivals_that_overtake_fail_the_run(sass, report, monkeypatch, capsys):
     good = scheduled([LOAD, USE, ARRIVAL, "EXIT"], "good")
     bad = scheduled([*[LOAD] * 6, ARRIVAL, "EXIT"], "bad")

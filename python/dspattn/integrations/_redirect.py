@@ -24,6 +24,9 @@ _MULTI_HEAD: Any = torch.nn.functional.multi_head_attention_forward
 # Whole layers in one call. PyTorch's modules stand back from them where a mode is on, except in code that is compiled.
 _FUSED_LAYER: Any = torch._transformer_encoder_layer_fwd
 _FUSED_MODULE: Any = torch._native_multi_head_attention
+# The one method of tensors, among those that models use, that a compiler cannot trace when a mode hands it over by name
+# (it calls super()); called on the tensor it is as good as without a mode.
+_UNFLATTEN: Any = torch.Tensor.unflatten
 
 
 class Owner(Protocol):
@@ -91,6 +94,8 @@ class Redirect(TorchFunctionMode):
         kwargs = kwargs or {}
         is_attention = func is SDPA or func is _SDPA_OPERATOR or func is _SDPA_PACKET
         is_fused = func is _FUSED_LAYER or func is _FUSED_MODULE
+        if func is _UNFLATTEN:
+            return args[0].unflatten(*args[1:], **kwargs)
         if not (is_attention or is_fused or func is _MULTI_HEAD):
             return func(*args, **kwargs)
         # A compiler traces a whole block; it follows the mode itself and knows no context variables.
@@ -105,17 +110,43 @@ class Redirect(TorchFunctionMode):
                 "redirected; torch.backends.mha.set_fastpath_enabled(False) switches it off"
             )
             return owner.leave_to_pytorch([reason], func, *args, **kwargs)
-        return _multi_head_with(owner.answer)(*args, **kwargs)
+        if not torch.compiler.is_compiling():
+            return _multi_head(*args, **kwargs)
+        _traced.owner = owner
+        out = _multi_head(*args, **kwargs)
+        _traced.owner = None
+        return out
 
 
-def _multi_head_with(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.nn.functional.multi_head_attention_forward for which scaled_dot_product_attention means `answer`.
+class _Traced:
+    """Which block answers for what a compiler traces inside of multi_head_attention_forward, one trace at a time."""
+
+    owner: Owner | None = None
+
+
+_traced = _Traced()
+
+
+def _answer(*args: Any, **kwargs: Any) -> Any:
+    """scaled_dot_product_attention, for multi_head_attention_forward."""
+    owner = _traced.owner if torch.compiler.is_compiling() else innermost()
+    return SDPA(*args, **kwargs) if owner is None else owner.answer(*args, **kwargs)
+
+
+def _multi_head_that_asks() -> Callable[..., Any]:
+    """torch.nn.functional.multi_head_attention_forward for which scaled_dot_product_attention means `_answer`.
 
     PyTorch asks no mode about what a function calls that went through one already. So the function that runs is a copy
-    of PyTorch's with names of its own; nothing is replaced that another thread could see.
+    of PyTorch's with names of its own; nothing is replaced that another thread could see. There is one copy for all
+    blocks, so that code compiled in one serves the next of the same pattern; it has no module's name, or a compiler
+    would look up the names of PyTorch's module instead.
     """
-    names = {**_MULTI_HEAD.__globals__, "scaled_dot_product_attention": answer}
+    names = {**_MULTI_HEAD.__globals__, "scaled_dot_product_attention": _answer}
+    del names["__name__"]
     copy = types.FunctionType(_MULTI_HEAD.__code__, names, _MULTI_HEAD.__name__, _MULTI_HEAD.__defaults__)
     copy.__kwdefaults__ = _MULTI_HEAD.__kwdefaults__
     names[_MULTI_HEAD.__name__] = copy  # what it hands to further modes
     return copy
+
+
+_multi_head = _multi_head_that_asks()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._inputs import Alignment, Window, parse_alignment, parse_window, wants_fp32
+from .._inputs import Alignment, Window, lengths_as_int32, parse_alignment, parse_window, wants_fp32
 from ..errors import DspattnError
 from ..patterns import Grouping, Rest, Selection, group_period, parse_grouping, parse_pattern
 from .call import Call, Masks, Plan, Rule, require_served
@@ -104,7 +104,7 @@ def attention(
             scale, not allow_tf32, kernel, offset, soft_cap,
         )  # fmt: skip
         allowed, bias = _masks(attn_mask, attn_bias)
-        lengths = None if key_lengths is None else key_lengths.to(torch.int32)
+        lengths = None if key_lengths is None else lengths_as_int32("key_lengths", key_lengths)
         return (tensors[0], tensors[1], tensors[2]), rule, Masks(allowed, bias, lengths)
 
     def layouts(ranks: Ranks, rows: Tensor) -> tuple[Layout, Layout]:

@@ -29,7 +29,8 @@ enum class Target : std::int32_t {
 };
 
 // Copies of the inputs in the workspace as shared memory will have them (config.h), by head; what does not exist is
-// zeros, and so are NaN of K and V and rows that are undefined: in products they would meet weights of 0.
+// zeros, and so are NaN of K, what is not finite in V, and rows that are undefined: in products they would meet weights
+// of 0. Infinities of K are the largest number.
 struct Prepared {
   std::uint8_t* q = nullptr;      // [heads][rows][stride], times 2^-e (16-bit) or rounded to tf32
   std::uint8_t* d_out = nullptr;  // the same of dO

@@ -31,6 +31,12 @@ __device__ __forceinline__ float element(const void* data, std::int64_t at, bool
   return low;
 }
 
+// The largest number of the type; of fp32, the largest that tf32 holds.
+template <DType kType>
+inline constexpr float kLargest = kType == DType::f32    ? 0x1.ffcp127f
+                                  : kType == DType::bf16 ? 0x1.fep127f
+                                                         : 65504.0f;
+
 // Some elements of a row, from column `column` on; those at and past the end are zeros.
 template <DType kType>
 struct Chunk {
@@ -84,6 +90,16 @@ struct Chunk {
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (float& value : values) value = 0.0f;
+  }
+  // Of V: rows that keep an infinite one are undefined by their D, to others it is nothing.
+  __device__ __forceinline__ void clear_infinite() {
+#pragma unroll
+    for (float& value : values) value = std::isinf(value) ? 0.0f : value;
+  }
+  // Of K: a row whose score is -inf does not see the key. It may as well see one of no weight.
+  __device__ __forceinline__ void bound_infinite() {
+#pragma unroll
+    for (float& value : values) value = std::isinf(value) ? copysignf(kLargest<kType>, value) : value;
   }
 };
 
@@ -206,16 +222,21 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_keys(const __grid_constan
     std::uint8_t* to =
         params.prepared.keys +
         ((kv_head * params.prepared.head_tiles + rows.prepared_tile + tile) * 2 * kTileK + i % kTileK) * params.stride;
-    const auto copy = [&](const RowsView& view, int columns, int vector, std::uint8_t* row) {
+    const auto copy = [&](const RowsView& view, int columns, int vector, bool values, std::uint8_t* row) {
       for (int chunk = own.lane; chunk < own.chunks; chunk += own.lanes) {
         Chunk<kType> x(view.data, view.offset(rows.batch, kv_head, at), chunk * kChunk<kType>, present ? columns : 0,
                        vector, false);
         x.clear_nan();
+        if (values) {
+          x.clear_infinite();
+        } else {
+          x.bound_infinite();
+        }
         x.store(row + 16 * chunk, params.tf32 != 0, kOnePair<kType>);
       }
     };
-    copy(params.k, params.d, params.vector_k, to);
-    copy(params.v, params.value_d, params.vector_v, to + kTileK * params.stride);
+    copy(params.k, params.d, params.vector_k, false, to);
+    copy(params.v, params.value_d, params.vector_v, true, to + kTileK * params.stride);
   }
 }
 
