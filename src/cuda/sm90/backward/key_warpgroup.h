@@ -242,10 +242,10 @@ struct KeyWarpgroup {
       await(shared.handed_full[slot], number / 2 & 1);
       take_over<C>(shared.handed.words[slot], thread(), weights);
       ptx::wgmma_wait<0>();
-      if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       weigh<C>(params, shared.numbers[stage()].rows, marks_of(stage()).has_nan != 0, thread(), weights, d_weights,
                d_scores);
       arrive(shared.handed_empty[slot]);
+      if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       store_d_scores(d_scores);
       ptx::wgmma_fence();
       issue_gradient<C>(d_k, d_scores, shared.q[stage()]);
