@@ -55,6 +55,17 @@ TEST(BackwardPlan, WalksGoAroundWhereNoDiagonalBoundsThem) {
   EXPECT_FALSE(plan_of(problem_of(2, 4, 4, 64, 1024, 128), 128).wraps);  // one query tile
 }
 
+// Twice the heads that 132 CTAs work on at a time.
+TEST(BackwardPlan, HeadsTakeTurnsUnderADiagonal) {
+  Problem problem = problem_of(4, 32, 32, 4096, 4096, 64);
+  EXPECT_EQ(plan_of(problem, 64).head_group, 1);
+  problem.mask.causal = true;
+  EXPECT_EQ(plan_of(problem, 64).head_group, 10);
+  problem = problem_of(1, 32, 32, 16384, 16384, 64);
+  problem.mask.causal = true;
+  EXPECT_EQ(plan_of(problem, 64).head_group, 4);
+}
+
 TEST(BackwardPlan, TheWorkspaceIsLinearInTheRows) {
   Problem one = problem_of(1, 2, 2, 1024, 1024, 64), two = problem_of(1, 2, 2, 2048, 2048, 64);
   const std::size_t bytes = plan_of(one, 64).scratch.bytes;

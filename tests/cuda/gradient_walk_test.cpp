@@ -4,9 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 namespace dspattn::cuda::tile {
@@ -65,7 +67,7 @@ TEST(GradientWalk, SharesOfLowerItemsComeFirstAndNoneIsMissing) {
     const Divisor key_tiles(drawn.parts * divide_up(drawn.keys, kBlockKeys));
     std::map<std::pair<int, int>, std::vector<int>> shares;  // (tile, sum): which turn each item in its order has
     for (int item = 0; item < key_tiles.value; ++item) {
-      const GradientItem index = gradient_item(item, key_tiles);
+      const GradientItem index = GradientItems{key_tiles, 1, 4}.item(item);
       ASSERT_EQ(index.sequence_head, 0);
       const int block = index.key_tile / drawn.parts, part = index.key_tile % drawn.parts;
       const TileRange tiles = query_tiles_of(drawn.band, drawn.rows, block, drawn.tile_q);
@@ -91,6 +93,41 @@ TEST(GradientWalk, SharesOfLowerItemsComeFirstAndNoneIsMissing) {
         EXPECT_EQ(shares_of(seen, tile, drawn.tile_q, drawn.parts, drawn.wraps, sum),
                   static_cast<int>(shares[std::pair(tile, sum)].size()));
       }
+    }
+  }
+}
+
+TEST(GradientWalk, InsideAreTheTilesAllOfWhoseRowsSeeTheWholeBlock) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 300; ++i) {
+    const Case drawn = draw(random);
+    for (int block = 0; block < divide_up(drawn.keys, kBlockKeys); ++block) {
+      const TileRange inside = inside_tiles_of(drawn.band, drawn.rows, block, drawn.tile_q);
+      for (int tile = 0; tile < tiles_of(drawn); ++tile) {
+        const KeyBlockRange blocks = interior_key_blocks(drawn.band, tile * drawn.tile_q, last_row(drawn, tile));
+        EXPECT_EQ(tile >= inside.begin && tile < inside.end, block >= blocks.begin && block < blocks.end)
+            << "block " << block << ", tile " << tile;
+      }
+    }
+  }
+}
+
+// Every key tile of every head is one item; of a head the last comes first, and the heads of a group take turns.
+TEST(GradientWalk, ItemsOfAGroupOfHeadsComeInTurn) {
+  for (const auto& [heads, group] : {std::pair(1, 1), {6, 1}, {6, 3}, {7, 3}, {2, 5}}) {
+    constexpr int kKeyTiles = 5;
+    std::vector<int> next(static_cast<std::size_t>(heads), kKeyTiles - 1);
+    std::vector<int> last(static_cast<std::size_t>(heads), -1);
+    for (int index = 0; index < kKeyTiles * heads; ++index) {
+      const GradientItem item = GradientItems{Divisor(kKeyTiles), heads, group}.item(index);
+      ASSERT_TRUE(item.sequence_head >= 0 && item.sequence_head < heads);
+      const auto head = static_cast<std::size_t>(item.sequence_head);
+      EXPECT_EQ(item.key_tile, next[head]--);
+      const int size = std::min(group, heads - item.sequence_head / group * group);
+      if (last[head] >= 0) {
+        EXPECT_EQ(index - last[head], size);
+      }
+      last[head] = index;
     }
   }
 }

@@ -18,10 +18,17 @@
 
 #include <cstdint>
 
-#include "cuda/tile/tile_range.h"
 #include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::tile {
+
+// Query tiles [begin, end) of a sequence.
+struct TileRange {
+  int begin = 0;
+  int end = 0;
+
+  DSPATTN_HOST_DEVICE constexpr int count() const { return end > begin ? end - begin : 0; }
+};
 
 // The quotient rounded down, of negative numbers too.
 DSPATTN_HOST_DEVICE constexpr int floor_divide(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
@@ -44,6 +51,17 @@ DSPATTN_HOST_DEVICE constexpr TileRange query_tiles_of(const RowBand& band, int 
   const int begin = first_row > 0 ? first_row / tile_q : 0;
   const int end = last_row / tile_q + 1;
   return {begin, end < tiles ? end : tiles};
+}
+
+// Those all of whose rows see all keys of the block.
+DSPATTN_HOST_DEVICE constexpr TileRange inside_tiles_of(const RowBand& band, int rows, int block, int tile_q) {
+  if ((block + 1) * kBlockKeys > band.key_length || rows <= 0) return {0, 0};
+  const int first_row = (block + 1) * kBlockKeys - 1 - band.diagonal - band.right;  // that sees the block's end
+  const int last_row = block * kBlockKeys - band.diagonal + band.left;              // that sees its begin
+  const int tiles = (rows + tile_q - 1) / tile_q;
+  const int begin = first_row > 0 ? (first_row + tile_q - 1) / tile_q : 0;
+  const int end = last_row >= rows - 1 ? tiles : last_row >= 0 ? (last_row + 1) / tile_q : 0;
+  return begin < end ? TileRange{begin, end} : TileRange{0, 0};
 }
 
 // Where a walk over `tiles` begins.
@@ -90,15 +108,27 @@ DSPATTN_HOST_DEVICE constexpr int first_packed_tile(int begin, int sequence, int
   return begin / tile_q + sequence;
 }
 
-// Item `item`: of which (sequence, key head), and which key tile of `key_tiles`.
+// Item `item`: of which (sequence, key head), and which key tile of `key_tiles`. Heads come in groups, and their key
+// tiles in turn: the neighbours of a head are then begun further apart, which gives each time to add its shares before
+// the next one asks for them.
 struct GradientItem {
   int sequence_head;
   int key_tile;
 };
-DSPATTN_HOST_DEVICE constexpr GradientItem gradient_item(int item, const Divisor& key_tiles) {
-  const int sequence_head = key_tiles.quotient(item);
-  return {sequence_head, key_tiles.value - 1 - (item - sequence_head * key_tiles.value)};
-}
+struct GradientItems {
+  Divisor key_tiles;
+  int heads;  // (sequence, key head) pairs
+  int group;  // of heads
+
+  DSPATTN_HOST_DEVICE constexpr GradientItem item(int index) const {
+    const int row = key_tiles.quotient(index);  // as if groups were rows of heads: all before a group are whole
+    const int first = row / group * group;
+    const int size = heads - first < group ? heads - first : group;
+    const int within = index - first * key_tiles.value;
+    const int turn = within / size;
+    return {first + within - turn * size, key_tiles.value - 1 - turn};
+  }
+};
 
 // An fp32 sum of a query tile lies as threads hold it: in panels of 64 x 64, and there four registers of each of 128
 // threads after the other. Row and column of register i (0..3) of group `four` of thread `thread`: of the panel.

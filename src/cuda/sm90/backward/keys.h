@@ -20,7 +20,7 @@ __device__ __forceinline__ void take_item(const BackwardParams& params, Item& it
   const int number = atomicAdd(params.scratch.taken, 1);
   item.valid = number < params.items ? 1 : 0;
   if (item.valid == 0) return;
-  const tile::GradientItem index = tile::gradient_item(number, params.key_tiles);
+  const tile::GradientItem index = params.order.item(number);
   item.sequence = index.sequence_head / params.kv_heads;
   item.kv_head = index.sequence_head - item.sequence * params.kv_heads;
   const SequenceRows rows = sequence_rows(params, item.sequence);
@@ -33,6 +33,7 @@ __device__ __forceinline__ void take_item(const BackwardParams& params, Item& it
   item.part = index.key_tile - item.block * C::kPartsPerBlock;
   item.band = band_of(params, item.sequence, rows);
   item.tiles = tile::query_tiles_of(item.band, item.rows, item.block, C::kTileQ);
+  item.inside = tile::inside_tiles_of(item.band, item.rows, item.block, C::kTileQ);
   item.walk = tile::first_of_walk(item.tiles, item.block, C::kTileQ, params.wraps != 0);
 }
 

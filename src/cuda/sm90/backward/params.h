@@ -6,6 +6,7 @@
 #include "cuda/blocks/scales.h"
 #include "cuda/blocks/views.h"
 #include "cuda/blocks/work_params.h"
+#include "cuda/tile/gradient_walk.h"
 #include "cuda/tile/key_map.h"
 #include "dspattn/dtype.h"
 
@@ -35,7 +36,7 @@ struct Scratch {
   std::uint8_t* d_out = nullptr;    // and of dO
   std::uint8_t* numbers = nullptr;  // TileNumbers
   float* sums = nullptr;            // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
-  std::int32_t* counts = nullptr;   // [sum][tile]: warps that have added their part of a share
+  std::int32_t* counts = nullptr;   // [sum][tile]: shares that have been added
   std::int32_t* taken = nullptr;    // items that CTAs have taken
 };
 
@@ -62,9 +63,9 @@ struct BackwardParams {
   int vector_d_q = 0, vector_d_k = 0, vector_d_v = 0;
   int sequences = 0;
   int kv_heads = 0;
-  int query_tiles = 0;      // of a head, of all sequences
-  tile::Divisor key_tiles;  // of the longest sequence; CTAs' key tiles
-  int block_tiles = 1;      // key tiles of a key block
+  int query_tiles = 0;  // of a head, of all sequences
+  tile::GradientItems order = {};
+  int block_tiles = 1;  // key tiles of a key block
   int items = 0;
   int wraps = 0;  // see tile/gradient_walk.h; then there are two sums
 };

@@ -34,6 +34,7 @@ struct BackwardPlan {
   std::int64_t query_tiles = 0;  // of a head, of all sequences
   std::int64_t key_tiles = 0;    // of the longest sequence
   std::int64_t items = 0;
+  int head_group = 1;  // heads whose key tiles are taken in turn
   int ctas = 0;
   int threads = 0;
   ScratchOffsets scratch;

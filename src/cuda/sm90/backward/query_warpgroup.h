@@ -30,7 +30,7 @@ struct QueryWarpgroup {
   int loaded = 0;                    // tiles
   int load_number = 0;               // of the item
   int load_left = -1;                // steps of it that are not asked for yet; -1: none of it
-  WalkPlace load_place = {};         // of the next
+  Step load_step = {};               // the next
   int taken = 0;                     // items
   std::int32_t* to_count = nullptr;  // where a share is added, but not counted yet
 
@@ -82,11 +82,10 @@ struct QueryWarpgroup {
   // Asks for the query tile of a step; its stage is free. By a whole warp, of which one lane does: requests of a thread
   // in a branch of its own take three times as many instructions.
   __device__ __forceinline__ void load_tile(const Item& item) {
-    const Step step = step_of(params, item, load_place);
-    const std::int64_t tile = step.scratch_tile;
+    const std::int64_t tile = load_step.scratch_tile(params, item);
     const std::uint32_t full = loads.barrier(shared.full);
     if (ptx::elect()) {
-      shared.facts[loads.stage] = facts_of<C>(params, item, step);
+      shared.facts[loads.stage] = facts_of<C>(params, item, load_step);
       constexpr int kNumberBytes = static_cast<int>(sizeof(shared.numbers[0]));
       ptx::mbarrier_arrive_expect(full, 2 * C::kTileQBytes + kNumberBytes);
       ptx::bulk_load(ptx::shared_address(shared.q[loads.stage]), params.scratch.q + tile * C::kTileQBytes,
@@ -97,37 +96,41 @@ struct QueryWarpgroup {
                      kNumberBytes, full);
     }
     __syncwarp();
-    load_place.advance(item);
+    load_step.advance(item);
     loads.advance();
     --load_left;
     ++loaded;
   }
   // Whether there is a tile to ask for, of an item that is taken.
   __device__ __forceinline__ bool finds_next() {
-    while (item(load_number).valid != 0) {
-      if (load_left < 0) load_left = steps_of(params, item(load_number));
-      if (load_left > 0) return true;
-      if (load_number + 1 == taken) return false;
-      ++load_number;
-      load_left = -1;
-      load_place = {};
+    while (load_left <= 0) {
+      const int next = load_left < 0 ? load_number : load_number + 1;
+      if (next == taken || item(next).valid == 0) return false;
+      load_number = next;
+      load_left = steps_of(params, item(next));
+      load_step = Step::first(params, item(next));
     }
-    return false;
+    return true;
   }
-  // Tiles until the ring holds `ahead` from the one in work on; waits for their stages.
-  __device__ __forceinline__ void load_ahead(int ahead) {
-    if (uniform(thread() / 32) != 0) return;
+  // By warp 0. Those tiles that the key warpgroups need to get to the end of the step in work; it waits for their
+  // stages.
+  __device__ __forceinline__ void load_needed() {
+    if (uniform(thread() / 32) != kLoadingWarp) return;
 #pragma unroll 1
-    while (loaded < number + ahead && finds_next()) {
+    while (loaded < number + kLoadsNeeded && finds_next()) {
       loads.await_empty(shared.empty);
       load_tile(item(load_number));
     }
   }
-  // One tile more, if its stage is free already.
-  __device__ __forceinline__ void load_if_free() {
-    if (uniform(thread() / 32) != 0 || loaded >= number + C::kStages || !finds_next()) return;
-    const auto is_free = static_cast<int>(ptx::mbarrier_test(loads.barrier(shared.empty), loads.parity ^ 1));
-    if (uniform(is_free) != 0) load_tile(item(load_number));
+  // Those whose stages are free.
+  __device__ __forceinline__ void load_free() {
+    if (uniform(thread() / 32) != kLoadingWarp) return;
+#pragma unroll 1
+    while (finds_next() && is_done(loads.barrier(shared.empty), loads.parity ^ 1)) load_tile(item(load_number));
+  }
+  // Whether a phase is over; the same in all lanes.
+  __device__ __forceinline__ static bool is_done(std::uint32_t barrier, int parity) {
+    return uniform(static_cast<int>(ptx::mbarrier_test(barrier, parity))) != 0;
   }
 
   // 64 x 64 of dS K over the key tile: rows of panel `rows` of the queries, columns of panel `columns` of K.
@@ -171,26 +174,30 @@ struct QueryWarpgroup {
   struct Share {
     std::int32_t* count;
     float* to;   // of this thread
-    int before;  // warps that must have added theirs
+    int before;  // shares that must have been added
   };
-  __device__ __forceinline__ Share share_of(const WalkPlace& place) const {
-    const Step step = step_of(params, item(item_number), place);
+  __device__ __forceinline__ Share share_of(const Step& step) const {
     const tile::Turn turn = turn_of<C>(params, item(item_number), step);
-    const std::int64_t tile =
-        static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value + step.scratch_tile;
+    const std::int64_t tile = static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value +
+                              step.scratch_tile(params, item(item_number));
     return {params.scratch.counts + tile, params.scratch.sums + tile * (C::kTileQ * C::kHeadDim) + 4 * thread(),
-            kCountsOfShare * turn.before};
+            turn.before};
   }
 
-  // This CTA's share of a step's dQ. Every warp waits for its turn, adds its rows, and counts that.
-  __device__ __forceinline__ void run_step(const WalkPlace& place) {
-    const Share share = share_of(place);
-    // The last share is counted, and whose turn it is asked for, while the key warpgroups are still at work.
-    if (C::kCountsLater) count_last();
+  // This CTA's share of a step's dQ. Every warp waits for its turn and adds its rows; when all have, one counts that.
+  __device__ __forceinline__ void run_step(const Step& step) {
+    const Share share = share_of(step);
     std::int32_t counted = 0;
-    if (leads_warp()) counted = ptx::count_now(share.count);
+    if (leads_warp()) counted = ptx::count_now(share.count);  // ahead of time
     const int slot = number % C::kDScoreSlots;
-    ptx::mbarrier_wait(ptx::shared_address(&shared.stored[slot]), number / C::kDScoreSlots & 1);
+    const std::uint32_t stored = ptx::shared_address(&shared.stored[slot]);
+    const int parity = number / C::kDScoreSlots & 1;
+    // The last share is counted and tiles are asked for while dS is waited for, or else beside the first product.
+    if (!is_done(stored, parity)) {
+      count_last();
+      load_free();
+      ptx::mbarrier_wait(stored, parity);
+    }
 #pragma unroll 1
     for (int pass = 0; pass < C::kSumPasses; ++pass) {
       SumPart d;
@@ -198,8 +205,9 @@ struct QueryWarpgroup {
       const int column = pass * C::kSumColumns;  // as if all rows lay side by side
       issue_d_q(d, column / C::kHeadDim, column % C::kHeadDim);
       ptx::wgmma_commit();
-      load_if_free();
       if (pass == 0) {
+        count_last();
+        load_free();
         if (leads_warp() && counted < share.before) ptx::await_count(share.count, share.before);
         __syncwarp();
       }
@@ -207,14 +215,14 @@ struct QueryWarpgroup {
       if (pass == C::kSumPasses - 1 && leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&shared.free[slot]));
       add_share(share.to + pass * 64 * C::kSumColumns, d, share.before == 0);
     }
+    ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // all additions come before the count
     to_count = share.count;
     if (!C::kCountsLater) count_last();
     ++number;
   }
-  // The additions of the last share, all of the warp's.
+  // The additions of the last share, all of the warpgroup's. By a warp that does not load: either takes its time.
   __device__ __forceinline__ void count_last() {
-    __syncwarp();
-    if (leads_warp() && to_count != nullptr) ptx::count_up(to_count);
+    if (thread() == 32 * kCountingWarp && to_count != nullptr) ptx::count_up(to_count);
     to_count = nullptr;
   }
 
@@ -224,7 +232,7 @@ struct QueryWarpgroup {
   __device__ __forceinline__ void run_item() {
     constexpr bool kEarlyKeys = C::kKeySlots > 1, kEarlyValues = C::kValueSlots > 1;
     const int steps = uniform(steps_of(params, item(item_number)));
-    WalkPlace place;
+    Step step = Step::first(params, item(item_number));
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       if (i == max(steps - kStepsAhead, 0)) {
@@ -232,15 +240,15 @@ struct QueryWarpgroup {
         if (kEarlyKeys) copy_next_keys();
         if (kEarlyValues) copy_next_values();
       }
-      load_ahead(kLoadsAhead);
-      if (i == steps - 1) {
+      load_needed();
+      if (i == max(steps - kStepsAhead + 1, min(steps - 1, 1))) {
         if (kEarlyKeys) complete_next_keys();
         if (kEarlyValues) complete_next_values();
         if (kEarlyKeys && kEarlyValues) arrive(shared.described, taken - 1);
-        if (!kEarlyValues) copy_next_values();
       }
-      run_step(place);
-      place.advance(item(item_number));
+      if (i == steps - 1 && !kEarlyValues) copy_next_values();
+      run_step(step);
+      step.advance(item(item_number));
     }
     count_last();
     arrive(shared.keys_free, item_number);
@@ -248,7 +256,7 @@ struct QueryWarpgroup {
     if (steps == 0 || !kEarlyKeys) copy_next_keys();
     if (steps == 0) copy_next_values();
     if (steps > 0 && kEarlyKeys && kEarlyValues) return;
-    load_ahead(kLoadsAhead);
+    load_free();
     if (steps == 0 || !kEarlyKeys) complete_next_keys();
     if (steps == 0 || !kEarlyValues) complete_next_values();
     arrive(shared.described, taken - 1);
@@ -257,7 +265,7 @@ struct QueryWarpgroup {
   // All of this CTA's items.
   __device__ __forceinline__ void run() {
     take_next();
-    load_ahead(kLoadsAhead);
+    load_free();
     copy_next_keys();
     copy_next_values();
     complete_next_keys();
@@ -267,9 +275,10 @@ struct QueryWarpgroup {
     for (; uniform(item(item_number).valid) != 0; ++item_number) run_item();
   }
 
-  // Stages that are free when a step begins: the one before's is still in use then.
-  static constexpr int kLoadsAhead = C::kStages > 2 ? C::kStages - 1 : C::kStages;
-  static constexpr int kStepsAhead = 2;
+  static constexpr int kLoadingWarp = 0, kCountingWarp = 1;
+  // Tiles: the one in work; the next, where its scores come before this one's dS or it would come too late.
+  static constexpr int kLoadsNeeded = C::kScoresAhead || C::kStages == 2 ? 2 : 1;
+  static constexpr int kStepsAhead = 3;
 };
 
 }  // namespace dspattn::cuda::sm90::backward

@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ B
         tile::shares_of(seen, tile.first / params.tile_q, params.tile_q, params.block_tiles, params.wraps != 0, sum);
     sums[sum] = shares > 0;
     if (sums[sum] && threadIdx.x == 0) {
-      ptx::await_count(params.scratch.counts + sum * tiles + tile.number, kCountsOfShare * shares);
+      ptx::await_count(params.scratch.counts + sum * tiles + tile.number, shares);
     }
   }
   __syncthreads();  // all shares are in, for everybody

@@ -32,6 +32,7 @@ struct Item {
   int walk;            // query tile that the walk begins with
   tile::RowBand band;  // of the sequence
   tile::TileRange tiles;
+  tile::TileRange inside;  // those that see all of the key block, as far as diagonal, window and length go
 };
 
 // What the key warpgroups need to know of a query tile in work.
@@ -93,45 +94,33 @@ struct alignas(1024) Shared {
 template <typename C>
 inline constexpr int kSharedBytes = static_cast<int>(sizeof(Shared<C>)) + 1024;  // the runtime aligns to 16 bytes only
 
-// What a thread needs of a step: which head, which query tile.
-struct Step {
-  int head;          // of the problem
-  int tile;          // of the sequence
-  int scratch_tile;  // in the workspace
-};
-
-// A place in an item's walk: the heads that share the key head one after the other.
-struct WalkPlace {
-  int in_group = 0;  // which of those heads
-  int step = 0;      // of its walk
-
-  __device__ __forceinline__ void advance(const Item& item) {
-    if (++step < item.tiles.count()) return;
-    step = 0;
-    ++in_group;
-  }
-};
-
-// Number of steps of the item, and one of them.
+// Number of steps of the item.
 __device__ __forceinline__ int steps_of(const BackwardParams& params, const Item& item) {
   return item.tiles.count() * params.work.heads_per_kv_head.value;
 }
-__device__ __forceinline__ Step step_of(const BackwardParams& params, const Item& item, const WalkPlace& place) {
-  Step step;
-  step.head = item.kv_head * params.work.heads_per_kv_head.value + place.in_group;
-  step.tile = tile::tile_of_step(item.tiles, item.walk, place.step);
-  step.scratch_tile = step.head * params.query_tiles + item.first_tile + step.tile;
-  return step;
-}
+
+// A step of an item's walk: the query tiles, for one head that shares the key head after the other.
+struct Step {
+  int head;  // of the problem
+  int tile;  // of the sequence
+
+  __device__ __forceinline__ static Step first(const BackwardParams& params, const Item& item) {
+    return {item.kv_head * params.work.heads_per_kv_head.value, item.walk};
+  }
+  __device__ __forceinline__ void advance(const Item& item) {
+    if (++tile == item.tiles.end) tile = item.tiles.begin;
+    if (tile == item.walk) ++head;
+  }
+  __device__ __forceinline__ int scratch_tile(const BackwardParams& params, const Item& item) const {
+    return head * params.query_tiles + item.first_tile + tile;  // in the workspace
+  }
+};
 
 template <typename C>
 __device__ __forceinline__ TileFacts facts_of(const BackwardParams& params, const Item& item, const Step& step) {
-  const int first = step.tile * C::kTileQ;
-  const tile::KeyBlockRange interior =
-      tile::interior_key_blocks(item.band, first, min(first + C::kTileQ, item.rows) - 1);
-  const bool inside = item.block >= interior.begin && item.block < interior.end;
+  const bool inside = step.tile >= item.inside.begin && step.tile < item.inside.end;
   const bool masked = !inside || params.allowed.data != nullptr || params.bias.data != nullptr;
-  return {step.head, first, inside ? 1 : 0, masked ? 1 : 0};
+  return {step.head, step.tile * C::kTileQ, inside ? 1 : 0, masked ? 1 : 0};
 }
 
 // Of the step's share of dQ.
