@@ -161,6 +161,67 @@ __device__ __forceinline__ float dot_of(float sum, const Chunk<kType>& q, const 
 // Rows whose loads a thread has on their way at once: one alone leaves the memory idle.
 inline constexpr int kRowsAtOnce = 2;
 
+// Rows `row` and own.step further on, of a (sequence, head): the threads that share them.
+template <DType kType>
+__device__ __forceinline__ void prepare_pair(const BackwardParams& params, const SequenceRows& rows, int sequence,
+                                             int head, int row, const RowLanes& own) {
+  const auto is_present = [&](int i) { return row + i * own.step < rows.rows; };
+  const auto at = [&](int i) { return std::int64_t{rows.q_row + (is_present(i) ? row + i * own.step : 0)}; };
+  const auto load = [&](int i, const RowsView& view, int chunk, int columns, int vector, bool fp32) {
+    return Chunk<kType>(view.data, view.offset(rows.batch, head, at(i)), chunk * kChunk<kType>,
+                        is_present(i) ? columns : 0, vector, fp32);
+  };
+  const auto load_q = [&](int i, int chunk) { return load(i, params.q, chunk, params.d, params.vector_q, false); };
+  const auto load_d_out = [&](int i, int chunk) {
+    return load(i, params.d_out, chunk, params.value_d, params.vector_d_out, params.fp32_d_out != 0);
+  };
+  const auto load_out = [&](int i, int chunk) {
+    return load(i, params.out, chunk, params.value_d, params.vector_out, params.fp32_out != 0);
+  };
+  static_assert(kRowsAtOnce == 2);
+  Chunk<kType> q[kRowsAtOnce] = {load_q(0, own.lane), load_q(1, own.lane)};
+  Chunk<kType> d_out[kRowsAtOnce] = {load_d_out(0, own.lane), load_d_out(1, own.lane)};
+  const Chunk<kType> out[kRowsAtOnce] = {load_out(0, own.lane), load_out(1, own.lane)};
+  float lse[kRowsAtOnce];
+#pragma unroll
+  for (int i = 0; i < kRowsAtOnce; ++i) {
+    lse[i] = is_present(i) ? params.lse.data[params.lse.offset(rows.batch, head, at(i))] : 0.0f;
+  }
+#pragma unroll
+  for (int i = 0; i < kRowsAtOnce; ++i) {
+    float sum = dot_of(0.0f, q[i], d_out[i], out[i]);
+    for (int chunk = own.lane + own.lanes; chunk < own.chunks; chunk += own.lanes) {
+      sum = dot_of(sum, load_q(i, chunk), load_d_out(i, chunk), load_out(i, chunk));
+    }
+    for (int with = 1; with < own.lanes; with *= 2) sum += __shfl_xor_sync(~0u, sum, with);
+    RowNumbers numbers{INFINITY, 0, 0, 0};
+    bool used = false;
+    if (is_present(i)) {
+      if (params.d_lse.data != nullptr) sum -= params.d_lse.data[params.d_lse.offset(rows.batch, head, at(i))];
+      numbers = numbers_of<kType>(params, lse[i], sum, used);
+      if (params.dropping.threshold != 0) {
+        numbers.dropout = random_state(params.dropping, sequence, head, row + i * own.step);
+      }
+    }
+    const std::int64_t to = head * params.prepared.head_rows + rows.prepared_row + row + i * own.step;
+    const auto store = [&](int chunk, Chunk<kType>& own_q, Chunk<kType>& own_d_out) {
+      if (!used) {
+        own_q.clear();
+        own_d_out.clear();
+      }
+      own_q.clear_nan();  // of a row that is defined: it sees no key, but may have a sink
+      own_q.store(params.prepared.q + to * params.stride + 16 * chunk, params.tf32 != 0, params.scales.q_scale);
+      own_d_out.store(params.prepared.d_out + to * params.stride + 16 * chunk, params.tf32 != 0, kOnePair<kType>);
+    };
+    store(own.lane, q[i], d_out[i]);
+    for (int chunk = own.lane + own.lanes; chunk < own.chunks; chunk += own.lanes) {
+      Chunk<kType> next_q = load_q(i, chunk), next_d_out = load_d_out(i, chunk);
+      store(chunk, next_q, next_d_out);
+    }
+    if (own.lane == 0) params.prepared.numbers[to] = numbers;
+  }
+}
+
 // A CTA's kRowUnit rows of a (sequence, head).
 template <DType kType>
 __global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constant__ BackwardParams params) {
@@ -183,61 +244,7 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constan
   const RowLanes own(params.stride);
 #pragma unroll 1
   for (int row = begin + own.first; row < begin + kRowUnit; row += kRowsAtOnce * own.step) {
-    const auto is_present = [&](int i) { return row + i * own.step < rows.rows; };
-    const auto at = [&](int i) { return std::int64_t{rows.q_row + (is_present(i) ? row + i * own.step : 0)}; };
-    const auto load = [&](int i, const RowsView& view, int chunk, int columns, int vector, bool fp32) {
-      return Chunk<kType>(view.data, view.offset(rows.batch, head, at(i)), chunk * kChunk<kType>,
-                          is_present(i) ? columns : 0, vector, fp32);
-    };
-    const auto load_q = [&](int i, int chunk) { return load(i, params.q, chunk, params.d, params.vector_q, false); };
-    const auto load_d_out = [&](int i, int chunk) {
-      return load(i, params.d_out, chunk, params.value_d, params.vector_d_out, params.fp32_d_out != 0);
-    };
-    const auto load_out = [&](int i, int chunk) {
-      return load(i, params.out, chunk, params.value_d, params.vector_out, params.fp32_out != 0);
-    };
-    static_assert(kRowsAtOnce == 2);
-    Chunk<kType> q[kRowsAtOnce] = {load_q(0, own.lane), load_q(1, own.lane)};
-    Chunk<kType> d_out[kRowsAtOnce] = {load_d_out(0, own.lane), load_d_out(1, own.lane)};
-    const Chunk<kType> out[kRowsAtOnce] = {load_out(0, own.lane), load_out(1, own.lane)};
-    float lse[kRowsAtOnce];
-#pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) {
-      lse[i] = is_present(i) ? params.lse.data[params.lse.offset(rows.batch, head, at(i))] : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) {
-      float sum = dot_of(0.0f, q[i], d_out[i], out[i]);
-      for (int chunk = own.lane + own.lanes; chunk < own.chunks; chunk += own.lanes) {
-        sum = dot_of(sum, load_q(i, chunk), load_d_out(i, chunk), load_out(i, chunk));
-      }
-      for (int with = 1; with < own.lanes; with *= 2) sum += __shfl_xor_sync(~0u, sum, with);
-      RowNumbers numbers{INFINITY, 0, 0, 0};
-      bool used = false;
-      if (is_present(i)) {
-        if (params.d_lse.data != nullptr) sum -= params.d_lse.data[params.d_lse.offset(rows.batch, head, at(i))];
-        numbers = numbers_of<kType>(params, lse[i], sum, used);
-        if (params.dropping.threshold != 0) {
-          numbers.dropout = random_state(params.dropping, sequence, head, row + i * own.step);
-        }
-      }
-      const std::int64_t to = head * params.prepared.head_rows + rows.prepared_row + row + i * own.step;
-      const auto store = [&](int chunk, Chunk<kType>& own_q, Chunk<kType>& own_d_out) {
-        if (!used) {
-          own_q.clear();
-          own_d_out.clear();
-        }
-        own_q.clear_nan();  // of a row that is defined: it sees no key, but may have a sink
-        own_q.store(params.prepared.q + to * params.stride + 16 * chunk, params.tf32 != 0, params.scales.q_scale);
-        own_d_out.store(params.prepared.d_out + to * params.stride + 16 * chunk, params.tf32 != 0, kOnePair<kType>);
-      };
-      store(own.lane, q[i], d_out[i]);
-      for (int chunk = own.lane + own.lanes; chunk < own.chunks; chunk += own.lanes) {
-        Chunk<kType> next_q = load_q(i, chunk), next_d_out = load_d_out(i, chunk);
-        store(chunk, next_q, next_d_out);
-      }
-      if (own.lane == 0) params.prepared.numbers[to] = numbers;
-    }
+    prepare_pair<kType>(params, rows, sequence, head, row, own);
   }
 }
 
