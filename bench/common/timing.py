@@ -68,6 +68,9 @@ class Graphed:
     """Calls captured into one graph; `launches` of them, each input's turn equally often."""
 
     def __init__(self, calls):
+        # The graph reads and writes what the calls hold. Without them that memory would be given back, and the next
+        # capture, which empties torch's cache, would unmap it.
+        self.calls = calls
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
