@@ -172,8 +172,8 @@ TEST(PairMap, KeepsTheLargerWithTiesAndNan) {
   }
 }
 
-// 128 threads take every value of V to where the product looks for it, once, without bank conflicts; eight lanes with the
-// same keys read 128 bytes in a row.
+// 128 threads take every value of V to where the product looks for it, once, without bank conflicts; eight lanes with
+// the same keys read 128 bytes in a row.
 TEST(PairMap, TransposesV) {
   for (const int rows : {32, 64, 96, 128, 192, 256}) {
     for (const int tile_keys : kTiles) {

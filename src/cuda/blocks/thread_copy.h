@@ -61,7 +61,8 @@ __device__ __forceinline__ void copy_rows(std::uint32_t tile, const RowsView& so
   });
 }
 
-// Four neighbouring values, 0 where `columns` ends. `vector`: they are 16-byte aligned and `columns` is a multiple of 4.
+// Four neighbouring values, 0 where `columns` ends. `vector`: they are 16-byte aligned and `columns` is a multiple
+// of 4.
 __device__ __forceinline__ float4 load_four(const float* from, int columns, bool vector) {
   if (vector) return columns > 0 ? *reinterpret_cast<const float4*>(from) : make_float4(0, 0, 0, 0);
   const auto value = [&](int i) { return columns > i ? from[i] : 0.0f; };

@@ -1,8 +1,8 @@
 // The producer warpgroup of the fused tf32 kernel: walks the items and their key tiles and fills the stages.
 //
-// One thread drives TMA for Q and K, which rounds to tf32 on the way; what TMA cannot address all threads copy. V all 128
-// threads read into registers and write transposed, four keys of one value side by side, as the tensor core wants a tf32
-// operand: shared memory is what this kernel is short of, and so V passes through it once.
+// One thread drives TMA for Q and K, which rounds to tf32 on the way; what TMA cannot address all threads copy. V all
+// 128 threads read into registers and write transposed, four keys of one value side by side, as the tensor core wants a
+// tf32 operand: shared memory is what this kernel is short of, and so V passes through it once.
 #pragma once
 
 #include <cstdint>
@@ -176,8 +176,7 @@ struct Producer {
     const tile::TransposeShare own = share();
     const int key = params.keys.key(part, tile::pair_of_v_column(4 * own.chunk).group, 0);
     const auto* v = static_cast<const float*>(params.v.data) + params.v.offset(batch, kv_head, row + key);
-    return {v + own.row, present - key,
-            present >= tile::kBlockKeys && params.out.columns >= C::kHeadDim && vector_v()};
+    return {v + own.row, present - key, present >= tile::kBlockKeys && params.out.columns >= C::kHeadDim && vector_v()};
   }
 
   // Patches from `first` on of this thread's share. Absent keys are zeros: their weight is 0, but 0 times NaN is not.
