@@ -62,8 +62,8 @@ struct Config {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kTileQ = 16 * kRowBlocks * kWarps;
   static_assert(!kAll || (kTileQ <= kMostTileRows && kThreads == 2 * kTileQ));
-  // 16-bit at d = 64: a third CTA a multiprocessor, of 168 registers a thread, hides some of the others' waits. For that
-  // scores of half a tile's columns are in registers at once; packed, they take half.
+  // 16-bit at d = 64: a third CTA a multiprocessor, of 168 registers a thread, hides some of the others' waits. For
+  // that scores of half a tile's columns are in registers at once; packed, they take half.
   static constexpr bool kNarrow = !kIsFp32 && kDim == 64 && !kAll;
   static constexpr int kCtas = kNarrow ? 3 : 2;  // a multiprocessor, as far as registers go
   static constexpr int kScoreParts = kNarrow ? 2 : 1;
