@@ -9,9 +9,8 @@ Parts:
     table      n 512 ... 16384, full and causal, d 64 and 128, backward alone and both passes, bursts
     dims       head dims 96, 192 and 256                      gqa      32 heads sharing 8 key heads beside 32
     mask       a boolean mask and a bias, and                 varlen   a packed batch, beside a dense batch of ours
-    order      dQ's sums added up in a fixed order, beside any order
     sustained  the table's cells with n >= 1024, without a pause
-Gradients are added up in whatever order is fastest, as cuDNN's are, but for the part that says so.
+Gradients are added up in whatever order is fastest, as cuDNN's are; the table's backward also has 2:4 in a fixed order.
 --only keeps the cells that have one of the given values: n=1024,4096 d=64 mask=causal.
 """
 
@@ -26,7 +25,7 @@ from bench.common import native, results, timing
 
 TOKENS, HIDDEN = 16384, 2048
 ROUNDS = 2  # of bursts in turn
-PARTS = ("table", "order", "dims", "gqa", "mask", "varlen", "sustained")
+PARTS = ("table", "dims", "gqa", "mask", "varlen", "sustained")
 PEERS = ("cudnn", "flash2")
 PATTERNS = {"2:4": (2, 4), "1:2": (1, 2)}
 ATEN = torch.ops.aten
@@ -157,9 +156,16 @@ class Bench:
                 skipped[name] = str(error).splitlines()[0][:120]
         names = list(graphs)
         graphs |= {pattern: timing.Graphed(cell.ours(pattern, passes)) for pattern in PATTERNS}
+        both_orders = part == "table" and passes == "backward" and mode == "burst"
+        if both_orders:
+            graphs["fixed"] = timing.Graphed(cell.ours("2:4", passes, deterministic=True))
         found = self.figures(graphs, cell, passes, mode)
+        beside = {name: found[name] for name in names}
         for pattern in PATTERNS:
-            self.add(part, cell, passes, mode, pattern, found[pattern], {name: found[name] for name in names}, skipped)
+            self.add(part, cell, passes, mode, pattern, found[pattern], beside, skipped)
+        if both_orders:
+            beside["any order"] = found["2:4"]
+            self.add(part, cell, passes, mode, "2:4", found["fixed"], beside, skipped, deterministic=True)
 
     def beside_dense(self, part, cell, dense):
         """Ours on `cell` beside ours on another, by tflops."""
@@ -179,21 +185,6 @@ class Bench:
                     if self.wanted(n=n, d=d, mask=mask):
                         for passes in ("backward", "both"):
                             self.beside_peers("table", Cell(n, d, mask=mask), passes, mode)
-
-    def order(self):
-        for n in (4096, 1024):
-            for d in (64, 128):
-                for mask in bars.MASKS:
-                    if not self.wanted(n=n, d=d, mask=mask):
-                        continue
-                    cell = Cell(n, d, mask=mask)
-                    graphs = {
-                        name: timing.Graphed(cell.ours("2:4", "backward", deterministic=name == "fixed"))
-                        for name in ("any order", "fixed")
-                    }
-                    found = self.figures(graphs, cell, "backward", "burst")
-                    beside = {"any order": found["any order"]}
-                    self.add("order", cell, "backward", "burst", "2:4", found["fixed"], beside, {}, deterministic=True)
 
     def sustained(self):
         self.table("sustained", [n for n in bars.LENGTHS if n >= 1024])

@@ -38,10 +38,24 @@ def test_result_file(tmp_path):
     for row in (stock, compiled):
         check_row(row)
     flux.main(
-        ["--device", "cpu", "--tiny", "--model", "plain", "--forms", "plain", "--image-tokens", "96", "--out", str(out)]
+        [
+            "--device",
+            "cpu",
+            "--tiny",
+            "--model",
+            "plain",
+            "--forms",
+            "plain",
+            "--patterns",
+            "1:2",
+            "--image-tokens",
+            "96",
+            "--out",
+            str(out),
+        ]
     )
     (longer,) = results.read(out)["rows"]
-    assert longer["n"] == 128 and not longer["compiled"]
+    assert longer["n"] == 128 and not longer["compiled"] and set(longer["ratios"]) == {"1:2"}
 
 
 def check_row(row):

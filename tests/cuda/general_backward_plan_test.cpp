@@ -61,6 +61,10 @@ TEST(GeneralBackwardPlan, ACtaHasAsManyKeysAsItCan) {
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kH200).keys.keys, 128);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 64), {}, kH200).keys.keys, 128);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kGeForce).keys.keys, 64);
+  const BackwardPlan rows = plan_backward(problem_of(DType::bf16, 512, 512, 64), {}, kGeForce);
+  EXPECT_EQ(rows.keys.keys, 64);  // two stages, without which keys cannot be rows
+  EXPECT_EQ(rows.keys.stages, 2);
+  EXPECT_LE(rows.keys.shared_bytes + kDescriptionBytes, kGeForce.shared_bytes);
   EXPECT_EQ(plan_backward(problem_of(DType::bf16, 512, 512, 256), {}, kH200).keys.keys, 32);
   EXPECT_EQ(plan_backward(problem_of(DType::f32, 512, 512, 64), {}, kH200).keys.keys, 64);
 }
@@ -69,10 +73,11 @@ TEST(GeneralBackwardPlan, FeaturesHaveAnInstanceOfTheirOwn) {
   Problem problem = problem_of(DType::bf16, 512, 512, 64);
   const auto is_plain = [&] { return plan_backward(problem, {}, kH200).is_plain; };
   EXPECT_TRUE(is_plain());
-  EXPECT_EQ(plan_backward(problem, {}, kH200).keys.threads, 9 * 32);  // one of them copies
+  EXPECT_TRUE(plan_backward(problem, {}, kH200).has_key_rows);
+  EXPECT_FALSE(plan_backward(problem_of(DType::bf16, 512, 512, 128), {}, kH200).has_key_rows);
   problem.soft_cap = 30;
   EXPECT_FALSE(is_plain());
-  EXPECT_EQ(plan_backward(problem, {}, kH200).keys.threads, 8 * 32);
+  EXPECT_FALSE(plan_backward(problem, {}, kH200).has_key_rows);
   problem.soft_cap.reset();
   problem.dropout.probability = 0.1;
   EXPECT_FALSE(is_plain());

@@ -23,8 +23,6 @@ WAYS_AROUND = (
 class TracedCall:
     """A call that compiled code made with so many keys, and the one before it."""
 
-    __slots__ = ("before", "n_k")
-
     def __init__(self, before: TracedCall | None, n_k: Any) -> None:
         self.before = before
         self.n_k = n_k

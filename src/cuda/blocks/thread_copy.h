@@ -69,10 +69,6 @@ __device__ __forceinline__ float4 load_four(const float* from, int columns, bool
   return make_float4(value(0), value(1), value(2), value(3));
 }
 
-__device__ __forceinline__ void store_tf32(std::uint32_t to, float a, float b, float c, float d) {
-  ptx::store_shared_16(to, ptx::round_tf32(a), ptx::round_tf32(b), ptx::round_tf32(c), ptx::round_tf32(d));
-}
-
 // The same of fp32 elements, rounded to tf32.
 template <typename SourceRow>
 __device__ __forceinline__ void copy_rows_tf32(std::uint32_t tile, const RowsView& source, std::int64_t offset,
@@ -81,7 +77,8 @@ __device__ __forceinline__ void copy_rows_tf32(std::uint32_t tile, const RowsVie
   for_each_chunk<4>(rows, panels, source_row, [&](std::uint32_t at, int from, int column) {
     const float4 x =
         load_four(base + (from >= 0 ? from : 0) * source.row_stride + column, from >= 0 ? columns - column : 0, false);
-    store_tf32(tile + at, x.x, x.y, x.z, x.w);
+    ptx::store_shared_16(tile + at, ptx::round_tf32(x.x), ptx::round_tf32(x.y), ptx::round_tf32(x.z),
+                         ptx::round_tf32(x.w));
   });
 }
 

@@ -57,8 +57,8 @@ struct Config {
   // is what mma.sync lacks first, then serves two products. At d = 256 the output alone takes half of the registers.
   static constexpr int kRowBlocks = kDim <= 128 && !kAll ? 2 : 1;
   static constexpr int kTileK = (kIsFp32 && kDim > 64) || kDim > 256 ? 32 : 64;
-  // fp32 at large head dims: what fits into 99 KiB.
-  static constexpr int kWarps = !kIsFp32 || kDim < 256 ? 4 : kDim == 256 ? 2 : 1;
+  // fp32 at d = 512: what fits into 99 KiB.
+  static constexpr int kWarps = kIsFp32 && kDim > 256 ? 1 : 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kTileQ = 16 * kRowBlocks * kWarps;
   static_assert(!kAll || (kTileQ <= kMostTileRows && kThreads == 2 * kTileQ));
@@ -87,6 +87,9 @@ struct Config {
   // Where nothing is selected scores stay in fp32, which with 128 columns of output of 32 rows takes too many
   // registers.
   static constexpr bool kWeighsUnselected = kKind == Kind::any && !kIsFp32 && !kAll && kDim == 256;
+  // tf32: K and V are rounded as fragments are read, by every warp, or in shared memory, once for all of them. At d =
+  // 256 shared memory has more to do than the warps.
+  static constexpr bool kRoundsFragments = kIsTf32 && kDim == 256;
   // Q in registers saves reading it with every tile.
   static constexpr bool kQInRegisters = false;
 
@@ -96,7 +99,7 @@ struct Config {
   static constexpr int shared_bytes(int stages) {
     return kQBytes + (stages == 0 ? (kKBytes > kVBytes ? kKBytes : kVBytes) : stages * (kKBytes + kVBytes));
   }
-  static constexpr int kLeastStages = kDim > 256 ? 0 : 1;
+  static constexpr int kLeastStages = kRowBytes >= 1024 ? 0 : 1;
   static_assert(shared_bytes(kLeastStages) + kOwnBytes <= 99 * 1024, "must fit where a CTA has 99 KiB");
 
   // Words of a lane's weights for 16 rows, and of metadata.
@@ -119,8 +122,8 @@ struct Config {
   // fp32's range.
   static constexpr float kWeightLimit = kType == DType::f16 ? 0x1p15f : 0x1p60f;
   // The same of a weight, where a tile's largest score is known before it is weighed. fp32: what a later tile's largest
-  // leaves of a weight, 2^-90 of it and more, shows (src/check), so that what a reference is raised by, these 90 and the
-  // limit, must be an exponent of fp32.
+  // leaves of a weight, 2^-90 of it and more, shows (src/check), so that what a reference is raised by, these 90 and
+  // the limit, must be an exponent of fp32.
   static constexpr float kLargestWeightLog2 = kType == DType::f16 ? 10.0f : 30.0f;
 };
 

@@ -39,8 +39,7 @@ struct RememberingItem : RowsItem {
   NextTile next_k[kCopyingThreads], next_v[kCopyingThreads];
 };
 template <typename C>
-using ItemOf = std::conditional_t<C::kAll, FullItem,
-                                  std::conditional_t<C::kCheapCopies, RememberingItem, RowsItem>>;
+using ItemOf = std::conditional_t<C::kAll, FullItem, std::conditional_t<C::kCheapCopies, RememberingItem, RowsItem>>;
 
 // For one thread. valid: 0 where there are no rows.
 template <typename C>

@@ -106,12 +106,12 @@ struct Loader {
     });
   }
   __device__ __forceinline__ void finish_k(int stage) const {
-    if constexpr (C::kIsTf32) {
+    if constexpr (C::kIsTf32 && !C::kRoundsFragments) {
       each_own_chunk<C, PlaceK, C::kTileK>([&](std::uint32_t at) { round_chunk(k_tile(stage) + at); });
     }
   }
   __device__ __forceinline__ void finish_v(int stage) const {
-    if constexpr (C::kIsTf32) {
+    if constexpr (C::kIsTf32 && !C::kRoundsFragments) {
       each_own_chunk<OfV<C>, PlaceV, C::kTileK>([&](std::uint32_t at) { round_chunk(v_tile(stage) + at); });
     }
   }

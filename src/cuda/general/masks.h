@@ -22,7 +22,7 @@ struct ScorePlace {
   // The lane's other row: positions below this one. Heads of both, counted from the item's.
   int below = 8;
   int head = 0, head_below = 0;
-  float cap = 0;  // of scores before a bias is added; 0: none
+  float cap = 0;         // of scores before a bias is added; 0: none
   int first_column = 0;  // where scores are of a part of the tile's columns
 };
 

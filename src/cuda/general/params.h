@@ -22,8 +22,8 @@ enum class BiasType : std::int32_t { f32, as_inputs };
 
 // What few problems ask for. Tiles are then weighed in more steps: selected, capped, dropped.
 struct Extras {
-  int present = 0;       // 1: any of these
-  float cap = 0;         // of compared scores; 0: none
+  int present = 0;  // 1: any of these
+  float cap = 0;    // of compared scores; 0: none
   // Passes over a tile's scores in which keys are chosen, before the one in which they are weighed; 0: that one. One
   // where a bias comes after a cap, without which scores are compared; else one for each part of heads that choose
   // together.

@@ -118,8 +118,8 @@ ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const De
   plan.row_tiles = tile::divide_up(geometry.n_q, plan.group.positions(plan.shape.tile_q));
   plan.column_parts =
       tile::divide_up(std::max<std::int64_t>(geometry.d_v, 1), out_columns(problem.q.dtype, plan.shape.dim));
-  plan.ctas = geometry.batch * (geometry.heads / plan.group.all) * plan.group.parts() * plan.row_tiles *
-              plan.column_parts;
+  plan.ctas =
+      geometry.batch * (geometry.heads / plan.group.all) * plan.group.parts() * plan.row_tiles * plan.column_parts;
   plan.vector_q = blocks::is_vector(problem.q);
   plan.vector_k = blocks::is_vector(problem.k);
   plan.vector_v = blocks::is_vector(problem.v);

@@ -12,6 +12,7 @@
 #include "cuda/general/config.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/pin.h"
+#include "cuda/ptx/single.h"
 #include "cuda/ptx/sm80.h"
 #include "cuda/tile/key_map.h"
 
@@ -49,9 +50,7 @@ struct Products {
   }
 
   // Where a lane reads is computed where it is needed, not kept: registers are short.
-  __device__ __forceinline__ static int thread() {
-    return ptx::opaque(static_cast<int>(threadIdx.x));
-  }
+  __device__ __forceinline__ static int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)); }
   __device__ __forceinline__ static int lane() { return thread() & 31; }
   __device__ __forceinline__ static int warp_row() { return (thread() >> 5) * 16 * C::kRowBlocks; }
   // For ldmatrix at step 0. Q: lane l addresses row l % 16 and of 32 bytes the first or the second half.
@@ -120,6 +119,10 @@ struct Products {
   }
 
  private:
+  // A word of K or V, to the nearest tf32 where it is not rounded yet.
+  __device__ __forceinline__ static std::uint32_t rounded(std::uint32_t word) {
+    return C::kRoundsFragments ? ptx::nearest_tf32(__uint_as_float(word)) : word;
+  }
   __device__ __forceinline__ void clear_scores() {
 #pragma unroll
     for (RowBlock<C>& block : rows) {
@@ -140,6 +143,8 @@ struct Products {
       std::uint32_t b[4];
       ptx::ldmatrix_x4(b, (own_k ^ static_cast<std::uint32_t>(step % 4 * 32)) +
                               static_cast<std::uint32_t>(step / 4 * C::kPanelKBytes + pair * 16 * 128));
+#pragma unroll
+      for (std::uint32_t& word : b) word = rounded(word);
 #pragma unroll
       for (int block = 0; block < C::kRowBlocks; ++block) {
         add_scores(block, 2 * pair, step, q[block][q_step], b[0], b[1]);
@@ -302,7 +307,7 @@ struct Products {
     }
   }
   __device__ __forceinline__ static std::uint32_t load_v(std::uint32_t v, int row, int columns) {
-    return ptx::load_shared(v + static_cast<std::uint32_t>(row * C::kVRowBytes + columns * 32));
+    return rounded(ptx::load_shared(v + static_cast<std::uint32_t>(row * C::kVRowBytes + columns * 32)));
   }
 };
 

@@ -62,8 +62,8 @@ struct PackedTile {
   // `fours`: without what the band hides.
   __device__ __forceinline__ void pack_seen(int part, const BandedScores<C>& banded) {
     each_word(part, banded.scores, [&](int i, const float* score) {
-      words[i] = ptx::bit_select(banded.seen(i / 4, i % 4), ptx::pack_f16x2_clamped(score[0], score[2]),
-                                 blocks::kLowestPair);
+      words[i] =
+          ptx::bit_select(banded.seen(i / 4, i % 4), ptx::pack_f16x2_clamped(score[0], score[2]), blocks::kLowestPair);
     });
   }
   __device__ __forceinline__ std::uint32_t word(int m, int e) const { return words[4 * m + e]; }
@@ -147,8 +147,8 @@ __device__ __forceinline__ std::uint32_t choose_places(const TilePlace<C>& at, c
   const bool together = params.extras.shared_lse.data != nullptr;
   if (at.item.group.parts() > 1) {  // of all rows alike, once the last part is counted
     const Shares<C, Scores> shares(params, at.item, own, scores);
-    const std::uint32_t kept = kept_by_rows<C, 1>(
-        params, lane & 3, [&](int, float(&left)[C::kTileK / 4]) { shares.add_part(at.item, left); });
+    const std::uint32_t kept =
+        kept_by_rows<C, 1>(params, lane & 3, [&](int, float(&left)[C::kTileK / 4]) { shares.add_part(at.item, left); });
     return kept | kept << 16;
   }
   if constexpr (C::kIsFp32) {

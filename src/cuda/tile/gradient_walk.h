@@ -4,10 +4,10 @@
 // the key head. Items are numbered in the order in which CTAs take them; within a (sequence, key head) the last key
 // tile comes first.
 //
-// A query tile's dQ is the sum of shares of many CTAs, and sums of floats depend on their order. So shares are added
-// from the last key tile down to the first, each when a counter says that the one before is in. A CTA therefore waits
-// only for items with lower numbers. Those were taken before its own, by CTAs that run; of all items in work the lowest
-// waits for nobody, so that whatever else the GPU does, some CTA always goes on: no deadlock.
+// A query tile's dQ is the sum of shares of many CTAs, and sums of floats depend on their order. Where that is fixed,
+// shares are added from the last key tile down to the first, each when a counter says that the one before is in. A CTA
+// therefore waits only for items with lower numbers. Those were taken before its own, by CTAs that run; of all items in
+// work the lowest waits for nobody, so that whatever else the GPU does, some CTA always goes on: no deadlock.
 //
 // And hardly a wait: where the diagonal bounds what a row sees, the last key tile that a query tile sees is the one
 // whose walk begins there, one key tile below it arrives a step later, and so on. Where every row sees all keys,

@@ -85,10 +85,10 @@ BackwardParams params_of(const BackwardArgs& args, const BackwardPlan& plan) {
   p.row_units = plan.row_units;
   p.tile_units = plan.tile_units;
   p.row_tiles = plan.row_tiles;
-  p.key_rows = plan.is_plain && (plan.variant & 3) == 3 && plan.dim == 64 ? 1 : 0;
+  p.key_rows = plan.has_key_rows ? 1 : 0;
   p.key_tiles = plan.keys.keys / 32;
   p.key_groups = plan.key_groups;
-  p.adds_queries = plan.adds_queries ? 1 + (plan.variant >> 2) : 0;
+  p.adds_queries = plan.adds_queries ? 1 : 0;
   p.wraps = plan.wraps ? 1 : 0;
   p.key_tile_q = plan.keys.rows;
   p.query_stages = plan.queries.stages;
@@ -184,12 +184,7 @@ void backward_launch(const BackwardArgs& args) {
   params.target = Target::queries;
   if (queries.ctas > 0 && !plan.adds_queries) launch.queries(params, queries, stream);
   if (plan.keys.ctas > 0) {
-    const int variant = plan.variant & 3;
-    const auto launch_keys = !plan.is_plain                   ? launch.keys
-                             : variant == 1                   ? launch.early_keys
-                             : variant == 3 && plan.dim == 64 ? launch.row_keys
-                             : variant == 2 && plan.dim == 64 ? launch.bare_keys
-                                                              : launch.plain_keys;
+    const auto launch_keys = plan.is_plain ? launch.plain_keys : launch.keys;
     launch_keys(params, {grid_of(plan.keys.ctas), plan.keys.threads, plan.keys.shared_bytes}, stream);
   }
   if (plan.adds_queries) launch_finish_queries(params, type, stream);

@@ -20,14 +20,11 @@ inline constexpr int kBackwardDims[] = {64, 128, 256, 512};
 enum class Features : std::int32_t {
   plain,  // 16-bit inputs, 2:4, 1:2 or dense, masked by diagonal, window and lengths alone
   all,
-  early,    // plain, dP before exponentials
-  no_copy,  // plain, early, no warp that copies
-  key_rows,
 };
 
 // Not every combination is worth compiling: small head dims with features, and full fp32, are filled up to 128.
 constexpr bool compiled_at(DType type, Kind kind, Features features, int dim) {
-  if (features != Features::all) return type != DType::f32 && dim <= 128;
+  if (features == Features::plain) return type != DType::f32 && dim <= 128;
   return dim > 64 || (type == DType::f32 && kind == Kind::any);
 }
 
@@ -47,10 +44,9 @@ struct Config {
   static constexpr Kind kKind = kProducts;
   static constexpr tile::TileLayout kLayout = tile::TileLayout::places;
   static constexpr int kHeadDim = kDim;
-  static constexpr bool kPlain = kServed != Features::all;
+  static constexpr bool kPlain = kServed == Features::plain;
   // Keys are the rows of scores: a warp's weights and dS are operands in its registers (key_rows_kernel.h).
-  static constexpr bool kKeyRows = kServed == Features::key_rows;
-  static constexpr bool kEarly = kServed == Features::early || kServed == Features::no_copy;
+  static constexpr bool kKeyRows = kPlain && kHeadDim == 64;
   static constexpr int kElementBytes = kType == DType::f32 ? 4 : 2;
   static constexpr bool kIsFp32 = kType == DType::f32;
   static constexpr bool kIsTf32 = kIsFp32 && kKind != Kind::precise;
@@ -84,10 +80,7 @@ struct Config {
   struct Keys {
     static constexpr int kMaxTiles = kRowBytes > 256 ? 1 : kIsFp32 ? 2 : 4;
     static constexpr int kSplit = kRowBytes <= 256 ? 2 : kHeadDim <= 256 ? 4 : 8;
-    // A warp of its own copies and waits for turns where that leaves registers enough: 168 where there are three warps
-    // on a quarter of a multiprocessor, 255 where there are two.
-    static constexpr bool kProducer = kRowBytes == 128 && kPlain && kServed != Features::no_copy && !kKeyRows;
-    static constexpr int kMaxThreads = 32 * (kMaxTiles * kSplit + (kProducer ? 1 : 0));
+    static constexpr int kMaxThreads = 32 * kMaxTiles * kSplit;
     static constexpr int kCtas = kMaxTiles * kSplit <= 4 ? 2 : 1;  // a multiprocessor: 255 registers
     static constexpr int kRowBlocks = kRowBytes <= 256 && !kIsFp32 ? 2 : 1;
     static constexpr int kTileQ = kRowBytes <= 256 && !kIsFp32 ? 64 : kRowBytes >= 1024 ? 16 : 32;
@@ -105,7 +98,10 @@ struct Config {
     static constexpr bool kAddsQueries = kKind != Kind::precise && !kWeightsOverKeys;
     static constexpr int kRowsBytes = kTileQ * (2 * kStride + kNumberBytes);
     static constexpr int kTileBytes = kKeysBytes + (kWeightsOverKeys ? 0 : 2 * kWeightBytes);
-    static constexpr int shared_bytes(int tiles, int stages) { return tiles * kTileBytes + stages * kRowsBytes; }
+    // Where keys are rows there are always two stages.
+    static constexpr int shared_bytes(int tiles, int stages) {
+      return tiles * kTileBytes + (kKeyRows ? 2 : stages) * kRowsBytes;
+    }
     static_assert(!kWeightsOverKeys || kWeightBytes <= kTileK * kStride);
     static_assert(shared_bytes(kMaxTiles > 1 ? 2 : 1, 1) <= kSmallestShared);
   };

@@ -34,6 +34,7 @@ struct Step {
   int rows;        // of the prepared ones, the query tile
   int sum = 0;     // of the sums and counts, the one that its share of dQ is added to
   int before = 0;  // shares that come before it
+  int interior;    // bit i: no row of it misses a key of the CTA's tile i
 };
 
 // Steps are described by half a warp, a step a lane: one thread would make all others wait, step by step.
@@ -109,8 +110,8 @@ struct KeyMemory {
 // Everybody of the CTA.
 __device__ __forceinline__ void meet() { ptx::named_barrier_sync(1, static_cast<int>(blockDim.x)); }
 
-// What there is to do beside the products: rows are copied, and shares of dQ must be added in order. Where there is a
-// producer (run), its warp does all of it; else all warps copy, and single ones describe steps, wait and count.
+// What there is to do beside the products: rows are copied, by all warps; and shares of dQ must be added in order, for
+// which single ones describe steps, wait and count.
 template <typename C>
 struct KeySupply {
   using K = typename C::Keys;
@@ -152,6 +153,13 @@ struct KeySupply {
       step.sum = turn.sum * params.work.heads.value * head_tiles + step.rows;
       step.before = turn.before;
     }
+    const int last = min((step.tile + 1) * K::kTileQ, item.score.rows) - 1;
+    step.interior = 0;
+    for (int i = 0; i < params.key_tiles; ++i) {
+      const int first_key = params.tiles.first_key(item.first_tile + i);
+      if (tile::sees_span(params.tiles, item.score.band, first_key, step.tile * K::kTileQ, last))
+        step.interior |= 1 << i;
+    }
     shared.steps[number % (2 * kStepsAtOnce)] = step;
   }
   // With every step, by a warp: the next ones, when those before this step's are not needed any more.
@@ -183,44 +191,15 @@ struct KeySupply {
 
   // The share of the step before is in.
   __device__ __forceinline__ void pass_on(int number) const {
-    if (adds() && number > 0 && params.adds_queries == 1)
-      ptx::count_up(params.prepared.counts + shared.step(number - 1).sum);
+    if (adds() && number > 0) ptx::count_up(params.prepared.counts + shared.step(number - 1).sum);
   }
   // How many shares are in, asked for early: the answer takes its time.
   __device__ __forceinline__ std::int32_t ask(int number) const {
-    return adds() && params.adds_queries == 1 ? ptx::count_now(params.prepared.counts + shared.step(number).sum) : 0;
+    return adds() ? ptx::count_now(params.prepared.counts + shared.step(number).sum) : 0;
   }
   __device__ __forceinline__ void await(int number, std::int32_t seen) const {
     const Step& step = shared.step(number);
-    if (seen < step.before && params.adds_queries == 1)
-      ptx::await_count(params.prepared.counts + step.sum, step.before);
-  }
-
-  // The producer's walk; the meetings are those of consume().
-  __device__ __forceinline__ void run() const {
-    const int steps = shared.step_count;
-    const int ahead = params.key_stages - 1;  // 1: rows come one step ahead
-    const auto lane = static_cast<int>(own_lane());
-    load_keys(lane, 32);
-    load<32>(0, lane);
-#pragma unroll 1
-    for (int number = 0; number < steps; ++number) {
-      ptx::cp_async_commit();
-      ptx::cp_async_wait<0>();
-      meet();
-      if (lane == 0) pass_on(number);
-      const std::int32_t seen = lane == 0 ? ask(number) : 0;
-      if (ahead != 0 && number + 1 < steps) load<32>(number + 1, lane);
-      describe_ahead(number);
-      if (lane == 0) await(number, seen);
-      meet();
-      if (ahead == 0) {
-        meet();
-        if (number + 1 < steps) load<32>(number + 1, lane);
-      }
-    }
-    meet();
-    if (lane == 0) pass_on(steps);
+    if (seen < step.before) ptx::await_count(params.prepared.counts + step.sum, step.before);
   }
 };
 
@@ -244,16 +223,15 @@ __device__ __forceinline__ void weigh_rows(const BackwardParams& params, const K
   const int first = step.tile * K::kTileQ;
   const int first_key = params.tiles.first_key(item.first_tile + tile);
   const auto rows = [own](int bytes) { return static_cast<std::uint32_t>(own * bytes); };
-  const TilePlace place{
-      memory.q(stage) + rows(C::kStride),
-      memory.d_out(stage) + rows(C::kStride),
-      memory.numbers(stage) + rows(C::kNumberBytes),
-      memory.keys(tile),
-      memory.values(tile),
-      first + own,
-      first_key,
-      params.tiles.part(item.first_tile + tile),
-      tile::sees_span(params.tiles, item.score.band, first_key, first, min(first + K::kTileQ, item.score.rows) - 1)};
+  const TilePlace place{memory.q(stage) + rows(C::kStride),
+                        memory.d_out(stage) + rows(C::kStride),
+                        memory.numbers(stage) + rows(C::kNumberBytes),
+                        memory.keys(tile),
+                        memory.values(tile),
+                        first + own,
+                        first_key,
+                        params.tiles.part(item.first_tile + tile),
+                        (step.interior >> tile & 1) != 0};
   const ScoreItem whose{item.score.rows, item.score.sequence, step.head, item.score.band};
   const auto at = [&](int block) {
     return rows(K::kWeightStride) + static_cast<std::uint32_t>(16 * block * K::kWeightStride);
@@ -273,6 +251,22 @@ __device__ __forceinline__ void weigh_rows(const BackwardParams& params, const K
   for (int i = 0; i < K::kRowBlocks; ++i) store_weights<C>(memory.d_scores(tile) + at(i), d_scores[i]);
 }
 
+// A chunk of a share to the sums, of which `to` is the lane's first; the first share of all is stored.
+template <typename C>
+__device__ __forceinline__ void add_to_sums(float* to, bool is_first, const ShareSums<C>& share) {
+  using S = typename C::Share;
+  const auto element = [&](int i) {
+    return share[i / (S::kElements / S::kRowBlocks)][i % (S::kElements / S::kRowBlocks)];
+  };
+  if (is_first) {
+#pragma unroll
+    for (int i = 0; i < S::kElements; ++i) to[i * 32] = element(i);
+  } else {
+#pragma unroll
+    for (int i = 0; i < S::kElements; ++i) ptx::add_global(to + i * 32, element(i));
+  }
+}
+
 // This warp's chunks of the CTA's share of a query tile's dQ.
 template <typename C>
 __device__ __forceinline__ void add_queries_in_turn(const BackwardParams& params, const Step& step,
@@ -283,28 +277,25 @@ __device__ __forceinline__ void add_queries_in_turn(const BackwardParams& params
 #pragma unroll 1
   for (int quarter = warp >> 1; quarter < 4; quarter += memory.tiles * K::kSplit / 2) {
     ShareSums<C> share = {};
-    constexpr int kAtOnce = K::kMaxTiles > 1 ? 2 : 1;  // a CTA has an even number of tiles, or one
-#pragma unroll 1
-    for (int tile = 0; tile < memory.tiles; tile += kAtOnce) {
+    const auto add = [&](int tile) {
+      const int rows = half * S::kRows * (C::kKeyRows ? C::kElementBytes : K::kWeightStride);
+      add_share<C>(share, memory.d_scores(tile, buffer) + static_cast<std::uint32_t>(rows),
+                   memory.keys(tile) + static_cast<std::uint32_t>(quarter * S::kColumns * C::kElementBytes));
+    };
+    if (C::kPlain && memory.tiles == K::kMaxTiles) {
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int rows = half * S::kRows * (C::kKeyRows ? C::kElementBytes : K::kWeightStride);
-        add_share<C>(share, memory.d_scores(tile + i, buffer) + static_cast<std::uint32_t>(rows),
-                     memory.keys(tile + i) + static_cast<std::uint32_t>(quarter * S::kColumns * C::kElementBytes));
+      for (int tile = 0; tile < K::kMaxTiles; ++tile) add(tile);
+    } else {
+      constexpr int kAtOnce = K::kMaxTiles > 1 ? 2 : 1;  // a CTA has an even number of tiles, or one
+#pragma unroll 1
+      for (int tile = 0; tile < memory.tiles; tile += kAtOnce) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) add(tile + i);
       }
     }
     float* to = params.prepared.sums + static_cast<std::int64_t>(step.sum) * (K::kTileQ * C::kHeadDim) +
                 (half * 4 + quarter) * 32 * S::kElements + own_lane();
-    const auto element = [&](int i) {
-      return share[i / (S::kElements / S::kRowBlocks)][i % (S::kElements / S::kRowBlocks)];
-    };
-    if (step.before == 0) {
-#pragma unroll
-      for (int i = 0; i < S::kElements; ++i) to[i * 32] = element(i);
-    } else {
-#pragma unroll
-      for (int i = 0; i < S::kElements; ++i) ptx::add_global(to + i * 32, element(i));
-    }
+    add_to_sums<C>(to, step.before == 0, share);
   }
 }
 
@@ -332,42 +323,40 @@ __device__ __forceinline__ void store_keys(const BackwardParams& params, const K
   }
 }
 
-// Warps that compute.
+// A step's rows, by all threads; with the first one K and V, or with each where they are overwritten.
 template <typename C>
-__device__ __forceinline__ void consume(const BackwardParams& params, const KeySupply<C>& supply) {
+__device__ __forceinline__ void load_step(const KeySupply<C>& supply, int number) {
+  using K = typename C::Keys;
+  if (number == 0 || K::kWeightsOverKeys) supply.load_keys(own_thread(), static_cast<int>(blockDim.x));
+  if (K::kMaxTiles < 4 || supply.memory.tiles == K::kMaxTiles) {
+    supply.template load<K::kMaxThreads>(number, own_thread());
+  } else {
+    supply.template load<K::kMaxThreads / 2>(number, own_thread());
+  }
+}
+
+template <typename C>
+__device__ __forceinline__ void walk_queries(const BackwardParams& params, const KeySupply<C>& supply) {
   using K = typename C::Keys;
   const KeyMemory<C>& memory = supply.memory;
   const KeyShared& shared = supply.shared;
-  const int ahead = params.key_stages - 1;
-  const auto load = [&](int number) {
-    if (K::kProducer || number >= shared.step_count) return;
-    if (number == 0 || K::kWeightsOverKeys) supply.load_keys(own_thread(), static_cast<int>(blockDim.x));
-    if (K::kMaxTiles < 4 || params.key_tiles == K::kMaxTiles) {
-      supply.template load<32 * K::kSplit * K::kMaxTiles>(number, own_thread());
-    } else {
-      supply.template load<32 * K::kSplit * K::kMaxTiles / 2>(number, own_thread());
-    }
-  };
+  const int ahead = params.key_stages - 1, steps = shared.step_count;
   KeySums<C> d_k = {}, d_v = {};
-  load(0);
+  if (steps > 0) load_step<C>(supply, 0);
 #pragma unroll 1
-  for (int number = 0; number < shared.step_count; ++number) {
+  for (int number = 0; number < steps; ++number) {
     const int stage = number & ahead;
     const Step& step = shared.step(number);
-    if constexpr (!K::kProducer) {
-      ptx::cp_async_commit();
-      ptx::cp_async_wait<0>();
-    }
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
     meet();  // this step's rows are there for all, and all have left the step before
     std::int32_t seen = 0;
-    if (!K::kProducer && own_thread() == 32) seen = supply.ask(number);
-    if (ahead != 0) load(number + 1);
+    if (own_thread() == 32) seen = supply.ask(number);
+    if (ahead != 0 && number + 1 < steps) load_step<C>(supply, number + 1);
     if (own_part<C>() < K::kRowWarps) weigh_rows<C>(params, shared.item, step, memory, stage);
-    if constexpr (!K::kProducer) {
-      if (own_thread() == 0) supply.pass_on(number);
-      if (own_thread() == 32) supply.await(number, seen);
-      if (own_thread() >= 32 && own_thread() < 64) supply.describe_ahead(number);
-    }
+    if (own_thread() == 0) supply.pass_on(number);
+    if (own_thread() == 32) supply.await(number, seen);
+    if (own_thread() >= 32 && own_thread() < 64) supply.describe_ahead(number);
     meet();  // weights and dS are there for all, and it is this CTA's turn
     const auto columns = static_cast<std::uint32_t>(own_part<C>() * K::kColumns * C::kElementBytes);
     add_keys<C>(d_v, memory.weights(own_tile<C>()), memory.d_out(stage) + columns);
@@ -377,11 +366,11 @@ __device__ __forceinline__ void consume(const BackwardParams& params, const KeyS
     }
     if (ahead == 0) {
       meet();  // all have left the stage
-      load(number + 1);
+      if (number + 1 < steps) load_step<C>(supply, number + 1);
     }
   }
-  if (shared.step_count > 0) meet();  // all have added
-  if (!K::kProducer && own_thread() == 0) supply.pass_on(shared.step_count);
+  if (steps > 0) meet();  // all have added
+  if (own_thread() == 0) supply.pass_on(steps);
   const int first = own_part<C>() * K::kColumns;
   store_keys<C>(params, shared.item, params.d_v, params.fp32_d_v != 0, 1.0f, d_v, first);
   store_keys<C>(params, shared.item, params.d_k, params.fp32_d_k != 0, params.d_k_scale, d_k, first);
@@ -390,17 +379,12 @@ __device__ __forceinline__ void consume(const BackwardParams& params, const KeyS
 template <typename C>
 __global__ void __launch_bounds__(C::Keys::kMaxThreads, C::Keys::kCtas)
     general_key_gradients(const __grid_constant__ BackwardParams params) {
-  using K = typename C::Keys;
   DSPATTN_ALIGNED_SHARED(std::uint8_t, bytes, 128);
   alignas(KeyShared) __shared__ std::uint8_t item_bytes[sizeof(KeyShared)];
   KeyShared& shared = *reinterpret_cast<KeyShared*>(item_bytes);
   const KeySupply<C> supply{params, shared, {ptx::shared_address(bytes), params.key_tiles}};
   supply.begin();
-  if (!K::kProducer || static_cast<int>(threadIdx.x) < 32 * K::kSplit * params.key_tiles) {
-    consume<C>(params, supply);
-  } else if (shared.step_count > 0) {
-    supply.run();
-  }
+  walk_queries<C>(params, supply);
 }
 
 }  // namespace dspattn::cuda::general::backward

@@ -21,15 +21,25 @@ namespace dspattn::cuda::general::backward {
 // warp's: block[m][4c ...], that key first.
 using KeyRowScores = float[2][16];
 
-// acc = keys * rows^T, 16 columns a step as the forward.
+// What a lane of ldmatrix addresses, of rows C::kStride apart: `along`, 16 rows of left operands, or of right ones read
+// transposed; `across`, the other way round.
 template <typename C>
-__device__ __forceinline__ void multiply_keys(KeyRowScores& acc, std::uint32_t keys, std::uint32_t rows) {
+struct LanePlaces {
+  std::uint32_t along, across;
+
+  __device__ __forceinline__ LanePlaces() {
+    const std::uint32_t lane = threadIdx.x & 31;
+    along = (lane & 15) * C::kStride + (lane >> 4) * 16;
+    across = ((lane >> 4) * 8 + (lane & 7)) * C::kStride + (lane >> 3 & 1) * 16;
+  }
+};
+
+// acc = keys * rows^T, 16 columns a step as the forward. key: along; row: across.
+template <typename C>
+__device__ __forceinline__ void multiply_keys(KeyRowScores& acc, std::uint32_t key, std::uint32_t row) {
   using Element = ElementOf<C::kType>;
 #pragma unroll
   for (int i = 0; i < 32; ++i) acc[i / 16][i % 16] = 0;
-  const std::uint32_t lane = own_lane();
-  const std::uint32_t key = keys + (lane & 15) * C::kStride + (lane >> 4) * 16;
-  const std::uint32_t row = rows + ((lane >> 4) * 8 + (lane & 7)) * C::kStride + (lane >> 3 & 1) * 16;
 #pragma unroll
   for (std::uint32_t at = 0; at < C::kRowBytes; at += 32) {
     std::uint32_t a[2][4];
@@ -60,11 +70,10 @@ __device__ __forceinline__ void pack_rows(const KeyRowScores& values, KeyRowWord
   }
 }
 
-// sums += words * rows: the warp's 32 query rows of dO or Q from `rows` on.
+// sums += words * rows: the warp's 32 query rows of dO or Q. row: along.
 template <typename C>
-__device__ __forceinline__ void add_key_rows(KeySums<C>& sums, const KeyRowWords& words, std::uint32_t rows) {
+__device__ __forceinline__ void add_key_rows(KeySums<C>& sums, const KeyRowWords& words, std::uint32_t row) {
   using Element = ElementOf<C::kType>;
-  const std::uint32_t row = rows + (own_lane() & 15) * C::kStride + (own_lane() >> 4) * 16;
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
     std::uint32_t a[2][4];
@@ -160,52 +169,86 @@ __device__ __forceinline__ void weigh_key_rows(const BackwardParams& params, con
   }
 }
 
-// dS to shared memory, [key][query row], `rows` at the warp's first query row.
+// A warp's addresses in shared memory, of the first stage and buffer: computed once, which leaves the loop to products.
 template <typename C>
-__device__ __forceinline__ void store_d_scores(std::uint32_t rows, const KeyRowWords& words) {
-  const std::uint32_t own = rows + (own_lane() >> 2) * C::Keys::kWeightStride + 4 * (own_lane() & 3);
-#pragma unroll
-  for (int i = 0; i < 16; ++i) ptx::store_shared(own + i % 4 * 8 * C::Keys::kWeightStride + i / 4 * 16, words[i]);
-}
+struct KeyRowWarp {
+  using K = typename C::Keys;
+  using S = typename C::Share;
+  static_assert(K::kWeightStride == C::kStride);  // so that dS is read as rows of Q are
+
+  int tile, own;                         // its key tile; its first row of a query tile
+  std::uint32_t key;                     // K of its tile, along; V follows
+  std::uint32_t row, row_transposed;     // Q of its rows, across and along; dO follows
+  std::uint32_t numbers, d_scores;       // as its lanes read and write them
+  std::uint32_t share_rows, share_keys;  // of dS and K, of its chunk of dQ
+  float* sums;                           // of its chunk, of the first query tile
+
+  __device__ __forceinline__ KeyRowWarp(const BackwardParams& params, const KeyMemory<C>& memory) {
+    const LanePlaces<C> lanes;
+    const auto thread = static_cast<int>(threadIdx.x);
+    const int warp = thread >> 5, lane = thread & 31, chunk = (warp & 1) * 4 + (warp >> 1);
+    const auto bytes = [](int x) { return static_cast<std::uint32_t>(x); };
+    tile = warp / K::kSplit;
+    own = warp % K::kSplit * 32;
+    key = memory.keys(tile) + lanes.along;
+    row = memory.q(0) + bytes(own * C::kStride) + lanes.across;
+    row_transposed = memory.q(0) + bytes(own * C::kStride) + lanes.along;
+    numbers = memory.numbers(0) + bytes((own + 2 * (lane & 3)) * C::kNumberBytes);
+    d_scores = memory.d_scores(tile) + bytes((lane >> 2) * K::kWeightStride + 2 * own + 4 * (lane & 3));
+    share_rows = memory.d_scores(0) + bytes((warp & 1) * S::kRows * C::kElementBytes) + lanes.across;
+    share_keys = memory.keys(0) + bytes((warp >> 1) * S::kColumns * C::kElementBytes) + lanes.along;
+    sums = params.prepared.sums + chunk * 32 * S::kElements + lane;
+  }
+};
 
 // A step but for dQ.
 template <typename C>
 __device__ __forceinline__ void add_step(const BackwardParams& params, const KeyItem& item, const Step& step,
-                                         const KeyMemory<C>& memory, int number, KeySums<C>& d_k, KeySums<C>& d_v) {
+                                         const KeyRowWarp<C>& warp, std::uint32_t stage, std::uint32_t buffer,
+                                         KeySums<C>& d_k, KeySums<C>& d_v) {
   using K = typename C::Keys;
-  const int tile = own_tile<C>(), stage = number & 1;
-  const int own = own_part<C>() * 32;  // of the query tile
-  const int first = step.tile * K::kTileQ;
-  const int first_key = params.tiles.first_key(item.first_tile + tile);
-  const KeyRowPlace place{
-      first + own, first_key, params.tiles.part(item.first_tile + tile),
-      tile::sees_span(params.tiles, item.score.band, first_key, first, min(first + K::kTileQ, item.score.rows) - 1)};
-  const auto rows = [own](int bytes) { return static_cast<std::uint32_t>(own * bytes); };
-  const std::uint32_t q = memory.q(stage) + rows(C::kStride), d_out = memory.d_out(stage) + rows(C::kStride);
+  constexpr std::uint32_t kToValues = C::kTileK * C::kStride, kToDOut = K::kTileQ * C::kStride;
+  const KeyRowPlace place{step.tile * K::kTileQ + warp.own, params.tiles.first_key(item.first_tile + warp.tile),
+                          params.tiles.part(item.first_tile + warp.tile), (step.interior >> warp.tile & 1) != 0};
+  KeyRowScores weights, d_scores;
+  multiply_keys<C>(weights, warp.key, warp.row + stage);
+  multiply_keys<C>(d_scores, warp.key + kToValues, warp.row + stage + kToDOut);
   float lse[8], d[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     std::uint32_t pair[2];
-    const auto row = static_cast<std::uint32_t>(i / 2 * 8 + i % 2) + 2 * (own_lane() & 3);
-    ptx::load_shared_bytes<8>(memory.numbers(stage) + rows(C::kNumberBytes) + row * C::kNumberBytes, pair);
+    ptx::load_shared_bytes<8>(warp.numbers + stage + (i / 2 * 8 + i % 2) * C::kNumberBytes, pair);
     lse[i] = __uint_as_float(pair[0]);
     d[i] = __uint_as_float(pair[1]);
   }
-  KeyRowScores weights, d_scores;
-  KeyRowWords words;
-  multiply_keys<C>(weights, memory.keys(tile), q);
-  multiply_keys<C>(d_scores, memory.values(tile), d_out);
   weigh_key_rows<C>(params, item.score.band, place, lse, weights);
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
     float& x = d_scores[i / 16][i % 16];
     x = weights[i / 16][i % 16] * (x - d[i % 16 / 4 * 2 + i % 2]);
   }
-  pack_rows<C>(weights, words);
-  add_key_rows<C>(d_v, words, d_out);
+  KeyRowWords words;
   pack_rows<C>(d_scores, words);
-  store_d_scores<C>(memory.d_scores(tile, stage) + rows(C::kElementBytes), words);
-  add_key_rows<C>(d_k, words, q);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    ptx::store_shared(warp.d_scores + buffer + i % 4 * 8 * K::kWeightStride + i / 4 * 16, words[i]);
+  }
+  add_key_rows<C>(d_k, words, warp.row_transposed + stage);
+  pack_rows<C>(weights, words);
+  add_key_rows<C>(d_v, words, warp.row_transposed + stage + kToDOut);
+}
+
+// The warp's chunk of the share of a CTA of kMaxTiles key tiles.
+template <typename C>
+__device__ __forceinline__ void add_chunk(const Step& step, const KeyRowWarp<C>& warp, std::uint32_t buffer) {
+  using K = typename C::Keys;
+  ShareSums<C> share = {};
+#pragma unroll
+  for (int i = 0; i < K::kMaxTiles; ++i) {
+    add_share_of_lanes<C>(share, warp.share_rows + buffer + i * 2 * K::kWeightBytes,
+                          warp.share_keys + i * C::kKeysBytes);
+  }
+  add_to_sums<C>(warp.sums + static_cast<std::int64_t>(step.sum) * (K::kTileQ * C::kHeadDim), step.before == 0, share);
 }
 
 // Both warps of a key tile have sums of it: one adds up and stores dV, the other dK. All have left shared memory.
@@ -239,43 +282,47 @@ __device__ __forceinline__ void store_both(const BackwardParams& params, const K
 template <typename C>
 __device__ __forceinline__ void walk_key_rows(const BackwardParams& params, const KeySupply<C>& supply) {
   using K = typename C::Keys;
-  const KeyMemory<C>& memory = supply.memory;
   const KeyShared& shared = supply.shared;
+  const int steps = shared.step_count;
+  const KeyRowWarp<C> warp(params, supply.memory);
   const auto load = [&](int number) {  // every step has a group of copies, if an empty one
-    if (number < shared.step_count) {
-      if (params.key_tiles == K::kMaxTiles) {
-        supply.template load<32 * K::kSplit * K::kMaxTiles>(number, own_thread());
-      } else {
-        supply.template load<32 * K::kSplit * K::kMaxTiles / 2>(number, own_thread());
-      }
-    }
+    if (number < steps) load_step<C>(supply, number);
     ptx::cp_async_commit();
   };
   KeySums<C> d_k = {}, d_v = {};
-  if (shared.step_count > 0) supply.load_keys(own_thread(), static_cast<int>(blockDim.x));
   load(0);
   load(1);
   ptx::cp_async_wait<1>();
   meet();  // the first step's rows, K and V are there for all
 #pragma unroll 1
-  for (int number = 0; number < shared.step_count; ++number) {
-    if (own_thread() == 0 && number > 0) supply.pass_on(number - 1);
+  for (int number = 0; number < steps; ++number) {
+    const Step& step = shared.step(number);
+    const auto odd = static_cast<std::uint32_t>(number & 1);
     std::int32_t seen = 0;
-    if (own_thread() == 32) seen = supply.ask(number);
-    add_step<C>(params, shared.item, shared.step(number), memory, number, d_k, d_v);
-    if (own_thread() == 32) supply.await(number, seen);
-    if (own_thread() >= 32 && own_thread() < 64) supply.describe_ahead(number);
+    if (own_thread() < 64) {  // two warps
+      if (own_thread() == 0 && number > 0) supply.pass_on(number - 1);
+      if (own_thread() == 32) seen = supply.ask(number);
+    }
+    add_step<C>(params, shared.item, step, warp, odd * K::kRowsBytes, odd * K::kWeightBytes, d_k, d_v);
+    if (own_thread() >= 32 && own_thread() < 64) {
+      if (own_thread() == 32) supply.await(number, seen);
+      supply.describe_ahead(number);
+    }
     ptx::cp_async_wait<0>();
     meet();  // dS and the next step's rows are there for all, this step's rows are free, and it is this CTA's turn
     load(number + 2);
-    add_queries_in_turn<C>(params, shared.step(number), memory, number & 1);
+    if (supply.memory.tiles == K::kMaxTiles) {
+      add_chunk<C>(step, warp, odd * K::kWeightBytes);
+    } else {  // four warps: two chunks each
+      add_queries_in_turn<C>(params, step, supply.memory, static_cast<int>(odd));
+    }
   }
   meet();  // all have added, and left shared memory
-  if (own_thread() == 0 && shared.step_count > 0) {
-    supply.pass_on(shared.step_count - 1);
-    supply.pass_on(shared.step_count);
+  if (own_thread() == 0 && steps > 0) {
+    supply.pass_on(steps - 1);
+    supply.pass_on(steps);
   }
-  store_both<C>(params, shared.item, memory.keys(0), d_k, d_v);
+  store_both<C>(params, shared.item, supply.memory.keys(0), d_k, d_v);
 }
 
 template <typename C>

@@ -20,9 +20,6 @@ struct Launchers {
   Launcher queries = nullptr;
   Launcher keys = nullptr;
   Launcher plain_keys = nullptr;  // Features::plain
-  Launcher early_keys = nullptr;
-  Launcher bare_keys = nullptr;
-  Launcher row_keys = nullptr;
 };
 
 // Of a compiled head dim; what is not compiled for it is null. One definition per translation unit of instances

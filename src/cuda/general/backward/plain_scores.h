@@ -103,11 +103,10 @@ __device__ __forceinline__ void make_plain_weights(const BackwardParams& params,
                                                    const TilePlace& place, Block<C> (&weights)[kBlocks],
                                                    Block<C> (&d_scores)[kBlocks], TakeWeights take_weights) {
   multiply_rows<C>(weights, place.q, place.keys);
-  if constexpr (C::kEarly) multiply_rows<C>(d_scores, place.d_out, place.values);
+  multiply_rows<C>(d_scores, place.d_out, place.values);  // beside the exponentials of other warps
   weigh_plain<C>(params, item, place, weights);
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) take_weights(block, weights[block]);
-  if constexpr (!C::kEarly) multiply_rows<C>(d_scores, place.d_out, place.values);
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
     const OwnNumbers numbers = place.numbers_of(block);

@@ -1,7 +1,6 @@
 #include "cuda/general/backward/plan.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
 #include <sstream>
 
@@ -28,6 +27,7 @@ void choose_stages(KernelPlan& plan, const DeviceFacts& device, int most_stages,
 template <typename C>
 void take_config(BackwardPlan& plan, const DeviceFacts& device) {
   plan.stride = C::kStride;
+  plan.has_key_rows = C::kKeyRows;
   using Q = typename C::Queries;
   plan.queries.rows = Q::kTileQ;
   plan.queries.keys = C::kTileK;
@@ -42,7 +42,7 @@ void take_config(BackwardPlan& plan, const DeviceFacts& device) {
   int tiles = K::kMaxTiles;
   while (!fits(tiles)) tiles /= 2;
   plan.keys.keys = tiles * C::kTileK;
-  plan.keys.threads = 32 * (tiles * K::kSplit + (K::kProducer ? 1 : 0));
+  plan.keys.threads = 32 * tiles * K::kSplit;
   choose_stages(plan.keys, device, K::kWeightsOverKeys ? 1 : 2, K::kCtas * K::kMaxTiles / tiles,
                 [&](int stages) { return K::shared_bytes(tiles, stages); });
 }
@@ -51,12 +51,6 @@ void take_config(BackwardPlan& plan, const DeviceFacts& device) {
 template <DType kType, int kDim>
 void take_config_of(BackwardPlan& plan, const DeviceFacts& device) {
   if constexpr (compiled_at(kType, Kind::any, Features::plain, kDim)) {
-    if (plan.is_plain && (plan.variant & 3) == 2 && kDim == 64) {
-      return take_config<Config<kType, Kind::any, kDim, Features::no_copy>>(plan, device);
-    }
-    if (plan.is_plain && (plan.variant & 3) == 3 && kDim == 64) {
-      return take_config<Config<kType, Kind::any, kDim, Features::key_rows>>(plan, device);
-    }
     if (plan.is_plain) return take_config<Config<kType, Kind::any, kDim, Features::plain>>(plan, device);
   }
   take_config<Config<kType, Kind::any, kDim>>(plan, device);
@@ -123,7 +117,6 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
   const tile::KeyTiles tiles = tile::key_tiles(tile::TileLayout::places, problem.pattern, problem.grouping, 32);
   const int unit_keys = kTileUnit * tiles.span >> tiles.parts_log2;
   plan.is_plain = larger <= 128 && is_plain(problem, unit_keys) && geometry.n_q > 0 && geometry.n_k > 0;
-  plan.variant = std::getenv("DSPATTN_GB") ? std::atoi(std::getenv("DSPATTN_GB")) : 0;
   plan.dim = dim_of(plan, problem.q.dtype, larger);
   fp32 ? take_config_at<DType::f32>(plan, device) : take_config_at<DType::bf16>(plan, device);
 
@@ -157,6 +150,7 @@ std::string to_string(const BackwardPlan& plan) {
   describe("dQ          ", plan.queries);
   describe("dK, dV      ", plan.keys);
   if (plan.is_plain) text << "no features  of masks and weights are compiled in\n";
+  if (plan.has_key_rows) text << "scores      have keys as rows\n";
   text << "workspace   " << plan.workspace.bytes << " bytes";
   if (plan.finds_references) text << "\nreferences  found again where an LSE is too large";
   return text.str();

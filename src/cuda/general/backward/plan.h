@@ -38,10 +38,10 @@ struct BackwardPlan {
   int key_groups = 0, tile_units = 0;
   std::int64_t head_rows = 0, head_tiles = 0;  // prepared ones
   KernelPlan queries, keys;
-  bool adds_queries = false;  // the key-stationary kernel makes dQ, too: no kernel of its own
-  bool wraps = false;         // walks begin at their own place and go around; two sums for every query tile
-  bool is_plain = false;      // Features::plain
-  int variant = 0;
+  bool adds_queries = false;      // the key-stationary kernel makes dQ, too: no kernel of its own
+  bool wraps = false;             // walks begin at their own place and go around; two sums for every query tile
+  bool is_plain = false;          // Features::plain
+  bool has_key_rows = false;      // keys are the rows of scores (Config::kKeyRows)
   bool finds_references = false;  // references.h
   WorkspaceOffsets workspace;
 };

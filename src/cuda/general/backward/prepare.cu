@@ -131,6 +131,21 @@ __device__ __forceinline__ RowNumbers numbers_of(const BackwardParams& params, f
   return {used ? lse * kLog2E : NAN, used ? d : 0.0f, 0, 0};
 }
 
+// dO.O of a chunk, added to `sum`; NaN where Q is infinite.
+template <DType kType>
+__device__ __forceinline__ float dot_of(float sum, const Chunk<kType>& q, const Chunk<kType>& d_out,
+                                        const Chunk<kType>& out) {
+#pragma unroll
+  for (int i = 0; i < kChunk<kType>; ++i) {
+    sum = fmaf(d_out.values[i], out.values[i], sum);
+    if (std::isinf(q.values[i])) sum = NAN;
+  }
+  return sum;
+}
+
+// Rows whose loads a thread has on their way at once: one alone leaves the memory idle.
+inline constexpr int kRowsAtOnce = 2;
+
 // A CTA's kRowUnit rows of a (sequence, head).
 template <DType kType>
 __global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constant__ BackwardParams params) {
@@ -152,47 +167,62 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constan
   if (begin >= rows.rows) return;
   const RowLanes own(params.stride);
 #pragma unroll 1
-  for (int row = begin + own.first; row < begin + kRowUnit; row += own.step) {
-    const bool present = row < rows.rows;
-    const std::int64_t at = rows.q_row + (present ? row : 0);
-    const auto load = [&](const RowsView& view, int chunk, int columns, int vector, bool fp32) {
-      return Chunk<kType>(view.data, view.offset(rows.batch, head, at), chunk * kChunk<kType>, present ? columns : 0,
-                          vector, fp32);
+  for (int row = begin + own.first; row < begin + kRowUnit; row += kRowsAtOnce * own.step) {
+    const auto is_present = [&](int i) { return row + i * own.step < rows.rows; };
+    const auto at = [&](int i) { return std::int64_t{rows.q_row + (is_present(i) ? row + i * own.step : 0)}; };
+    const auto load = [&](int i, const RowsView& view, int chunk, int columns, int vector, bool fp32) {
+      return Chunk<kType>(view.data, view.offset(rows.batch, head, at(i)), chunk * kChunk<kType>,
+                          is_present(i) ? columns : 0, vector, fp32);
     };
-    const auto load_q = [&](int chunk) { return load(params.q, chunk, params.d, params.vector_q, false); };
-    const auto load_d_out = [&](int chunk) {
-      return load(params.d_out, chunk, params.value_d, params.vector_d_out, params.fp32_d_out != 0);
+    const auto load_q = [&](int i, int chunk) { return load(i, params.q, chunk, params.d, params.vector_q, false); };
+    const auto load_d_out = [&](int i, int chunk) {
+      return load(i, params.d_out, chunk, params.value_d, params.vector_d_out, params.fp32_d_out != 0);
     };
-    float sum = 0;
-    for (int chunk = own.lane; chunk < own.chunks; chunk += own.lanes) {
-      const Chunk<kType> q = load_q(chunk), d_out = load_d_out(chunk);
-      const Chunk<kType> out = load(params.out, chunk, params.value_d, params.vector_out, params.fp32_out != 0);
+    const auto load_out = [&](int i, int chunk) {
+      return load(i, params.out, chunk, params.value_d, params.vector_out, params.fp32_out != 0);
+    };
+    static_assert(kRowsAtOnce == 2);
+    Chunk<kType> q[kRowsAtOnce] = {load_q(0, own.lane), load_q(1, own.lane)};
+    Chunk<kType> d_out[kRowsAtOnce] = {load_d_out(0, own.lane), load_d_out(1, own.lane)};
+    const Chunk<kType> out[kRowsAtOnce] = {load_out(0, own.lane), load_out(1, own.lane)};
+    float lse[kRowsAtOnce];
 #pragma unroll
-      for (int i = 0; i < kChunk<kType>; ++i) {
-        sum = fmaf(d_out.values[i], out.values[i], sum);
-        if (std::isinf(q.values[i])) sum = NAN;
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      lse[i] = is_present(i) ? params.lse.data[params.lse.offset(rows.batch, head, at(i))] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      float sum = dot_of(0.0f, q[i], d_out[i], out[i]);
+      for (int chunk = own.lane + own.lanes; chunk < own.chunks; chunk += own.lanes) {
+        sum = dot_of(sum, load_q(i, chunk), load_d_out(i, chunk), load_out(i, chunk));
       }
-    }
-    for (int with = 1; with < own.lanes; with *= 2) sum += __shfl_xor_sync(~0u, sum, with);
-    RowNumbers numbers{INFINITY, 0, 0, 0};
-    bool used = false;
-    if (present) {
-      if (params.d_lse.data != nullptr) sum -= params.d_lse.data[params.d_lse.offset(rows.batch, head, at)];
-      numbers = numbers_of<kType>(params, params.lse.data[params.lse.offset(rows.batch, head, at)], sum, used);
-      if (params.dropping.threshold != 0) numbers.dropout = params.dropping.random.row(sequence, head, row).state;
-    }
-    const std::int64_t to = head * params.prepared.head_rows + rows.prepared_row + row;
-    for (int chunk = own.lane; chunk < own.chunks; chunk += own.lanes) {
-      Chunk<kType> q = load_q(chunk), d_out = load_d_out(chunk);
-      if (!used) {
-        q.clear();
-        d_out.clear();
+      for (int with = 1; with < own.lanes; with *= 2) sum += __shfl_xor_sync(~0u, sum, with);
+      RowNumbers numbers{INFINITY, 0, 0, 0};
+      bool used = false;
+      if (is_present(i)) {
+        if (params.d_lse.data != nullptr) sum -= params.d_lse.data[params.d_lse.offset(rows.batch, head, at(i))];
+        numbers = numbers_of<kType>(params, lse[i], sum, used);
+        if (params.dropping.threshold != 0) {
+          numbers.dropout = params.dropping.random.row(sequence, head, row + i * own.step).state;
+        }
       }
-      q.clear_nan();  // of a row that is defined: it sees no key, but may have a sink
-      q.store(params.prepared.q + to * params.stride + 16 * chunk, params.tf32 != 0, params.scales.q_scale);
-      d_out.store(params.prepared.d_out + to * params.stride + 16 * chunk, params.tf32 != 0, kOnePair<kType>);
+      const std::int64_t to = head * params.prepared.head_rows + rows.prepared_row + row + i * own.step;
+      const auto store = [&](int chunk, Chunk<kType>& own_q, Chunk<kType>& own_d_out) {
+        if (!used) {
+          own_q.clear();
+          own_d_out.clear();
+        }
+        own_q.clear_nan();  // of a row that is defined: it sees no key, but may have a sink
+        own_q.store(params.prepared.q + to * params.stride + 16 * chunk, params.tf32 != 0, params.scales.q_scale);
+        own_d_out.store(params.prepared.d_out + to * params.stride + 16 * chunk, params.tf32 != 0, kOnePair<kType>);
+      };
+      store(own.lane, q[i], d_out[i]);
+      for (int chunk = own.lane + own.lanes; chunk < own.chunks; chunk += own.lanes) {
+        Chunk<kType> next_q = load_q(i, chunk), next_d_out = load_d_out(i, chunk);
+        store(chunk, next_q, next_d_out);
+      }
+      if (own.lane == 0) params.prepared.numbers[to] = numbers;
     }
-    if (own.lane == 0) params.prepared.numbers[to] = numbers;
   }
 }
 
@@ -207,33 +237,42 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_keys(const __grid_constan
   const SequenceRows rows = sequence_rows(params, sequence);
   if (params.tiles.first_key(unit * kTileUnit) >= rows.keys) return;
   const RowLanes own(params.stride);
-#pragma unroll 1
-  for (int i = own.first; i < kTileUnit * kTileK; i += own.step) {
+  const auto key_of = [&](int i) {  // of the sequence; negative: absent
     const int tile = unit * kTileUnit + i / kTileK;
     const int column = params.key_rows != 0 ? tile::column_of_key_row(i % kTileK) : i % kTileK;
     const int in_span =
         tile::key_of_column<tile::TileLayout::places, kTileK>(params.tiles, params.tiles.part(tile), column);
     const int key = params.tiles.first_key(tile) + in_span;
-    const bool present = in_span >= 0 && key < rows.band.key_length;
-    const std::int64_t at = rows.k_row + (present ? key : 0);
-    std::uint8_t* to =
-        params.prepared.keys +
-        ((kv_head * params.prepared.head_tiles + rows.prepared_tile + tile) * 2 * kTileK + i % kTileK) * params.stride;
-    const auto copy = [&](const RowsView& view, int columns, int vector, bool values, std::uint8_t* row) {
-      for (int chunk = own.lane; chunk < own.chunks; chunk += own.lanes) {
-        Chunk<kType> x(view.data, view.offset(rows.batch, kv_head, at), chunk * kChunk<kType>, present ? columns : 0,
-                       vector, false);
-        x.clear_nan();
-        if (values) {
-          x.clear_infinite();
-        } else {
-          x.bound_infinite();
-        }
-        x.store(row + 16 * chunk, params.tf32 != 0, kOnePair<kType>);
+    return in_span >= 0 && key < rows.band.key_length ? key : -1;
+  };
+#pragma unroll 1
+  for (int first = own.first; first < kTileUnit * kTileK; first += kRowsAtOnce * own.step) {
+#pragma unroll 1
+    for (int chunk = own.lane; chunk < own.chunks; chunk += own.lanes) {
+      const auto load = [&](int i, const RowsView& view, int columns, int vector) {
+        const int key = key_of(first + i * own.step);
+        return Chunk<kType>(view.data, view.offset(rows.batch, kv_head, rows.k_row + max(key, 0)),
+                            chunk * kChunk<kType>, key >= 0 ? columns : 0, vector, false);
+      };
+      static_assert(kRowsAtOnce == 2);
+      Chunk<kType> k[kRowsAtOnce] = {load(0, params.k, params.d, params.vector_k),
+                                     load(1, params.k, params.d, params.vector_k)};
+      Chunk<kType> v[kRowsAtOnce] = {load(0, params.v, params.value_d, params.vector_v),
+                                     load(1, params.v, params.value_d, params.vector_v)};
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        const int at = first + i * own.step;
+        const std::int64_t tile =
+            kv_head * params.prepared.head_tiles + rows.prepared_tile + unit * kTileUnit + at / kTileK;
+        std::uint8_t* to = params.prepared.keys + (tile * 2 * kTileK + at % kTileK) * params.stride + 16 * chunk;
+        k[i].clear_nan();
+        k[i].bound_infinite();
+        k[i].store(to, params.tf32 != 0, kOnePair<kType>);
+        v[i].clear_nan();
+        v[i].clear_infinite();
+        v[i].store(to + kTileK * params.stride, params.tf32 != 0, kOnePair<kType>);
       }
-    };
-    copy(params.k, params.d, params.vector_k, false, to);
-    copy(params.v, params.value_d, params.vector_v, true, to + kTileK * params.stride);
+    }
   }
 }
 
@@ -337,22 +376,41 @@ __global__ void __launch_bounds__(kThreads) finish_queries(const __grid_constant
                                 rows.prepared_row / rows_of_tile + tile;
     sums[sum] = any ? params.prepared.sums + number * rows_of_tile * dim : nullptr;
   }
-  // Two neighbouring columns at a time: elements e and e + 1 of a lane of a chunk of 16 rows or more.
+  // Eight neighbouring columns of a row at a time: of a quad's lanes, which lie side by side, elements e and e + 1.
   const int of_block = dim / 8, of_chunk = rows_of_tile / 32 * of_block;
-  for (int i = static_cast<int>(threadIdx.x); i < rows_of_tile * dim / 2; i += kThreads) {
-    const int lane = i % 32, chunk = i / 32 * 2 / of_chunk, e = i / 32 * 2 % of_chunk;
-    const int block = e / of_block, element = e % of_block;
-    const int row = first + chunk / 4 * (rows_of_tile / 2) + 16 * block + (element / 2 & 1) * 8 + lane / 4;
-    const int column = chunk % 4 * (dim / 4) + 8 * (element / 4) + 2 * (lane & 3);
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < rows_of_tile * dim / 8; i += kThreads) {
+    const int g = i % 8, half = i / 8 % 2, eight = i / 16 % (dim / 32), sixteen = i / 16 / (dim / 32);
+    const int chunk = sixteen / (rows_of_tile / 32), block = sixteen % (rows_of_tile / 32);
+    const int row = first + chunk / 4 * (rows_of_tile / 2) + 16 * block + 8 * half + g;
     if (row >= rows.rows) continue;
-    float x[2] = {0, 0};
+    const int at = (chunk * of_chunk + block * of_block + 4 * eight + 2 * half) * 32 + 4 * g;
+    float x[8] = {};
     for (const float* sum : sums) {
       if (sum == nullptr) continue;
-      x[0] += sum[(chunk * of_chunk + e) * 32 + lane];
-      x[1] += sum[(chunk * of_chunk + e + 1) * 32 + lane];
+      const float4 even = *reinterpret_cast<const float4*>(sum + at);
+      const float4 odd = *reinterpret_cast<const float4*>(sum + at + 32);
+      const float more[8] = {even.x, odd.x, even.y, odd.y, even.z, odd.z, even.w, odd.w};
+#pragma unroll
+      for (int c = 0; c < 8; ++c) x[c] += more[c];
     }
-    store_pair<kType>(params.d_q, params.fp32_d_q != 0, params.d_q.offset(rows.batch, head, rows.q_row + row), column,
-                      x[0] * params.d_q_scale, x[1] * params.d_q_scale);
+#pragma unroll
+    for (float& value : x) value *= params.d_q_scale;
+    const int column = chunk % 4 * (dim / 4) + 8 * eight;
+    const std::int64_t to = params.d_q.offset(rows.batch, head, rows.q_row + row);
+    if (kType != DType::f32 && params.fp32_d_q == 0 && column + 8 <= params.d_q.columns) {
+      auto* eight_columns = static_cast<std::uint16_t*>(params.d_q.data) + to + column;
+      if (reinterpret_cast<std::uintptr_t>(eight_columns) % 16 == 0) {
+        *reinterpret_cast<uint4*>(eight_columns) =
+            make_uint4(pack_pair<kType>(x[0], x[1]), pack_pair<kType>(x[2], x[3]), pack_pair<kType>(x[4], x[5]),
+                       pack_pair<kType>(x[6], x[7]));
+        continue;
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < 8; c += 2) {
+      store_pair<kType>(params.d_q, params.fp32_d_q != 0, to, column + c, x[c], x[c + 1]);
+    }
   }
 }
 

@@ -238,6 +238,36 @@ __device__ __forceinline__ void add_keys(KeySums<C>& sums, std::uint32_t weights
 template <typename C>
 using ShareSums = float[C::Share::kRowBlocks][C::Share::kColumns / 2];
 
+// share += d_scores * keys of one key tile, 16-bit: as the lane's ldmatrix addresses them.
+template <typename C>
+__device__ __forceinline__ void add_share_of_lanes(ShareSums<C>& share, std::uint32_t d_scores, std::uint32_t keys) {
+  using Element = ElementOf<C::kType>;
+  using K = typename C::Keys;
+  using S = typename C::Share;
+#pragma unroll
+  for (int step = 0; step < C::kTileK / 16; ++step) {
+    std::uint32_t a[S::kRowBlocks][4];
+#pragma unroll
+    for (int i = 0; i < S::kRowBlocks; ++i) {
+      if constexpr (C::kKeyRows) {
+        ptx::ldmatrix_x4_trans(a[i], d_scores + step * 16 * K::kWeightStride + i * 32);
+      } else {
+        ptx::ldmatrix_x4(a[i], d_scores + i * 16 * K::kWeightStride + step * 32);
+      }
+    }
+#pragma unroll
+    for (int columns = 0; columns < S::kColumns / 8; columns += 2) {
+      std::uint32_t b[4];
+      ptx::ldmatrix_x4_trans(b, keys + step * 16 * C::kStride + columns * 16);
+#pragma unroll
+      for (int i = 0; i < S::kRowBlocks; ++i) {
+        ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns), a[i], b[0], b[1]);
+        ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns + 4), a[i], b[2], b[3]);
+      }
+    }
+  }
+}
+
 // share += d_scores * keys of one key tile: d_scores at the warp's first row, keys at its first column.
 template <typename C>
 __device__ __forceinline__ void add_share(ShareSums<C>& share, std::uint32_t d_scores, std::uint32_t keys) {
@@ -267,31 +297,9 @@ __device__ __forceinline__ void add_share(ShareSums<C>& share, std::uint32_t d_s
       }
     }
   } else {
-    const std::uint32_t row = d_scores + (lane & 15) * K::kWeightStride + (lane >> 4) * 16;
-    const std::uint32_t key = d_scores + ((lane & 7) + (lane >> 4) * 8) * K::kWeightStride + (lane >> 3 & 1) * 16;
-    const std::uint32_t own = keys + (lane & 15) * C::kStride + (lane >> 4) * 16;
-#pragma unroll
-    for (int step = 0; step < C::kTileK / 16; ++step) {
-      std::uint32_t a[S::kRowBlocks][4];
-#pragma unroll
-      for (int i = 0; i < S::kRowBlocks; ++i) {
-        if constexpr (C::kKeyRows) {
-          ptx::ldmatrix_x4_trans(a[i], key + step * 16 * K::kWeightStride + i * 32);
-        } else {
-          ptx::ldmatrix_x4(a[i], row + i * 16 * K::kWeightStride + step * 32);
-        }
-      }
-#pragma unroll
-      for (int columns = 0; columns < S::kColumns / 8; columns += 2) {
-        std::uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, own + step * 16 * C::kStride + columns * 16);
-#pragma unroll
-        for (int i = 0; i < S::kRowBlocks; ++i) {
-          ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns), a[i], b[0], b[1]);
-          ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns + 4), a[i], b[2], b[3]);
-        }
-      }
-    }
+    const std::uint32_t row = C::kKeyRows ? ((lane & 7) + (lane >> 4) * 8) * K::kWeightStride + (lane >> 3 & 1) * 16
+                                          : (lane & 15) * K::kWeightStride + (lane >> 4) * 16;
+    add_share_of_lanes<C>(share, d_scores + row, keys + (lane & 15) * C::kStride + (lane >> 4) * 16);
   }
 }
 

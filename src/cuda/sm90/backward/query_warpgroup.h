@@ -3,7 +3,7 @@
 //   dQ / scale += dS K
 //
 // dS of a tile comes from the key warpgroups, through shared memory. Of the sum in the workspace every CTA that meets
-// the query tile adds a share; whose turn it is a counter says (tile/gradient_walk.h).
+// the query tile adds a share; whose turn it is a counter says (tile/gradient_walk.h), or who comes first.
 #pragma once
 
 #include <cstdint>

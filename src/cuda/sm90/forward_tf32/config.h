@@ -74,10 +74,8 @@ struct Config {
   // A producer warp transposes V in patches of 16 keys x 32 columns.
   static constexpr int kPatches = kTileK / 16 * kPanels / 4;  // of one warp, per tile
   static_assert(kPatches * 4 == kTileK / 16 * kPanels);
-  // Each thread holds 16 values of a patch in registers on their way: two patches at once where they fit into the
-  // producer's share (they do not at d = 128), else one after the other, for which a tile takes long enough.
-  static constexpr int kPatchesAtOnce = kPatches % 2 == 0 && kProducerRegisters > 72 ? 2 : 1;
-  static_assert(kPatches % kPatchesAtOnce == 0);
+  // Each thread holds 16 values of a patch in registers on their way, of two patches at most.
+  static constexpr int kPatchesAtOnce = kPatches < 2 ? kPatches : 2;
 };
 
 }  // namespace dspattn::cuda::sm90::tf32

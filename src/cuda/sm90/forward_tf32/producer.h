@@ -27,12 +27,12 @@ struct Producer {
   int row = 0;                       // of K and V: the block's first key
   int present = 0, present_end = 0;  // keys of the sequence from the block on; the same after the item's last block
   int part = 0;
-  bool in_item = false;  // the tile before was one of this item's
 
   // What this thread moves of a tile of V.
   struct TileShare {
-    int keys;             // of the sequence, from this thread's first on
-    const float* values;  // of this thread's first key and column
+    const float* values;  // of its first key and column
+    int keys;             // of the sequence, from its first on
+    bool whole;           // all of the tile is there: nothing to check
   };
   // Four keys of four values a patch, on their way from memory.
   using Values = float4[C::kPatchesAtOnce][4];
@@ -49,17 +49,16 @@ struct Producer {
   // read is stored before the next tile is looked for, since announcing an item waits until the consumers have finished
   // the one before the last, and they need V for that.
   __device__ __forceinline__ void run() {
-    Ring<C::kStages> k_ring, v_ring;
+    Ring<C::kStages> ring;  // of K and of V
     Values values;
 #pragma unroll 1
     while (next_tile()) {
-      load_k(k_ring);
-      k_ring.advance();
+      load_k(ring);
       __syncwarp();  // the thread that drives TMA rejoins its warp
       const TileShare own = own_share();
       load_values(own, 0, values);
-      v_ring.await_empty(shared.v_empty);
-      const std::uint32_t to = ptx::shared_address(shared.v[v_ring.stage]);
+      ring.await_empty(shared.v_empty);
+      const std::uint32_t to = ptx::shared_address(shared.v[ring.stage]);
       store_transposed(values, 0, to);
 #pragma unroll 1
       for (int patch = C::kPatchesAtOnce; patch < C::kPatches; patch += C::kPatchesAtOnce) {
@@ -68,21 +67,20 @@ struct Producer {
       }
       ptx::fence_async_proxy();  // the tensor cores read what these threads wrote
       __syncwarp();
-      if ((thread() & 31) == 0) ptx::mbarrier_arrive(v_ring.barrier(shared.v_full));
-      v_ring.advance();
+      if ((thread() & 31) == 0) ptx::mbarrier_arrive(ring.barrier(shared.v_full));
+      ring.advance();
     }
   }
 
   // Moves to the next tile, of this item or the next that has any, and announces items on the way; false at the end.
   __device__ __forceinline__ bool next_tile() {
-    if (in_item) {
+    if (present > present_end) {  // the tile before was one of this item's
       if (++part == C::kTilesPerBlock) {
         part = 0;
         row += tile::kBlockKeys;
         present -= tile::kBlockKeys;
       }
       if (present > present_end) return true;
-      in_item = false;
     }
 #pragma unroll 1
     while (round < params.work.order.rounds) {
@@ -96,8 +94,7 @@ struct Producer {
       present = work.band.key_length - work.blocks.begin * tile::kBlockKeys;
       present_end = work.band.key_length - work.blocks.end * tile::kBlockKeys;
       part = 0;
-      in_item = present > present_end;
-      if (in_item) return true;
+      if (present > present_end) return true;
     }
     if (thread() == 0 || !by_tma_q()) {  // the end: consumers read valid == 0
       await_description<C>(shared, number);
@@ -164,44 +161,73 @@ struct Producer {
     });
   }
 
-  __device__ __forceinline__ static tile::TransposeShare share() { return tile::transpose_share(thread(), C::kTileK); }
+  // Computed anew each time: kept, it would take registers that V needs.
+  __device__ __forceinline__ static tile::TransposeShare share() {
+    return tile::transpose_share(ptx::opaque(thread()), C::kTileK);
+  }
+
+  // Three patches are moved as two and one.
+  __device__ __forceinline__ static bool is_past(int patch) {
+    return C::kPatches % C::kPatchesAtOnce != 0 && patch >= C::kPatches;
+  }
 
   // This thread's share of the next tile.
   __device__ __forceinline__ TileShare own_share() const {
-    const int key = params.keys.key(part, tile::pair_of_v_column(4 * share().chunk).group, 0);
+    const tile::TransposeShare own = share();
+    const int key = params.keys.key(part, tile::pair_of_v_column(4 * own.chunk).group, 0);
     const auto* v = static_cast<const float*>(params.v.data) + params.v.offset(batch, kv_head, row + key);
-    return {present - key, v + share().row};
+    return {v + own.row, present - key,
+            present >= tile::kBlockKeys && params.out.columns >= C::kHeadDim && vector_v()};
   }
 
   // Patches from `first` on of this thread's share. Absent keys are zeros: their weight is 0, but 0 times NaN is not.
-  // Nothing is done with what comes, so that nothing waits for it yet.
+  // Nothing is done with what comes, so that nothing waits for it yet. These threads share the issue slots with the
+  // consumers: what is computed here for every value is time lost there.
   __device__ __forceinline__ void load_values(const TileShare& from, int first, Values& values) {
-#pragma unroll
-    for (int patch = 0; patch < C::kPatchesAtOnce; ++patch) {
-      const int further = 32 * tile::panel_step(C::kTileK) * (first + patch);  // columns of V
-      const int columns = params.out.columns - share().row - further;
+    const std::int64_t pair = ptx::opaque(params.keys.pair_step) * params.v.row_stride;
+    const std::int64_t two_pairs = ptx::opaque(2 * params.keys.group_step) * params.v.row_stride;
+    const auto load = [&](auto one) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int distance = tile::key_distance(params.keys, i);
-        values[patch][i] = load_four(from.values + distance * params.v.row_stride + further,
-                                     distance < from.keys ? columns : 0, vector_v());
+        const float* key = from.values + (i & 1) * pair + (i >> 1) * two_pairs;
+#pragma unroll
+        for (int patch = 0; patch < C::kPatchesAtOnce; ++patch) {
+          if (is_past(first + patch)) continue;
+          const int further = 32 * tile::panel_step(C::kTileK) * (first + patch);  // columns of V
+          values[patch][i] = one(key + further, i, further);
+        }
       }
+    };
+    if (from.whole) {
+      load([](const float* at, int, int) { return *reinterpret_cast<const float4*>(at); });
+    } else {
+      const int columns = params.out.columns - share().row;
+      load([&](const float* at, int i, int further) {
+        const bool present = tile::key_distance(params.keys, i) < from.keys;
+        return load_four(at, present ? columns - further : 0, vector_v());
+      });
     }
   }
 
-  // Writes them where the product looks for them, rounded to tf32.
+  // Writes them where the product looks for them, rounded to tf32; every variant comes this way, so ties need not go
+  // where TMA's would.
   __device__ __forceinline__ void store_transposed(const Values& values, int first, std::uint32_t to) {
     const tile::TransposeShare own = share();
 #pragma unroll
     for (int patch = 0; patch < C::kPatchesAtOnce; ++patch) {
+      if (is_past(first + patch)) continue;
       const float4(&x)[4] = values[patch];
       const int start = tile::transposed_offset(own.row, own.chunk, C::kHeadDim) +
                         32 * tile::panel_step(C::kTileK) * (first + patch) * 128;
       const auto at = [&](int value) { return to + static_cast<std::uint32_t>(tile::rows_further(start, value)); };
-      store_tf32(at(0), x[0].x, x[1].x, x[2].x, x[3].x);
-      store_tf32(at(1), x[0].y, x[1].y, x[2].y, x[3].y);
-      store_tf32(at(2), x[0].z, x[1].z, x[2].z, x[3].z);
-      store_tf32(at(3), x[0].w, x[1].w, x[2].w, x[3].w);
+      const auto store = [&](int value, float a, float b, float c, float d) {
+        ptx::store_shared_16(at(value), ptx::nearest_tf32(a), ptx::nearest_tf32(b), ptx::nearest_tf32(c),
+                             ptx::nearest_tf32(d));
+      };
+      store(0, x[0].x, x[1].x, x[2].x, x[3].x);
+      store(1, x[0].y, x[1].y, x[2].y, x[3].y);
+      store(2, x[0].z, x[1].z, x[2].z, x[3].z);
+      store(3, x[0].w, x[1].w, x[2].w, x[3].w);
     }
   }
 };
