@@ -176,8 +176,7 @@ struct Producer {
     const tile::TransposeShare own = share();
     const int key = params.keys.key(part, tile::pair_of_v_column(4 * own.chunk).group, 0);
     const auto* v = static_cast<const float*>(params.v.data) + params.v.offset(batch, kv_head, row + key);
-    return {v + own.row, present - key,
-            present >= tile::kBlockKeys && params.out.columns >= C::kHeadDim && vector_v()};
+    return {v + own.row, present - key, present >= tile::kBlockKeys && params.out.columns >= C::kHeadDim && vector_v()};
   }
 
   // Patches from `first` on of this thread's share. Absent keys are zeros: their weight is 0, but 0 times NaN is not.
