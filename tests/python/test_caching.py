@@ -85,9 +85,10 @@ def test_pages() -> None:
         pages.append(torch.empty_like(split))
         pages[-1][table.flatten()] = split
     lengths = torch.tensor([200, 384], device="cuda")
-    for rest in ("drop", "mean"):
+    rests: tuple[dspattn.patterns.Rest, ...] = ("drop", "mean")
+    for rest in rests:
         sums = dspattn.value_sums(pages[1], lengths, block_table=table) if rest == "mean" else None
-        paged = dspattn.attention_with_cache(q, *pages, lengths, block_table=table, sums=sums, rest=rest)
+        paged = dspattn.attention_with_cache(q, pages[0], pages[1], lengths, block_table=table, sums=sums, rest=rest)
         whole = dspattn.attention_with_cache(q, k, v, lengths, rest=rest)
         torch.testing.assert_close(paged, whole, rtol=1e-2, atol=1e-2)
 

@@ -15,7 +15,7 @@ namespace dspattn::cuda::decode {
 inline constexpr int kWarpRows = 16;             // rows of a tensor-core product
 inline constexpr int kMaxRows = 4 * kWarpRows;   // of a CTA
 inline constexpr int kMostRows = 16 * kMaxRows;  // of a key head: beyond, a kernel for many queries has enough CTAs
-inline constexpr int kMaxWarps = 8;              // of a CTA, and teams, but most_warps(): up to 255 registers
+inline constexpr int kMaxWarps = 8;              // of a CTA, and teams: a thread has up to 255 registers
 inline constexpr int kMaxCluster = 16;           // CTAs
 inline constexpr int kPortableCluster = 8;       // CTAs; for more a kernel must say that it may
 inline constexpr int kStatsBytes = 16;           // of a row (RowStats)
@@ -37,12 +37,6 @@ constexpr bool chooses_together(DType type, int dim) { return weighs_in_register
 // Where the weight of pruned keys may be summed (rest = mean): of longer rows registers are too few.
 constexpr bool sums_pruned(int dim) { return dim <= 128; }
 
-// Warps of a CTA at most. Heads that choose together spend their time in chains of dependent instructions: more warps
-// are at it at once.
-DSPATTN_HOST_DEVICE constexpr int most_warps(int dim, bool chosen) {
-  return chosen && dim <= 64 ? kMaxWarps + 4 : kMaxWarps;  // 168 registers; longer rows want more
-}
-
 template <DType kTypeOfInputs, int kDim>
 struct Config {
   static constexpr DType kType = kTypeOfInputs;
@@ -52,7 +46,6 @@ struct Config {
   static constexpr int kGroups = kTileK / 4;
   static constexpr int kTilesPerBlock = tile::kBlockKeys / kTileK;
   static constexpr int kPanels = kDim * kElementBytes / 128;  // of 128 bytes of columns
-  static constexpr int kMostWarps = most_warps(kDim, true);
   static constexpr bool kSumsPruned = sums_pruned(kDim);
   static_assert(kPanels >= 1 && kDim * kElementBytes % 128 == 0);
 };

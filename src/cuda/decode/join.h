@@ -12,9 +12,8 @@
 
 namespace dspattn::cuda::decode {
 
-// Results in fp32 and stats of a CTA of up to kWarps warps, and of the others of its cluster. A thread has four columns
-// of a row.
-template <typename C, int kWarps = kMaxWarps>
+// Results in fp32 and stats of a CTA, and of the others of its cluster. A thread has four columns of a row.
+template <typename C>
 struct CtaResults {
   static constexpr int kChunks = C::kHeadDim / 4;  // of a row
   const Params& p;
@@ -60,7 +59,7 @@ struct CtaResults {
   // Over the teams.
   __device__ __forceinline__ RowStats join_stats(int row) const {
     const int first = row / kWarpRows;  // the first team's warp
-    return join_row<kWarps>(row, p.teams.count, [&](int i) { return stats(first + i * p.teams.warps, row); });
+    return join_row<kMaxWarps>(row, p.teams.count, [&](int i) { return stats(first + i * p.teams.warps, row); });
   }
   // Over the cluster's CTAs.
   __device__ __forceinline__ RowStats join_cluster_stats(int row, int purpose) const {
@@ -154,11 +153,11 @@ __device__ __forceinline__ RowStats* stats_of_warp(const Team<C>& team, std::uin
 }
 
 // Joins the teams' results and writes them, after the stats of every warp's rows.
-template <int kWarps, typename C>
+template <typename C>
 __device__ __forceinline__ void finish(Team<C>& team, std::uint8_t* shared) {
   __syncthreads();  // everything has been read: results go over it; and stats are there
   team.products.deposit(reinterpret_cast<float*>(shared + team.warp * team.layout.out_bytes), team.rows, team.lane);
-  const CtaResults<C, kWarps> results{team.p, team.part, team.layout, shared};
+  const CtaResults<C> results{team.p, team.part, team.layout, shared};
   const auto row = static_cast<int>(threadIdx.x);
   if (row < team.part.rows) *results.joined(row) = results.join_stats(row);
   __syncthreads();  // results and factors are there

@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode_kernel(const __grid_
     gathers ? gather_registers(team, rows) : walk_registers(team, rows);
     rows.deposit_stats(stats_of_warp(team, shared));
   }
-  finish<kMaxWarps>(team, shared);
+  finish(team, shared);
 }
 
 }  // namespace dspattn::cuda::decode

@@ -102,11 +102,6 @@ class Dealer {
     }
     return found;
   }
-  // Of units whose scores stay: two CTAs each, in clusters. A cost of the largest number: there is no way.
-  Deal pairs_that_stay() const {
-    const int most = most_teams(1, true);
-    return device_.major >= 9 && tiles_ > 1 && most > 0 ? deal_of(1, most, 2, 2, true) : Deal{};
-  }
 
  private:
   bool fits(const Teams& teams, int packed) const {
@@ -116,7 +111,7 @@ class Dealer {
   int most_teams(int packed, bool stay) const {
     Teams teams = teams_;
     const bool chosen = teams.chosen != 0;
-    for (teams.count = most_warps(dim_, chosen) / teams.warps; teams.count > 0; --teams.count) {
+    for (teams.count = kMaxWarps / teams.warps; teams.count > 0; --teams.count) {
       if (stay) {  // of one tile a team at least
         teams.stay = 1;
         if (fits(teams, packed)) break;
@@ -188,11 +183,6 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
     // In one kernel, whose clusters may leave multiprocessors idle, or in two.
     const Deal stays = dealer.best(true);
     if (stays.cost < deal.cost + kChoiceCycles) deal = stays;
-    // What stays leaves room for few teams: half of it in each of two CTAs for more.
-    if (const Deal pairs = dealer.pairs_that_stay();
-        deal.teams.stay != 0 && deal.splits == 1 && pairs.cost != Deal{}.cost && pairs.teams.count > deal.teams.count) {
-      deal = pairs;
-    }
   }
   plan.teams = deal.teams;
   plan.splits = deal.splits;

@@ -286,11 +286,10 @@ struct Chooser {
 
 // Stats of a CTA's rows over its teams, after their last scores: join_cluster_stats() finds them.
 template <typename C>
-__device__ __forceinline__ CtaResults<C, C::kMostWarps> join_scores(Team<C>& team, const RegisterRows<C>& rows,
-                                                                    std::uint8_t* shared) {
+__device__ __forceinline__ CtaResults<C> join_scores(Team<C>& team, const RegisterRows<C>& rows, std::uint8_t* shared) {
   rows.deposit_stats(stats_of_warp(team, shared));
   __syncthreads();  // stats are there
-  const CtaResults<C, C::kMostWarps> results{team.p, team.part, team.layout, shared};
+  const CtaResults<C> results{team.p, team.part, team.layout, shared};
   const auto row = static_cast<int>(threadIdx.x);
   if (row < team.p.rows) *results.joined(row, 1) = results.join_stats(row);
   return results;
@@ -302,7 +301,7 @@ __device__ __forceinline__ RowStats shifted(const RowStats& row, float exponent)
 }
 
 template <typename C>
-__global__ void __launch_bounds__(32 * C::kMostWarps, 1) together_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
   ptx::start_next_kernel();
   ptx::wait_for_kernels_before();  // inputs are written
@@ -316,7 +315,7 @@ __global__ void __launch_bounds__(32 * C::kMostWarps, 1) together_kernel(const _
   auto* kept = reinterpret_cast<std::uint16_t*>(shared + team.layout.kept + team.team * team.layout.kept_bytes);
   RegisterRows<C> rows(team);
   write_scores(team, rows, [&](int number, int) { return kept + number * p.teams.rows * C::kTileK; });
-  const CtaResults<C, C::kMostWarps> results = join_scores(team, rows, shared);
+  const CtaResults<C> results = join_scores(team, rows, shared);
   ptx::sync_whole_cluster();  // every CTA's stats are there
   auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.whole);
   const auto row = static_cast<int>(threadIdx.x);
@@ -324,11 +323,11 @@ __global__ void __launch_bounds__(32 * C::kMostWarps, 1) together_kernel(const _
   __syncthreads();  // every row's reference and sum are there
   Chooser<C>(team, whole).walk();
   team.weigher.deposit_stats(stats_of_warp(team, shared));
-  finish<C::kMostWarps>(team, shared);
+  finish(team, shared);
 }
 
 template <typename C>
-__global__ void __launch_bounds__(32 * C::kMostWarps, 1) score_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(32 * kMaxWarps, 1) score_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
   ptx::start_next_kernel();        // the choice kernel, which waits for the end of this one
   ptx::wait_for_kernels_before();  // inputs are written
@@ -340,7 +339,7 @@ __global__ void __launch_bounds__(32 * C::kMostWarps, 1) score_kernel(const __gr
   __syncthreads();          // Q is there
   RegisterRows<C> rows(team);
   write_scores(team, rows, [&](int, int index) { return workspace_scores<C>(p, part.unit, index); });
-  const CtaResults<C, C::kMostWarps> results = join_scores(team, rows, shared);
+  const CtaResults<C> results = join_scores(team, rows, shared);
   const auto row = static_cast<int>(threadIdx.x);
   if (row < p.rows) {
     p.together.stats[(static_cast<std::int64_t>(part.unit) * p.splits.value + part.split) * p.rows + row] =
@@ -349,7 +348,7 @@ __global__ void __launch_bounds__(32 * C::kMostWarps, 1) score_kernel(const __gr
 }
 
 template <typename C>
-__global__ void __launch_bounds__(32 * C::kMostWarps, 1) choice_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(32 * kMaxWarps, 1) choice_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
   ptx::start_next_kernel();        // the merge kernel
   ptx::wait_for_kernels_before();  // scores and stats are written
@@ -366,7 +365,7 @@ __global__ void __launch_bounds__(32 * C::kMostWarps, 1) choice_kernel(const __g
   __syncthreads();  // every row's reference and sum are there
   Chooser<C>(team, whole).walk();
   team.weigher.deposit_stats(stats_of_warp(team, shared));
-  finish<C::kMostWarps>(team, shared);
+  finish(team, shared);
 }
 
 }  // namespace dspattn::cuda::decode

@@ -14,6 +14,45 @@
 
 namespace dspattn::cuda::decode {
 
+// Keys [begin, begin + width) that each of a lane's rows sees by diagonal, window and length.
+struct Bounds {
+  int begin[2];
+  unsigned width[2];
+};
+
+// Hides what of a group's four elements lies outside of these, or in no page; `first`: key of the first, in block
+// `block`; `page`: Weigher::look_up()'s. Called, as what follows, so that the loop over tiles is short without it.
+[[gnu::noinline]] inline __device__ uint4 hide_outside(const Params& p, uint4 words, int first, int block, int page,
+                                                       Bounds seen) {
+  constexpr std::uint32_t kHidden = 0xFC00FC00u;  // -inf, twice
+  std::uint32_t x[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int key = first + p.keys.key(0, 0, e);
+    const bool there = p.pages.table == nullptr || __shfl_sync(~0u, page, (key - block) >> 4) >= 0;
+    const bool low = there && static_cast<unsigned>(key - seen.begin[0]) < seen.width[0];
+    const bool high = there && static_cast<unsigned>(key - seen.begin[1]) < seen.width[1];
+    x[e] = ptx::bit_select((low ? 0xFFFFu : 0u) | (high ? 0xFFFF0000u : 0u), x[e], kHidden);
+  }
+  return make_uint4(x[0], x[1], x[2], x[3]);
+}
+
+// The weights of a group's two keys that are not kept, of both of a lane's rows, relative to their references.
+[[gnu::noinline]] inline __device__ float2 weights_left_out(const Params& p, uint4 x, float reference0,
+                                                            float reference1) {
+  const tile::LeftOut left =
+      p.pairs != 0 ? tile::left_out_of_two(x.x, x.y, x.z, x.w) : tile::left_out_of_four(x.x, x.y, x.z, x.w);
+  float first[2], second[2];
+  ptx::unpack_f16x2(left.first, first[0], first[1]);
+  ptx::unpack_f16x2(left.second, second[0], second[1]);
+  const auto weights = [&](int i, float reference) {
+    const float from = reference == -INFINITY ? 0.0f : reference;
+    return ptx::exp2_fast((first[i] - from) * p.scales.exponent) +
+           ptx::exp2_fast((second[i] - from) * p.scales.exponent);
+  };
+  return make_float2(weights(0, reference0), weights(1, reference1));
+}
+
 template <typename C>
 struct RegisterRows {
   static constexpr int kQuads = C::kTileK / 16;          // of groups
@@ -77,11 +116,6 @@ struct RegisterRows {
       words[2 + i] = t < 2 ? y : x;
     }
   }
-  // Keys [begin, begin + width) that each of a lane's rows sees by diagonal, window and length.
-  struct Bounds {
-    int begin[2];
-    unsigned width[2];
-  };
   __device__ __forceinline__ Bounds bounds() const {
     Bounds found;
 #pragma unroll
@@ -91,17 +125,6 @@ struct RegisterRows {
       found.width[i] = static_cast<unsigned>(max(team.part.band.end(query) - found.begin[i], 0));
     }
     return found;
-  }
-  // Hides what lies outside of these, or in no page; `first`: key of the group's first element, in block `block`.
-  __device__ __forceinline__ void hide(const Bounds& seen, int first, int block, std::uint32_t (&words)[4]) const {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int key = first + team.p.keys.key(0, 0, e);
-      const bool there = team.p.pages.table == nullptr || __shfl_sync(~0u, team.weigher.page, (key - block) >> 4) >= 0;
-      const bool low = there && static_cast<unsigned>(key - seen.begin[0]) < seen.width[0];
-      const bool high = there && static_cast<unsigned>(key - seen.begin[1]) < seen.width[1];
-      words[e] = ptx::bit_select((low ? 0xFFFFu : 0u) | (high ? 0xFFFF0000u : 0u), words[e], kHidden);
-    }
   }
   // The same where mask tensors matter; `first`: key of the group's first element.
   __device__ __forceinline__ void mask(const float (&low)[4], const float (&high)[4], int first,
@@ -175,7 +198,15 @@ struct RegisterRows {
     if (team.weigher.pages_are_there() && begin <= block && block + tile::kBlockKeys <= end) return;
     const Bounds seen = bounds();
 #pragma unroll
-    for (int quad = 0; quad < kQuads; ++quad) hide(seen, first(quad), block, words[quad]);
+    for (int quad = 0; quad < kQuads; ++quad) {
+      auto& x = words[quad];
+      const uint4 hidden =
+          hide_outside(team.p, make_uint4(x[0], x[1], x[2], x[3]), first(quad), block, team.weigher.page, seen);
+      x[0] = hidden.x;
+      x[1] = hidden.y;
+      x[2] = hidden.z;
+      x[3] = hidden.w;
+    }
   }
 
   // Weighs tile `index`, for the sparse product, whose metadata tells what was kept.
@@ -224,23 +255,20 @@ struct RegisterRows {
             C::kType == DType::bf16 ? ptx::pack_bf16x2(first, second) : ptx::pack_f16x2(first, second);
       }
     });
-    if (team.p.keeps_rest()) add_pruned<kMostRows>(words);
+    if (team.p.keeps_rest()) add_pruned(words);
     return result;
   }
 
   // The weights of the keys that are not kept, where they count.
-  template <int kMostRows>
   __device__ __forceinline__ void add_pruned(const std::uint32_t (&words)[kQuads][4]) {
-    float pruned[2] = {};
 #pragma unroll
-    for (const auto& x : words) {
-      const tile::LeftOut left = team.p.pairs != 0 ? tile::left_out_of_two(x[0], x[1], x[2], x[3])
-                                                   : tile::left_out_of_four(x[0], x[1], x[2], x[3]);
-      each_row<kMostRows>([&](int i) { pruned[i] += weight(left.first, i) + weight(left.second, i); });
-    }
-    for (int i = 0; i < 2; ++i) {
-      sum[i] += pruned[i];
-      rest[i] += pruned[i];
+    for (int quad = 0; quad < kQuads; ++quad) {
+      const auto& x = words[quad];
+      const float2 pruned = weights_left_out(team.p, make_uint4(x[0], x[1], x[2], x[3]), reference[0], reference[1]);
+      sum[0] += pruned.x;
+      rest[0] += pruned.x;
+      sum[1] += pruned.y;
+      rest[1] += pruned.y;
     }
   }
 
