@@ -68,6 +68,7 @@ class Graphed:
     """Calls captured into one graph; `launches` of them, each input's turn equally often."""
 
     def __init__(self, calls):
+        self.calls = calls  # and with them the memory that the graph uses
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
