@@ -23,11 +23,6 @@ Choice parse_selection(const std::string& text) {
   throw Error("selection: expected own or shared, got \"" + text + "\"");
 }
 
-bool parse_deterministic(const std::string& text) {
-  if (text != "yes" && text != "no") throw Error("deterministic: expected yes or no, got \"" + text + "\"");
-  return text == "yes";
-}
-
 Device parse_device(const std::string& text) {
   if (text == "cpu") return {};
   Device device{DeviceType::cuda, 0};
