@@ -20,6 +20,8 @@ from .errors import DspattnError
 
 DIFFERENTIATED = [ProblemArguments._fields.index(name) for name in DIFFERENTIABLE]
 BIAS, SINKS = (ProblemArguments._fields.index(name) for name in ("bias", "sinks"))
+QKV = 3
+ABSENT: tuple[Any, ...] = (None,) * (TENSORS - QKV)
 
 
 def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
@@ -34,6 +36,8 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     if forward_ad._current_level >= 0:
         refuse_tangents(problem[:TENSORS])
     if torch.is_grad_enabled() and _wants_gradients(problem):
+        if problem[QKV:TENSORS] == ABSENT:
+            return _PlainAttention.apply(problem.q, problem.k, problem.v, problem[TENSORS:])
         return _Attention.apply(*problem[:TENSORS], problem[TENSORS:])
     with torch._C._AutoDispatchBelowAutograd():
         return attention(*problem)
@@ -84,6 +88,30 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         return _gradients(ctx, d_out, d_lse)
+
+
+class _PlainAttention(torch.autograd.Function):
+    """The same of q, k and v without any other tensor: PyTorch looks at every argument, present or not."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Tensor, Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            out, lse = attention(q, k, v, *ABSENT, *options)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        if d_out is None and d_lse is None:
+            return None, None, None, None
+        q, k, v, out, lse = ctx.saved_tensors
+        found = _found(ProblemArguments(q, k, v, *ABSENT, *ctx.options), out, lse, d_out, d_lse)
+        return *(
+            _as(grad, of) if needed else None
+            for grad, of, needed in zip(found[:QKV], (q, k, v), ctx.needs_input_grad[:QKV], strict=True)
+        ), None
 
 
 class _FunctionalAttention(torch.autograd.Function):
@@ -140,22 +168,37 @@ def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Te
     if d_out is None and d_lse is None:
         return tuple(given)
     *tensors, out, lse = ctx.saved_tensors
-    problem = ProblemArguments(*tensors, *ctx.options)
+    wanted = [len(needed) > index and needed[index] for index in (BIAS, SINKS)]
+    found = _found(ProblemArguments(*tensors, *ctx.options), out, lse, d_out, d_lse, *wanted)
+    for index, grad in zip(DIFFERENTIATED, found, strict=True):
+        if index < len(needed) and needed[index]:
+            given[index] = _as(grad, tensors[index])
+    return tuple(given)
+
+
+def _found(
+    problem: ProblemArguments,
+    out: Tensor,
+    lse: Tensor,
+    d_out: Tensor | None,
+    d_lse: Tensor | None,
+    wants_d_bias: bool = False,
+    wants_d_sinks: bool = False,
+) -> tuple[Tensor, ...]:
+    """The gradients as attention_backward() gives them, where one of d_out and d_lse is there."""
     traced = torch.compiler.is_compiling()  # before it is known whether the gradients are asked for
     if problem.rest_mean and not traced:
         raise DspattnError(['rest: expected "drop" for gradients ("mean" is for inference and has none), got "mean"'])
     if d_lse is not None:  # whatever is handed to a row without keys goes nowhere
         d_lse = d_lse.float().masked_fill(lse == float("-inf"), 0)
-    results = BackwardArguments(
-        _rows(torch.zeros_like(out) if d_out is None else d_out), out, lse, d_lse,
-        wants_d_bias=len(needed) > BIAS and needed[BIAS], wants_d_sinks=len(needed) > SINKS and needed[SINKS],
-    )  # fmt: skip
-    for index, grad in zip(DIFFERENTIATED, _backward(results, problem, traced), strict=True):
-        if index < len(needed) and needed[index]:
-            # fp32 results have fp32 gradients, to be added up before they are rounded.
-            dtype = tensors[index].dtype
-            given[index] = grad if grad.dtype == dtype else grad.to(dtype)
-    return tuple(given)
+    d_out = torch.zeros_like(out) if d_out is None else d_out
+    results = BackwardArguments(_rows(d_out), out, lse, d_lse, wants_d_bias, wants_d_sinks)
+    return _backward(results, problem, traced)
+
+
+def _as(grad: Tensor, of: Tensor) -> Tensor:
+    """fp32 results have fp32 gradients, to be added up before they are rounded."""
+    return grad if grad.dtype == of.dtype else grad.to(of.dtype)
 
 
 def _backward(results: BackwardArguments, problem: ProblemArguments, traced: bool) -> tuple[Tensor, ...]:
