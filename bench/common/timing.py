@@ -84,7 +84,6 @@ class Graphed:
             stream.synchronize()
         rounds = max(1, min(32, round(GRAPH_US / max(1.0, 1e3 * start.elapsed_time(end)))) // len(calls))
         self.launches = rounds * len(calls)
-        self.calls = calls  # and the memory that the graph uses: the next capture would unmap it
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             for _ in range(rounds):
