@@ -67,15 +67,14 @@ bool is_served(const Problem& problem, Pass pass) {
 // One of the calls that are timed in turn.
 class Call {
  public:
-  Call(const CellShape& shape, const Tensors& tensors, Pattern pattern, const std::string& kernel,
-       const CellOptions& options)
+  Call(const CellShape& shape, const Tensors& tensors, Pattern pattern, const std::string& kernel, int threads)
       : shape_(shape), tensors_(tensors) {
     const Problem problem = problem_of(shape, tensors, pattern);
     timing_.kernel = choose(problem, shape.pass, kernel).name;
     forward_.problem = problem;
     forward_.out = tensors.out.view();
     forward_.lse = tensors.lse.view();
-    forward_.run.threads = options.threads;
+    forward_.run.threads = threads;
     // A kernel forced for the backward pass has no forward of that name.
     if (shape.pass == Pass::forward) forward_.run.kernel = kernel;
     forward_space_.attach(forward_);
@@ -87,8 +86,7 @@ class Call {
       backward_.d_q = tensors.d_q.view();
       backward_.d_k = tensors.d_k.view();
       backward_.d_v = tensors.d_v.view();
-      backward_.run.threads = options.threads;
-      backward_.run.deterministic = options.deterministic;
+      backward_.run.threads = threads;
       backward_.run.kernel = kernel;
       backward_space_.attach(backward_);
     }
@@ -163,11 +161,11 @@ class Call {
 
 CellResult time_cell(const CellShape& shape, const CellOptions& options) {
   const Tensors tensors(shape);
-  Call ours(shape, tensors, shape.pattern, options.kernel, options);
+  Call ours(shape, tensors, shape.pattern, options.kernel, options.threads);
   std::optional<Call> dense;
   const Problem full = problem_of(shape, tensors, Pattern::dense());
   if (!shape.pattern.is_dense() && is_served(full, Pass::forward) && is_served(full, shape.pass)) {
-    dense.emplace(shape, tensors, Pattern::dense(), "", options);
+    dense.emplace(shape, tensors, Pattern::dense(), "", options.threads);
   }
 
   ours.warm_up();

@@ -37,8 +37,7 @@ struct CellResult {
 struct CellOptions {
   std::string kernel;  // empty: the library's choice
   int threads = 0;
-  bool deterministic = true;  // of gradients
-  double seconds = 0.5;       // time spent on each of the two
+  double seconds = 0.5;  // time spent on each of the two
 };
 
 CellResult time_cell(const CellShape& shape, const CellOptions& options);

@@ -32,7 +32,6 @@ struct BenchOptions {
   std::optional<std::int64_t> kv_heads;
   std::optional<std::int64_t> n_q;
   std::string device = "cpu";
-  std::string deterministic = "yes";
   std::string json;
   CellOptions cell;
 };
@@ -173,8 +172,6 @@ void bench(const BenchOptions& options, const std::string& command) {
     throw Error("seconds: expected above 0 and at most 3600, got " + std::to_string(options.cell.seconds));
   }
   const std::vector<CellShape> cells = all_cells(options);
-  CellOptions cell_options = options.cell;
-  cell_options.deterministic = parse_deterministic(options.deterministic);
   std::optional<OutputFile> json;
   if (!options.json.empty()) json.emplace("--json", options.json);
   const bool table = !json || !json->is_standard_output();
@@ -183,7 +180,7 @@ void bench(const BenchOptions& options, const std::string& command) {
   if (table) print_heading();
   Progress progress("bench", std::ssize(cells));
   for (const CellShape& cell : cells) {
-    const CellResult result = time_cell(cell, cell_options);
+    const CellResult result = time_cell(cell, options.cell);
     progress.clear();
     if (table) print_row(cell, result);
     alone |= !result.dense && !cell.pattern.is_dense();
@@ -228,11 +225,6 @@ void register_bench(Parser& parser, Outcome& outcome) {
   command.add_option("--kernel", options->cell.kernel, "force a kernel of the table by name").type_name("NAME");
   command.add_option("--threads", options->cell.threads, "CPU threads; 0: all")
       .type_name("COUNT")
-      .capture_default_str();
-  command
-      .add_option("--deterministic", options->deterministic,
-                  "yes, or no: gradients may be added up in whatever order is fastest")
-      .type_name("NAME")
       .capture_default_str();
   command.add_option("--seconds", options->cell.seconds, "time spent on each row and on its dense partner")
       .type_name("SECONDS")

@@ -23,11 +23,6 @@ Choice parse_selection(const std::string& text) {
   throw Error("selection: expected own or shared, got \"" + text + "\"");
 }
 
-bool parse_deterministic(const std::string& text) {
-  if (text != "yes" && text != "no") throw Error("deterministic: expected yes or no, got \"" + text + "\"");
-  return text == "yes";
-}
-
 Device parse_device(const std::string& text) {
   if (text == "cpu") return {};
   Device device{DeviceType::cuda, 0};
@@ -100,7 +95,7 @@ std::vector<Option> ShapeOptions::add_to(Command& command) {
   options.push_back(command.add_option("--n", n, "queries and keys per sequence (default: 1024)"));
   options.push_back(command.add_option("--n-q", n_q, "queries per sequence, where different from --n"));
   options.push_back(command.add_option("--n-k", n_k, "keys per sequence, where different from --n"));
-  options.push_back(command.add_option("--d", d, "head dimension, up to 256").capture_default_str());
+  options.push_back(command.add_option("--d", d, "head dimension, up to 512").capture_default_str());
   options.push_back(command.add_option("--d-v", d_v, "head dimension of the values (default: d)"));
   for (Option& option : options) option.type_name("COUNT");
   return options;

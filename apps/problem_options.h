@@ -17,7 +17,6 @@ DType parse_dtype(const std::string& text);
 Rest parse_rest(const std::string& text);
 // "own", "shared". Throws Error for anything else.
 Choice parse_selection(const std::string& text);
-bool parse_deterministic(const std::string& text);  // yes or no
 // "cpu", "cuda", "cuda:1". Throws Error for anything else.
 Device parse_device(const std::string& text);
 std::string to_string(Device device);

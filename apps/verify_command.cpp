@@ -22,7 +22,7 @@ struct VerifyOptions {
   std::optional<std::int64_t> only;
   std::string kernel;
   std::string device = "cpu";
-  std::string pass, dtype, pattern, grouping, rest, selection, deterministic;
+  std::string pass, dtype, pattern, grouping, rest, selection;
   std::optional<std::int64_t> head_dim;
   std::int64_t max_n = check::DrawLimits{}.max_n;
   std::optional<std::int64_t> max_queries;
@@ -45,7 +45,6 @@ check::CheckOptions check_options(const VerifyOptions& options) {
   if (!options.grouping.empty()) chosen.limits.grouping = parse_grouping(options.grouping);
   if (!options.rest.empty()) chosen.limits.rest = parse_rest(options.rest);
   if (!options.selection.empty()) chosen.limits.choice = parse_selection(options.selection);
-  if (!options.deterministic.empty()) chosen.deterministic = parse_deterministic(options.deterministic);
   if (chosen.limits.choice == Choice::shared && chosen.limits.pass == Pass::backward) {
     throw Error("selection: expected own with --pass backward (no kernel has gradients of another), got \"shared\"");
   }
@@ -105,10 +104,6 @@ void register_verify(Parser& parser, Outcome& outcome) {
   command.add_option("--grouping", options->grouping, "only interleaved or consecutive").type_name("NAME");
   command.add_option("--rest", options->rest, "only drop or only mean").type_name("NAME");
   command.add_option("--selection", options->selection, "only own or only shared").type_name("NAME");
-  command
-      .add_option("--deterministic", options->deterministic,
-                  "gradients whose bits may not (yes) or may (no) differ between runs (default: both in turn)")
-      .type_name("NAME");
   command.add_option("--head-dim", options->head_dim, "only this head dimension").type_name("COUNT");
   command.add_option("--max-n", options->max_n, "longest sequence").type_name("COUNT").capture_default_str();
   command.add_option("--max-queries", options->max_queries, "few queries: 1 to so many").type_name("COUNT");
@@ -121,7 +116,7 @@ void register_verify(Parser& parser, Outcome& outcome) {
   command.footer(R"(
 Patterns, groupings, rests, masks, types, strides, lengths from 0 on, packed batches and shared key heads are all drawn. A result
 passes when its selection is right up to near-ties, its numbers are within tolerance, nothing else was written, and
-reruns give the same bits unless they need not. A failing problem is printed as the command that repeats it alone.
+reruns give the same bits. A failing problem is printed as the command that repeats it alone.
 Examples:
   dspattn verify --count 10000
   dspattn verify --kernel cpu_reference --dtype fp16 --count 500

@@ -26,9 +26,9 @@ arrivals. A load by lanes of memory that the arrival does not hand over is repor
 --spills finds spills in loops with tensor core products, the innermost of them: elsewhere they cost next to nothing.
 Exits with 1 when there are any. With --arrivals both are looked for in one pass: disassembling takes most of the time.
 
---resources only says what kernels take, for every architecture in the file, and disassembles nothing. Exits with 1 where
-one uses local memory, to which registers are spilled, or with --shared more shared memory of its own than that (Hopper's
-driver takes 1 KiB besides, which counts there).
+--resources only says what kernels take, for every architecture in the file, and disassembles nothing. Exits with 1
+where one uses local memory, to which registers are spilled, or with --shared more shared memory of its own than that,
+without the 1 KiB that the driver takes on Hopper.
 
 Needs cuobjdump and nvdisasm, of the CUDA toolkit or of the PyPI packages nvidia-cuda-cuobjdump and
 nvidia-cuda-nvdisasm; an instance also needs nvcc.

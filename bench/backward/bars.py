@@ -11,7 +11,6 @@ PATTERNS = ("2:4", "1:2")
 BACKWARD = (0.95, 1.08)
 BACKWARD_SHORT = (0.9, None)  # n = 512
 BOTH = (1.05, 1.15)  # forward and backward
-FIXED_ORDER = ("any order", 0.9, None)  # of dQ's sums
 # Of the other parts: what they are compared with, and the floor.
 OTHERS = {
     "dims": ("cudnn", 0.9),
@@ -23,8 +22,6 @@ OTHERS = {
 
 def bar_of(row):
     """(what it is compared with, floor, goal or None) of a row, or None."""
-    if row.get("deterministic"):
-        return FIXED_ORDER
     if row["part"] in OTHERS:
         beside, floor = OTHERS[row["part"]]
         return (beside, floor, None) if row["pass"] == "backward" else None

@@ -10,7 +10,6 @@ Parts:
     dims       head dims 96, 192 and 256                      gqa      32 heads sharing 8 key heads beside 32
     mask       a boolean mask and a bias, and                 varlen   a packed batch, beside a dense batch of ours
     sustained  the table's cells with n >= 1024, without a pause
-Gradients are added up in whatever order is fastest, as cuDNN's are; the table's backward also has 2:4 in a fixed order.
 --only keeps the cells that have one of the given values: n=1024,4096 d=64 mask=causal.
 """
 
@@ -57,15 +56,14 @@ class Cell:
             return sum(bars.flop(1, self.heads, n, self.d, False, passes) for n in self.lengths)
         return bars.flop(self.batch, self.heads, self.n, self.d, self.causal, passes)
 
-    def ours(self, pattern, passes, path=None, deterministic=False):
+    def ours(self, pattern, passes, path=None):
         calls = []
         longest = {"max_q": max(self.lengths), "max_k": max(self.lengths)} if self.lengths else {}
         options = {"pattern": PATTERNS[pattern], "causal": self.causal, "path": path} | longest
         for q, k, v, d_out in self.sets:
             forward, out, lse = native.prepare(q, k, v, **self.tensors, **options)
             forward()
-            given = {"tensors": self.tensors, "deterministic": deterministic, **options}
-            backward = native.prepare_backward(q, k, v, out, lse, d_out, **given)[0]
+            backward = native.prepare_backward(q, k, v, out, lse, d_out, tensors=self.tensors, **options)[0]
             calls.append(backward if passes == "backward" else lambda f=forward, b=backward: (f(), b()))
         return calls
 
@@ -127,7 +125,7 @@ class Bench:
     def wanted(self, **facts):
         return all(str(facts[key]) in self.only[key].split(",") for key in facts if key in self.only)
 
-    def add(self, part, cell, passes, mode, pattern, figures, beside, skipped, by="median_us", deterministic=False):
+    def add(self, part, cell, passes, mode, pattern, figures, beside, skipped, by="median_us"):
         """Ratios are of times, or of tflops where the two did not do the same work."""
         ratio = {}
         for name, found in beside.items():
@@ -135,7 +133,7 @@ class Bench:
             ratio[name] = round(pair[0] / pair[1], 3)
         row = {
             "part": part, "pattern": pattern, "grouping": "interleaved", **cell.facts(), "pass": passes, "mode": mode,
-            "deterministic": deterministic, **figures, "peers": beside, "ratio": ratio, "skipped": skipped,
+            **figures, "peers": beside, "ratio": ratio, "skipped": skipped,
         }  # fmt: skip
         self.rows.append(row)
         self.write(self.rows)
@@ -156,16 +154,9 @@ class Bench:
                 skipped[name] = str(error).splitlines()[0][:120]
         names = list(graphs)
         graphs |= {pattern: timing.Graphed(cell.ours(pattern, passes)) for pattern in PATTERNS}
-        both_orders = part == "table" and passes == "backward" and mode == "burst"
-        if both_orders:
-            graphs["fixed"] = timing.Graphed(cell.ours("2:4", passes, deterministic=True))
         found = self.figures(graphs, cell, passes, mode)
-        beside = {name: found[name] for name in names}
         for pattern in PATTERNS:
-            self.add(part, cell, passes, mode, pattern, found[pattern], beside, skipped)
-        if both_orders:
-            beside["any order"] = found["2:4"]
-            self.add(part, cell, passes, mode, "2:4", found["fixed"], beside, skipped, deterministic=True)
+            self.add(part, cell, passes, mode, pattern, found[pattern], {name: found[name] for name in names}, skipped)
 
     def beside_dense(self, part, cell, dense):
         """Ours on `cell` beside ours on another, by tflops."""

@@ -33,8 +33,6 @@ def row(ratio, **changes):
         (row({"cudnn": 1.06}, mode="sustained", **{"pass": "both"}), "floor"),
         (row({"cudnn": 0.91}, part="dims", d=192), "goal"),
         (row({"dense batch": 0.84}, part="varlen"), "BELOW"),
-        (row({"cudnn": 0.99, "any order": 0.89}, deterministic=True), "BELOW"),
-        (row({"cudnn": 0.8, "any order": 0.9}, deterministic=True), "goal"),
         (row({"flash2": 2.0}), ""),
     ],
 )

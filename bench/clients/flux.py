@@ -2,6 +2,7 @@
 weights) with pruned attention beside the same model on PyTorch's attention (cuDNN's kernel), in turn in one process.
 
     python3 -m bench.clients.flux --out bench/results/flux_h200.json --check
+    python3 -m bench.clients.flux --forms compiled --patterns 1:2 --out bench/results/flux_compiled_h200.json --check
     python3 -m bench.clients.flux --image-tokens 16384 --forms compiled --out bench/results/flux_2048_h200.json
 
 The model is diffusers' FluxTransformer2DModel where that package is found (--path adds a folder to look in), else the
@@ -9,7 +10,7 @@ same shapes from plain PyTorch layers (flux_model.py); the result says which. It
 compiled by torch.compile, as diffusers' guide to fast inference has it, both sides alike. Switched by dspattn.use,
 nothing else changes. One attention call of that shape is timed beside: the result says what it is of the model's time,
 and with it the most that any attention could gain. Bar at n = 4608: 1:2 at least 1.12 times as fast as cuDNN, compiled
-or not; --check exits 1 below it. The second command is the same model at 2048 x 2048 pixels, where attention is more of
+or not; --check exits 1 below it. The last command is the same model at 2048 x 2048 pixels, where attention is more of
 the work.
 """
 

@@ -43,7 +43,6 @@ class Call(ctypes.Structure):
         + [(name, ctypes.c_int32) for name in ("block", "rest_mean", "shared_choice")]
         + [("kernel", ctypes.c_char * 64)]
         + [(name, View) for name in ("block_table", "d_out", "d_q", "d_k", "d_v", "d_lse", "d_bias")]
-        + [("any_order", ctypes.c_int32)]
     )
 
 
@@ -76,7 +75,6 @@ def call_of(
     rest="drop",
     choice="each_head",
     kernel="",
-    deterministic=True,
 ):
     """A call on named tensors, any of them None; all on one device, the stream set when it runs."""
     call = Call()
@@ -88,7 +86,6 @@ def call_of(
     call.keep, call.group = pattern
     call.consecutive, call.causal, call.top_left = grouping == "consecutive", causal, top_left
     call.rest_mean, call.shared_choice, call.kernel = rest == "mean", choice == "shared", kernel.encode()
-    call.any_order = not deterministic
     return call
 
 

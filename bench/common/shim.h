@@ -39,7 +39,6 @@ struct Call {
   char kernel[64];  // a row of the kernel table; empty: the first that fits
   View block_table;
   View d_out, d_q, d_k, d_v, d_lse, d_bias;  // of the backward; out and lse are then those of the forward
-  std::int32_t any_order;                    // gradients may be added up in any
 };
 
 template <typename Pointer>
@@ -100,7 +99,6 @@ inline BackwardArgs backward_args_of(const Call& call) {
   args.d_v = view<void*>(call.d_v);
   args.d_bias = view<void*>(call.d_bias);
   args.run = forward.run;
-  args.run.deterministic = call.any_order == 0;
   return args;
 }
 

@@ -68,6 +68,9 @@ class Graphed:
     """Calls captured into one graph; `launches` of them, each input's turn equally often."""
 
     def __init__(self, calls):
+        # The graph reads and writes what the calls hold. Without them that memory would be given back, and the next
+        # capture, which empties torch's cache, would unmap it.
+        self.calls = calls
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -81,6 +84,7 @@ class Graphed:
             stream.synchronize()
         rounds = max(1, min(32, round(GRAPH_US / max(1.0, 1e3 * start.elapsed_time(end)))) // len(calls))
         self.launches = rounds * len(calls)
+        self.calls = calls  # and the memory that the graph uses: the next capture would unmap it
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             for _ in range(rounds):

@@ -180,7 +180,6 @@ void run_backward(Stack& stack) {
   const MaybeTensor d_lse = stack.maybe_tensor();
   const bool wants_d_bias = stack.boolean();
   const bool wants_d_sinks = stack.boolean();
-  const bool deterministic = stack.boolean();
   const ProblemArguments given(stack);
   require_rank_4(given.q, "q");
   require_rank_4(given.k, "k");
@@ -212,7 +211,6 @@ void run_backward(Stack& stack) {
   if (wants_d_sinks) args.d_sinks = mutable_view(d_sinks, "d_sinks");
   args.run = execution_on(args.problem.device);
   args.run.kernel = given.kernel;
-  args.run.deterministic = deterministic;
   Prepared call(args);
   const Workspace workspace(given.q, call.workspace_bytes());
   call.run(workspace.address(), workspace.bytes());
@@ -225,7 +223,7 @@ STABLE_TORCH_LIBRARY(dspattn, library) {
   const std::string problem = ProblemArguments::schema();
   library.def(("attention(" + problem + ") -> (Tensor out, Tensor lse)").c_str());
   library.def(("attention_backward(Tensor d_out, Tensor out, Tensor lse, Tensor? d_lse, bool wants_d_bias, "
-               "bool wants_d_sinks, bool deterministic, " +
+               "bool wants_d_sinks, " +
                problem + ") -> (Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_bias, Tensor d_sinks)")
                   .c_str());
 }

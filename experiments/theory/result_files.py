@@ -46,7 +46,7 @@ def _processor() -> str:
 def _command() -> str:
     """The command line without the places of one machine: the data are DATA, the tokens TOKENS, the program dspattn."""
     arguments = list(sys.argv[1:])
-    for option, name in (("--data", "DATA"), ("--tokens", "TOKENS"), ("--cli", "dspattn")):
+    for option, name in (("--data", "DATA"), ("--tokens", "TOKENS"), ("--cli", "dspattn"), ("--results", "RESULTS")):
         if option in arguments[:-1]:
             arguments[arguments.index(option) + 1] = name
     return " ".join(["python -m experiments.theory", *map(shlex.quote, arguments)])

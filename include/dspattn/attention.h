@@ -124,9 +124,6 @@ struct Execution {
   ThreadTeam team;                  // whose threads; by default a pool of the library's own
   void* workspace = nullptr;        // at least *_workspace_bytes() bytes, 256-byte aligned, on the device;
   std::size_t workspace_bytes = 0;  // may be null when that is 0
-  // Reruns give the same bits. Where this is false, a backward pass may add up gradients in whatever order is fastest
-  // (docs/backward.md: the fused Hopper kernel's d_q); all others give the same bits anyway.
-  bool deterministic = true;
 };
 
 struct ForwardArgs {

@@ -192,8 +192,7 @@ def _found(
     if d_lse is not None:  # whatever is handed to a row without keys goes nowhere
         d_lse = d_lse.float().masked_fill(lse == float("-inf"), 0)
     d_out = torch.zeros_like(out) if d_out is None else d_out
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    results = BackwardArguments(_rows(d_out), out, lse, d_lse, wants_d_bias, wants_d_sinks, deterministic)
+    results = BackwardArguments(_rows(d_out), out, lse, d_lse, wants_d_bias, wants_d_sinks)
     return _backward(results, problem, traced)
 
 

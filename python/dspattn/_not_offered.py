@@ -1,5 +1,4 @@
-"""What the package does not offer, said in its own words: derivatives in forward mode, TorchScript's compiler, and
-gradients of a single call whose bits repeat."""
+"""What the package does not offer, said in its own words: derivatives in forward mode, and TorchScript's compiler."""
 
 from __future__ import annotations
 
@@ -30,19 +29,6 @@ def refuse_tangents(arguments: Iterable[Any]) -> None:
     for argument in arguments:
         if isinstance(argument, Tensor) and forward_ad.unpack_dual(argument).tangent is not None:
             forward_mode()
-
-
-def refuse_deterministic(deterministic: bool, query: Tensor) -> None:
-    """Of a call that asks for gradients whose bits repeat, where PyTorch as a whole is what has to be asked."""
-    if not deterministic or torch.are_deterministic_algorithms_enabled():
-        return
-    if torch.is_grad_enabled() and query.requires_grad:
-        raise DspattnError(
-            [
-                "deterministic: expected torch.use_deterministic_algorithms(True) beside it (gradients then have the "
-                "same bits in every run; results have them anyway), got True without"
-            ]
-        )
 
 
 class Gradients(torch.library.Library):

@@ -133,7 +133,6 @@ def _attention_backward_meta(
     d_lse: Tensor | None,
     wants_d_bias: bool,
     wants_d_sinks: bool,
-    deterministic: bool,
     *arguments: Any,
 ) -> tuple[Tensor, ...]:
     problem = ProblemArguments(*arguments)

@@ -77,4 +77,3 @@ class BackwardArguments(NamedTuple):
     d_lse: Tensor | None
     wants_d_bias: bool
     wants_d_sinks: bool
-    deterministic: bool  # reruns give the same bits; else sums may be added up in whatever order is fastest

@@ -281,8 +281,7 @@ def _gradients(ctx: Any, d_out: Tensor, d_lse: Tensor | None) -> tuple[Tensor | 
         q, k, v, seen, bias, key_lengths, keep=keep, group=group, interleaved=interleaved, causal=causal,
         top_left=top_left, scale=scale, full_fp32=full_fp32,
     )  # fmt: skip
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    results = BackwardArguments(d_out.contiguous(), out, lse, d_lse, False, False, deterministic)
+    results = BackwardArguments(d_out.contiguous(), out, lse, d_lse, False, False)
     d_q, d_k, d_v, *_ = _ops.attention_backward(*results, *problem)
     return d_q, d_k, d_v, *(None,) * (5 + len(ctx.options))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 OLDEST_TORCH = (2, 10)  # whose stable ABI the shared object uses
-OLDEST_TRANSFORMERS = (5, 0)  # the first in which masks, too, are looked up by the implementation's name
-TESTED_TRANSFORMERS = "5.23"
+# The first in which models such as GPT-2 record what attention returns: before, output_attentions gave none in silence.
+OLDEST_TRANSFORMERS = (5, 4)
+TESTED_TRANSFORMERS = "5.4 and 5.23"
 
 
 def release(version: str) -> tuple[int, ...]:

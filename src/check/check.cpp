@@ -52,8 +52,7 @@ ForwardResult run_forward(const CaseData& data, const Runner& runner, int thread
   return run_forward(data, runner, threads, data.drawn().rest);
 }
 
-BackwardResult run_backward(const CaseData& data, const Runner& runner, const ForwardResult& forward, int threads,
-                            bool deterministic) {
+BackwardResult run_backward(const CaseData& data, const Runner& runner, const ForwardResult& forward, int threads) {
   const Case& drawn = data.drawn();
   BackwardResult result{
       data.output_like_q(drawn.d), data.output_like_k(drawn.d), data.output_like_k(drawn.d_v), {}, {}};
@@ -71,7 +70,6 @@ BackwardResult run_backward(const CaseData& data, const Runner& runner, const Fo
   if (drawn.d_bias) args.d_bias = result.d_bias.device_view();
   if (drawn.d_sinks) args.d_sinks = result.d_sinks.device_view();
   args.run.threads = threads;
-  args.run.deterministic = deterministic;
   runner.backward(args);
   for (const auto& [name, tensor] : result.all()) {
     if (tensor->present()) tensor->download();
@@ -144,11 +142,8 @@ void compare_with_drop(const CaseData& data, const Runner& runner, const Forward
 }
 
 void check_repeats(const CaseData& data, const Runner& runner, const ForwardResult& forward, BackwardResult* backward,
-                   const CheckOptions& options, Judge& judge) {
+                   int reruns, Judge& judge) {
   const bool on_cpu = data.device_problem().device.type == DeviceType::cpu;
-  const bool deterministic = options.deterministic.value_or(true);
-  if (backward != nullptr && !on_cpu && !deterministic) return;
-  const int reruns = options.reruns;
   std::vector<int> runs(static_cast<std::size_t>(reruns), 0);
   if (on_cpu && reruns > 0) runs = {1, 2, 5};
   for (const int threads : runs) {
@@ -158,7 +153,7 @@ void check_repeats(const CaseData& data, const Runner& runner, const ForwardResu
       judge.same_bits("out", forward.out, again.out, how);
       judge.same_bits("lse", forward.lse, again.lse, how);
     } else {
-      BackwardResult again = run_backward(data, runner, forward, threads, deterministic);
+      BackwardResult again = run_backward(data, runner, forward, threads);
       const auto first = backward->all(), second = again.all();
       for (std::size_t i = 0; i < first.size(); ++i) {
         judge.same_bits(first[i].first, *first[i].second, *second[i].second, how);
@@ -228,11 +223,11 @@ void check_data(const CaseData& data, const Runner& runner, const CheckOptions& 
     const bool on_cpu = data.device_problem().device.type == DeviceType::cpu;
     if (drawn.rest == Rest::mean && on_cpu) compare_with_drop(data, runner, forward, given, report);
     if (options.beside_cpu) compare_with_cpu(data, forward, selection.selection, tolerance, report);
-    check_repeats(data, runner, forward, nullptr, options, judge);
+    check_repeats(data, runner, forward, nullptr, options.reruns, judge);
     return;
   }
 
-  BackwardResult backward = run_backward(data, runner, forward, 0, options.deterministic.value_or(true));
+  BackwardResult backward = run_backward(data, runner, forward, 0);
   const ConstTensorView d_lse = drawn.d_lse ? data.d_lse().host_view() : ConstTensorView();
   const cpu::Gradients gradients = cpu::reference_backward(host, data.d_out().host_view(), &given.selection, d_lse);
   const BackwardTolerance allowed = backward_tolerance(data, given, gradients, tolerance);
@@ -241,7 +236,7 @@ void check_data(const CaseData& data, const Runner& runner, const CheckOptions& 
   judge.compare("d_v", backward.d_v, Side::keys, drawn.d_v, gradients.d_v, allowed.d_v);
   if (drawn.d_bias) judge.compare_all("d_bias", backward.d_bias, gradients.d_bias, allowed.d_bias);
   if (drawn.d_sinks) judge.compare_all("d_sinks", backward.d_sinks, gradients.d_sinks, allowed.d_sinks);
-  check_repeats(data, runner, forward, &backward, options, judge);
+  check_repeats(data, runner, forward, &backward, options.reruns, judge);
 }
 
 }  // namespace
@@ -260,7 +255,6 @@ CaseReport check_drawn(const Case& drawn, const Runner& runner, const CheckOptio
 
 CaseReport check_case(std::uint64_t seed, std::int64_t index, const std::string& kernel, const CheckOptions& options) {
   CheckOptions resolved = options;
-  if (!resolved.deterministic) resolved.deterministic = index % 2 == 0;
   if (!kernel.empty()) {
     const bool has_forward = has_kernel(Pass::forward, kernel);
     const bool has_backward = has_kernel(Pass::backward, kernel);
@@ -305,7 +299,6 @@ std::string command_line(std::uint64_t seed, std::int64_t index, const std::stri
   if (limits.head_dim) text += " --head-dim " + std::to_string(*limits.head_dim);
   if (limits.choice) text += *limits.choice == Choice::shared ? " --selection shared" : " --selection own";
   if (limits.rest) text += *limits.rest == Rest::mean ? " --rest mean" : " --rest drop";
-  if (options.deterministic) text += *options.deterministic ? " --deterministic yes" : " --deterministic no";
   const DrawLimits defaults;
   if (limits.max_n != defaults.max_n) text += " --max-n " + std::to_string(limits.max_n);
   if (limits.max_queries) text += " --max-queries " + std::to_string(*limits.max_queries);

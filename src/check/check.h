@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,10 +20,7 @@ namespace dspattn::check {
 struct CheckOptions {
   Device device;
   DrawLimits limits;
-  int reruns = 1;  // runs that must give the same bits again, on the CPU with 1, 2 and 5 threads; 0: none
-  // Execution::deterministic of gradients; reruns on a GPU are compared where it is true. Unset: check_case takes
-  // either in turn, check_drawn true.
-  std::optional<bool> deterministic;
+  int reruns = 1;           // runs that must give the same bits again, on the CPU with 1, 2 and 5 threads; 0: none
   bool beside_cpu = false;  // also compare with the library's CPU kernel, where both select alike (forward)
 };
 

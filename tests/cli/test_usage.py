@@ -50,7 +50,6 @@ def test_each_command_has_help(dspattn, command):
         (["verify", "--pass", ""], '--pass: expected a value, got ""'),
         (["verify", "--rest", "mean", "--pass", "backward"], "--rest: expected drop with --pass backward"),
         (["verify", "--selection", "shared", "--pass", "backward"], "--selection: expected own with --pass backward"),
-        (["verify", "--deterministic", "maybe"], '--deterministic: expected yes or no, got "maybe"'),
         (["kernels", "--selection", "any"], '--selection: expected own or shared, got "any"'),
         (["verify", "--kernel", "imaginary"], '"imaginary"'),
         (["verify", "--head-dim", "600"], "--head-dim: expected 1 to 512, got 600"),

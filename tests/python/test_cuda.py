@@ -184,31 +184,6 @@ def test_gradients_with_dropout_are_those_of_the_weights_that_forward_dropped(dt
     )
 
 
-def test_bits_repeat_where_pytorch_is_told_so() -> None:
-    """And only there does the fused Hopper kernel keep the second sum that a fixed order takes."""
-    torch.manual_seed(5)
-    q, k, v, d_out = (torch.randn(2, 16, 2048, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    query = q.requires_grad_()
-    found, memory = {}, {}
-    try:
-        for deterministic in (True, False):
-            torch.use_deterministic_algorithms(deterministic)
-            found[deterministic] = []
-            for _ in range(4):
-                out = served(query, k, v)
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-                found[deterministic] += torch.autograd.grad(out, query, d_out)
-                memory[deterministic] = torch.cuda.max_memory_allocated() - before
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert all(torch.equal(again, found[True][0]) for again in found[True])
-    for again in found[False]:
-        torch.testing.assert_close(again, found[True][0], atol=1e-3, rtol=2e-2)
-    if torch.cuda.get_device_capability()[0] == 9:
-        assert memory[True] - memory[False] > 0.9 * 4 * query.numel()
-
-
 @pytest.mark.parametrize(
     "dtype,pattern", [(torch.bfloat16, "2:4"), (torch.float16, "1:2"), (torch.float32, "1:2")], ids=str
 )

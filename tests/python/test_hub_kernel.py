@@ -53,9 +53,6 @@ def test_functions(kernel: ModuleType) -> None:
     assert torch.equal(kernel.flash_attn_func(q, k, v, softcap=2.0, s_aux=sinks), wanted)
     with pytest.raises(dspattn.DspattnError, match="pattern"):
         hub_kernel.write("nowhere", "5:4")
-    kernel.flash_attn_func(q, k, v, deterministic=True)  # results have the same bits anyway
-    with pytest.raises(dspattn.DspattnError, match="deterministic: expected"):
-        kernel.flash_attn_func(q.clone().requires_grad_(), k, v, deterministic=True)
 
 
 def test_layout(tmp_path: Path) -> None:

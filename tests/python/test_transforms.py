@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import dspattn
 from dspattn import _ops
-from dspattn._schema import BackwardArguments, ProblemArguments
+from dspattn._schema import ProblemArguments
 
 SIZE = 3
 OPTIONS: dict[str, Any] = {"pattern": "1:2", "grouping": "consecutive", "enable_gqa": True}
@@ -172,40 +171,6 @@ def test_forward_mode_is_refused() -> None:
         dspattn.attention(q, k, v, **OPTIONS)  # no tangent, no error
 
 
-class Recorder(TorchDispatchMode):
-    """The last argument of attention_backward before the problem: whether its bits must repeat."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[bool] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _ops.attention_backward:
-            self.seen.append(BackwardArguments(*args[: len(BackwardArguments._fields)]).deterministic)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_pytorchs_switch_reaches_the_gradients(compiled: bool) -> None:
-    q, k, v = tensors()
-    q.requires_grad_()
-
-    def loss(query: Tensor) -> Tensor:
-        return dspattn.attention(query, k, v, **OPTIONS).sum()
-
-    call = torch.compile(loss, backend="aot_eager") if compiled else loss
-    recorder = Recorder()
-    try:
-        for deterministic in (False, True):
-            torch.use_deterministic_algorithms(deterministic)
-            out = call(q)
-            with recorder:
-                out.backward()
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert recorder.seen == [False, True]
-
-
 def test_forward_mode_of_the_operators_themselves_is_refused() -> None:
     q, k, v = tensors()
     problem = ProblemArguments(q, k, v, keep=2, group=4)
@@ -215,7 +180,7 @@ def test_forward_mode_of_the_operators_themselves_is_refused() -> None:
     for call in (
         lambda t: _ops.attention(*problem._replace(q=t)),
         lambda t: _ops.attention(*problem._replace(q=t, v=leaf)),
-        lambda t: _ops.attention_backward(t, out, lse, None, False, False, True, *problem),
+        lambda t: _ops.attention_backward(t, out, lse, None, False, False, *problem),
         lambda t: dspattn.block_attention(t, k, v, blocks),
         lambda t: dspattn.sddmm(t, q),
     ):

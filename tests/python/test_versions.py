@@ -17,10 +17,11 @@ def test_an_old_torch_is_named() -> None:
     versions.require_torch("3.0.0a0+git1234")
 
 
-def test_an_old_transformers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_on_import, "_transformers_version", lambda: "4.46.3")
+@pytest.mark.parametrize("version", ["4.46.3", "5.3.0"])
+def test_an_old_transformers_is_left_alone(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_on_import, "_transformers_version", lambda: version)
     monkeypatch.setattr(huggingface, "register", lambda: pytest.fail("registered"))
-    with pytest.warns(UserWarning, match=r"not registered with transformers 4.46.3; expected 5.0 or later"):
+    with pytest.warns(UserWarning, match=rf"not registered with transformers {version}; expected 5.4 or later"):
         _on_import._register()
 
 

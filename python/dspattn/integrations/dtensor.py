@@ -56,7 +56,7 @@ def _backward(*arguments: Any) -> list[Sharding]:
             whole = not wanted or not outputs.is_shard()  # an empty tensor is whole
             summed = Partial() if wanted and placed[name] == Replicate() else placed[name]
             results.append(Replicate() if whole else summed)
-        tensors = [outputs] * 3 + [None if given.d_lse is None else outputs, None, None, None]
+        tensors = [outputs] * 3 + [None if given.d_lse is None else outputs, None, None]
         found.append((results, tensors + inputs))
     return found
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from torch import Tensor
 
-from .._not_offered import refuse_deterministic
 from ..functional import attention, varlen_attention
 from ..patterns import Grouping, parse_grouping, parse_pattern
 from .huggingface import implementation_name
@@ -78,10 +77,9 @@ def flash_functions(pattern: str, grouping: Grouping) -> tuple[Callable[..., Ten
         causal: bool = False,
         window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
-        deterministic: bool = False,
+        deterministic: bool = False,  # it always is
         s_aux: Tensor | None = None,
     ) -> Tensor:
-        refuse_deterministic(deterministic, q)
         q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
         out: Tensor = attention(
             q, k, v, dropout_p=dropout_p, is_causal=causal, scale=softmax_scale, enable_gqa=True,
@@ -105,7 +103,6 @@ def flash_functions(pattern: str, grouping: Grouping) -> tuple[Callable[..., Ten
         deterministic: bool = False,
         s_aux: Tensor | None = None,
     ) -> Tensor:
-        refuse_deterministic(deterministic, q)
         out: Tensor = varlen_attention(
             q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), dropout_p=dropout_p,
             is_causal=causal, scale=softmax_scale, window=_window(window_size), soft_cap=softcap or None, sinks=s_aux,

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._not_offered import refuse_deterministic
 from .._running import stand_in
 from ..errors import DspattnError
 from ..functional import varlen_attention
@@ -38,6 +37,7 @@ RESTS: tuple[Rest, ...] = ("drop", "mean")
 HARMLESS = frozenset(
     {
         "cache_position",
+        "deterministic",
         "grid_thw",
         "input_ids",
         "logits_to_keep",
@@ -292,11 +292,9 @@ def _attention_function(
         max_length_q: int | None = None,
         max_length_k: int | None = None,
         output_attentions: bool | None = None,
-        deterministic: bool | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         _raise_unknown(kwargs)
-        refuse_deterministic(bool(deterministic), query)
         plan = plan_of(module)
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)

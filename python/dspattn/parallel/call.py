@@ -205,7 +205,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The share of the gradients, in fp32; ``out`` and ``lse`` are those of the whole row."""
     try:
-        results = BackwardArguments(d_out, out, lse, None, False, False, torch.are_deterministic_algorithms_enabled())
+        results = BackwardArguments(d_out, out, lse, None, False, False)
         d_q, d_k, d_v, *_ = _ops.attention_backward(*results, *ProblemArguments(q, k, v, **pair.arguments))
         return d_q, d_k, d_v
     except RuntimeError as error:

@@ -61,12 +61,14 @@ __device__ __forceinline__ void copy_rows(std::uint32_t tile, const RowsView& so
   });
 }
 
-// Four neighbouring values, 0 where `columns` ends. `vector`: they are 16-byte aligned and `columns` is a multiple
-// of 4.
-__device__ __forceinline__ float4 load_four(const float* from, int columns, bool vector) {
-  if (vector) return columns > 0 ? *reinterpret_cast<const float4*>(from) : make_float4(0, 0, 0, 0);
-  const auto value = [&](int i) { return columns > i ? from[i] : 0.0f; };
+// Four neighbouring values rounded to tf32, 0 where `columns` ends.
+__device__ __forceinline__ float4 load_tf32x4(const float* from, int columns) {
+  const auto value = [&](int i) { return columns > i ? __uint_as_float(ptx::round_tf32(from[i])) : 0.0f; };
   return make_float4(value(0), value(1), value(2), value(3));
+}
+
+__device__ __forceinline__ void store_values(std::uint32_t to, float a, float b, float c, float d) {
+  ptx::store_shared_16(to, __float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
 }
 
 // The same of fp32 elements, rounded to tf32.
@@ -76,9 +78,8 @@ __device__ __forceinline__ void copy_rows_tf32(std::uint32_t tile, const RowsVie
   const auto* base = static_cast<const float*>(source.data) + offset;
   for_each_chunk<4>(rows, panels, source_row, [&](std::uint32_t at, int from, int column) {
     const float4 x =
-        load_four(base + (from >= 0 ? from : 0) * source.row_stride + column, from >= 0 ? columns - column : 0, false);
-    ptx::store_shared_16(tile + at, ptx::round_tf32(x.x), ptx::round_tf32(x.y), ptx::round_tf32(x.z),
-                         ptx::round_tf32(x.w));
+        load_tf32x4(base + (from >= 0 ? from : 0) * source.row_stride + column, from >= 0 ? columns - column : 0);
+    store_values(tile + at, x.x, x.y, x.z, x.w);
   });
 }
 

@@ -62,9 +62,8 @@ struct Config {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kTileQ = 16 * kRowBlocks * kWarps;
   static_assert(!kAll || (kTileQ <= kMostTileRows && kThreads == 2 * kTileQ));
-  // 16-bit at d = 64: a third CTA a multiprocessor, of 168 registers a thread, hides more of the others' waits than
-  // anything else that was tried. For that scores of half a tile's columns are in registers at once; packed, they take
-  // half.
+  // 16-bit at d = 64: a third CTA a multiprocessor, of 168 registers a thread, hides some of the others' waits. For
+  // that scores of half a tile's columns are in registers at once; packed, they take half.
   static constexpr bool kNarrow = !kIsFp32 && kDim == 64 && !kAll;
   static constexpr int kCtas = kNarrow ? 3 : 2;  // a multiprocessor, as far as registers go
   static constexpr int kScoreParts = kNarrow ? 2 : 1;
@@ -90,8 +89,6 @@ struct Config {
   // tf32: K and V are rounded as fragments are read, by every warp, or in shared memory, once for all of them. At d =
   // 256 shared memory has more to do than the warps.
   static constexpr bool kRoundsFragments = kIsTf32 && kDim == 256;
-  // Q in registers saves reading it with every tile.
-  static constexpr bool kQInRegisters = false;
 
   // Beside these: the description of the CTA's rows, and addresses (item.h).
   static constexpr int kOwnBytes = kCheapCopies ? 3072 : kAll ? 2048 : 1024;

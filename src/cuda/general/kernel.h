@@ -32,9 +32,6 @@ __device__ __forceinline__ void walk(const ForwardParams& params, ItemOf<C>& ite
 #pragma unroll 1
   for (int tile = tiles.begin; tile < tiles.end; ++tile) {
     loader.next_stage(tile, ahead);
-    if constexpr (C::kQInRegisters) {
-      if (tile == tiles.begin) products.take_q(params.scales.q_scale);
-    }
 #pragma unroll 1
     for (int pass = C::kAll ? params.extras.choosing_passes : 0; pass >= 0; --pass) {
       if constexpr (C::kAll) {

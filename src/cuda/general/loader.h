@@ -128,7 +128,7 @@ struct Loader {
     const int number = tile - item.tiles.begin;
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
-    if (number == 0 && !C::kQInRegisters) finish_q();
+    if (number == 0) finish_q();
     if (ahead == 0) {
       finish_k(0);
       __syncthreads();

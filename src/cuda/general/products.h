@@ -8,7 +8,6 @@
 #include <type_traits>
 
 #include "cuda/blocks/references.h"
-#include "cuda/blocks/scores16.h"
 #include "cuda/general/config.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/pin.h"
@@ -34,10 +33,9 @@ struct RowBlock {
 template <typename C>
 struct Products {
   using Element = ElementOf<C::kType>;
-  static constexpr int kQSteps = C::kQInRegisters ? C::kScoreSteps : 1;
 
   std::uint32_t q_tile;  // address of Q in shared memory
-  std::uint32_t q[C::kRowBlocks][kQSteps][4];
+  std::uint32_t q[C::kRowBlocks][4];
   RowBlock<C> rows[C::kRowBlocks];
 
   __device__ __forceinline__ explicit Products(std::uint32_t q_address) : q_tile(q_address) {
@@ -72,25 +70,10 @@ struct Products {
     ptx::ldmatrix_x4(to, (row ^ static_cast<std::uint32_t>(step % 4 * 32)) +
                              static_cast<std::uint32_t>(step / 4 * C::kPanelQBytes + block * 16 * 128));
   }
-  // Q to registers, times a power of two, given twice in its type.
-  __device__ __forceinline__ void take_q(std::uint32_t scale) {
-    static_assert(C::kQInRegisters);
-    const std::uint32_t row = q_row();
-#pragma unroll
-    for (int block = 0; block < C::kRowBlocks; ++block) {
-#pragma unroll
-      for (int step = 0; step < C::kScoreSteps; ++step) {
-        load_q_step(row, block, step, q[block][step]);
-#pragma unroll
-        for (std::uint32_t& pair : q[block][step]) pair = blocks::multiply_pairs<C>(pair, scale);
-      }
-    }
-  }
-
   // The scores of the K tile at `k`, or of a part of its columns.
   __device__ __forceinline__ void compute_scores(std::uint32_t k, int part = 0) {
     if constexpr (C::kKind == Kind::precise) return compute_precise(k);
-    const std::uint32_t own_q = C::kQInRegisters ? 0 : q_row();
+    const std::uint32_t own_q = q_row();
     const std::uint32_t own_k = k + k_row() + static_cast<std::uint32_t>(part * C::kPartColumns * 128);
     // fp32 at d = 512 panel by panel: unrolled, too many loads would be asked for at once.
     constexpr int kSteps = C::kScoreSteps > 32 ? 4 : C::kScoreSteps;
@@ -133,11 +116,8 @@ struct Products {
 
   // 32 bytes of columns.
   __device__ __forceinline__ void add_score_step(std::uint32_t own_q, std::uint32_t own_k, int step) {
-    const int q_step = C::kQInRegisters ? step : 0;
-    if constexpr (!C::kQInRegisters) {
 #pragma unroll
-      for (int block = 0; block < C::kRowBlocks; ++block) load_q_step(own_q, block, step, q[block][0]);
-    }
+    for (int block = 0; block < C::kRowBlocks; ++block) load_q_step(own_q, block, step, q[block]);
 #pragma unroll
     for (int pair = 0; pair < C::kPartColumns / 16; ++pair) {
       std::uint32_t b[4];
@@ -147,8 +127,8 @@ struct Products {
       for (std::uint32_t& word : b) word = rounded(word);
 #pragma unroll
       for (int block = 0; block < C::kRowBlocks; ++block) {
-        add_scores(block, 2 * pair, step, q[block][q_step], b[0], b[1]);
-        add_scores(block, 2 * pair + 1, step, q[block][q_step], b[2], b[3]);
+        add_scores(block, 2 * pair, step, q[block], b[0], b[1]);
+        add_scores(block, 2 * pair + 1, step, q[block], b[2], b[3]);
       }
     }
   }

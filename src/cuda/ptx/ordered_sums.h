@@ -44,16 +44,9 @@ __device__ __forceinline__ void await_count(const std::int32_t* counter, std::in
   } while (count < least);
 }
 
-// More, behind all that this thread has seen or done.
-__device__ __forceinline__ void count_up(std::int32_t* counter, std::int32_t by = 1) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(by) : "memory");
-}
-
-// One more; what it stood at before. As little is promised as by count_now().
-__device__ __forceinline__ std::int32_t count_claim(std::int32_t* counter) {
-  std::int32_t count;
-  asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;" : "=r"(count) : "l"(counter) : "memory");
-  return count;
+// One more, behind all that this thread has seen or done.
+__device__ __forceinline__ void count_up(std::int32_t* counter) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
 }  // namespace dspattn::cuda::ptx

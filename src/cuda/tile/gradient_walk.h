@@ -4,10 +4,10 @@
 // the key head. Items are numbered in the order in which CTAs take them; within a (sequence, key head) the last key
 // tile comes first.
 //
-// A query tile's dQ is the sum of shares of many CTAs, and sums of floats depend on their order. Where that is fixed,
-// shares are added from the last key tile down to the first, each when a counter says that the one before is in. A CTA
-// therefore waits only for items with lower numbers. Those were taken before its own, by CTAs that run; of all items in
-// work the lowest waits for nobody, so that whatever else the GPU does, some CTA always goes on: no deadlock.
+// A query tile's dQ is the sum of shares of many CTAs, and sums of floats depend on their order. So shares are added
+// from the last key tile down to the first, each when a counter says that the one before is in. A CTA therefore waits
+// only for items with lower numbers. Those were taken before its own, by CTAs that run; of all items in work the lowest
+// waits for nobody, so that whatever else the GPU does, some CTA always goes on: no deadlock.
 //
 // And hardly a wait: where the diagonal bounds what a row sees, the last key tile that a query tile sees is the one
 // whose walk begins there, one key tile below it arrives a step later, and so on. Where every row sees all keys,
@@ -18,10 +18,17 @@
 
 #include <cstdint>
 
-#include "cuda/tile/tile_range.h"
 #include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::tile {
+
+// Query tiles [begin, end) of a sequence.
+struct TileRange {
+  int begin = 0;
+  int end = 0;
+
+  DSPATTN_HOST_DEVICE constexpr int count() const { return end > begin ? end - begin : 0; }
+};
 
 // The quotient rounded down, of negative numbers too.
 DSPATTN_HOST_DEVICE constexpr int floor_divide(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
@@ -110,9 +117,8 @@ struct GradientItem {
 };
 struct GradientItems {
   Divisor key_tiles;
-  int heads;      // (sequence, key head) pairs
-  int group;      // of heads
-  int ascending;  // 1: the first key tile comes first, which is the longest walk under a diagonal
+  int heads;  // (sequence, key head) pairs
+  int group;  // of heads
 
   DSPATTN_HOST_DEVICE constexpr GradientItem item(int index) const {
     const int row = key_tiles.quotient(index);  // as if groups were rows of heads: all before a group are whole
@@ -120,7 +126,7 @@ struct GradientItems {
     const int size = heads - first < group ? heads - first : group;
     const int within = index - first * key_tiles.value;
     const int turn = within / size;
-    return {first + within - turn * size, ascending != 0 ? turn : key_tiles.value - 1 - turn};
+    return {first + within - turn * size, key_tiles.value - 1 - turn};
   }
 };
 

@@ -67,9 +67,9 @@ DSPATTN_HOST_DEVICE inline std::uint32_t metadata_of_pairs(const std::uint32_t (
 
 // Transposing V: 128 threads share a tile. A warp takes patches of 16 columns (keys) x 32 rows (of the head dim): its
 // patches have the same columns, and every panel_step(keys)-th panel of 32 rows from the first on. In a patch a lane
-// takes four keys, one 16-byte chunk of V transposed, of four neighbouring rows: eight lanes read 128 bytes of a key.
-// Lanes are dealt such that eight in a row write to different banks: they have four chunks each of two groups of rows
-// whose numbers differ in bits 0 and 1.
+// takes four keys, one 16-byte chunk of V transposed, of four neighbouring rows. Lanes are dealt such that eight in a
+// row read from different banks of raw V, and write to different banks of V transposed: they have four chunks each of
+// two groups of rows whose numbers differ in bits 0 and 1.
 struct TransposeShare {
   int chunk;  // columns 4 chunk ... 4 chunk + 3 of V transposed
   int row;    // rows row ... row + 3 of patch 0: columns of V
@@ -81,6 +81,15 @@ DSPATTN_HOST_DEVICE constexpr TransposeShare transpose_share(int thread, int til
   return {4 * (warp % (tile_keys / 16)) + (lane & 3), 32 * (warp / (tile_keys / 16)) + 4 * group};
 }
 DSPATTN_HOST_DEVICE constexpr int panel_step(int tile_keys) { return 64 / tile_keys; }
+
+// Byte offset, in raw V, as TMA loads it (rows in the order of K, panels of 32 columns), of the four values from column
+// `column` on of key x of a chunk.
+DSPATTN_HOST_DEVICE constexpr int raw_offset(int chunk, int x, int column, int tile_keys) {
+  const int pair = pair_of_v_column(4 * chunk).group;
+  // A pair two further: bit 1 of the row's number is free.
+  const int first = (column >> 5) * tile_keys * 128 + swizzled_offset(pair, column >> 2 & 7);
+  return (first ^ (x >> 1) << 5) + (x >> 1) * 256 + (x & 1) * (tile_keys / 2) * 128;
+}
 
 // The four columns of a chunk are both keys of two pairs, two apart: key x of a chunk lies this many keys past its
 // first, whichever the chunk.

@@ -49,17 +49,15 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.kv_heads = static_cast<int>(geometry.kv_heads);
   p.query_tiles = static_cast<int>(plan.query_tiles);
   p.order = {tile::Divisor(static_cast<int>(plan.key_tiles > 0 ? plan.key_tiles : 1)),
-             static_cast<int>(geometry.batch * geometry.kv_heads), plan.head_group, plan.ordered ? 0 : 1};
+             static_cast<int>(geometry.batch * geometry.kv_heads), plan.head_group};
   p.block_tiles = tile::kBlockKeys / plan.keys;
   p.items = static_cast<int>(plan.items);
   p.wraps = plan.wraps ? 1 : 0;
-  p.ordered = plan.ordered ? 1 : 0;
-  p.sums = plan.sums;
   return p;
 }
 
-BackwardPlan plan_of(const BackwardKernel& kernel, const Problem& problem, bool deterministic = true) {
-  return plan_backward(kernel, problem, device_facts(problem.device.index), deterministic);
+BackwardPlan plan_of(const BackwardKernel& kernel, const Problem& problem) {
+  return plan_backward(kernel, problem, device_facts(problem.device.index));
 }
 
 }  // namespace
@@ -83,7 +81,7 @@ void size_why_not(const BackwardKernel& kernel, const Problem& problem, core::Re
 }
 
 std::size_t fused_workspace(const BackwardKernel& kernel, const BackwardArgs& args) {
-  return plan_of(kernel, args.problem, args.run.deterministic).scratch.bytes;
+  return plan_of(kernel, args.problem).scratch.bytes;
 }
 
 std::string describe_plan(const BackwardKernel& kernel, const Problem& problem) {
@@ -95,7 +93,7 @@ void fused_backward_launch(const BackwardKernel& kernel,
                            const BackwardArgs& args) {
   const CurrentDevice device(args.problem.device.index);
   const auto stream = static_cast<cudaStream_t>(args.run.stream);
-  const BackwardPlan plan = plan_of(kernel, args.problem, args.run.deterministic);
+  const BackwardPlan plan = plan_of(kernel, args.problem);
   if (args.problem.q.extent(1) == 0 || plan.items + plan.query_tiles == 0) {  // nothing to compute
     const ConstTensorView& k = args.problem.k;
     return launch_clear_keys(blocks::out_of(args.d_k), blocks::out_of(args.d_v), k.extent(0),

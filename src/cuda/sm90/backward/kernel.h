@@ -3,8 +3,8 @@
 //
 // A persistent CTA per multiprocessor takes items: key tiles of one (sequence, key head). Warpgroup 0 is the queries':
 // it copies the item's K and V, streams query tiles (Q, dO, log-sum-exps, D) through a ring, and adds each tile's share
-// of dQ to an fp32 sum in the workspace, in a fixed order (tile/gradient_walk.h) or in any. The other two are the
-// keys': they compute P and dS and keep dK and dV in registers. Before it runs prepare_rows(), after it finish_d_q()
+// of dQ to an fp32 sum in the workspace, in an order that is fixed (tile/gradient_walk.h). The other two are the keys':
+// they compute P and dS and keep dK and dV in registers. Before it runs prepare_rows(), after it finish_d_q()
 // (rows_kernels.cu). See docs/backward.md.
 #pragma once
 

@@ -69,11 +69,8 @@ struct KeyWarpgroup {
     const int slot = number % C::kDScoreSlots;
     await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
     store_key_tile<C>(shared.d_scores[slot], part, thread(), d_scores);
-  }
-  // dS of a tile is there for the query warpgroup.
-  __device__ __forceinline__ void announce_d_scores(int tile) {
     ptx::fence_async_proxy();
-    arrive(shared.stored[tile % C::kDScoreSlots]);
+    arrive(shared.stored[slot]);
   }
   __device__ __forceinline__ void next_tile() {
     arrive(shared.empty[stage()]);
@@ -132,7 +129,6 @@ struct KeyWarpgroup {
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), weights, d_weights, d_scores);
       store_d_scores(d_scores);
-      announce_d_scores(number);
       ++number;
     }
     if (steps == 0) arrive(shared.values_free[item_number % 2]);
@@ -161,7 +157,6 @@ struct KeyWarpgroup {
       PackedTile<C> packed;
       pack(packed, scores, marks);
       const EarlyHalves<C> early(packed, 0);
-      if (i > 0) announce_d_scores(number - 1);  // not as soon as it is stored: the fence would wait for the stores
       // The last step computes its own scores once more, for nobody: a branch would keep the old ones in registers.
       const int next = i + 1 < steps ? number + 1 : number;
       Ring<C::kStages>{stage_of(next), static_cast<int>(static_cast<unsigned>(next) / C::kStages & 1)}.await_full(
@@ -186,7 +181,6 @@ struct KeyWarpgroup {
       ++number;
       ptx::wgmma_wait<0>();
     }
-    if (steps > 0) announce_d_scores(number - 1);
     finish_keys(steps, weights, d_scores, d_k, d_v);
   }
 
@@ -249,7 +243,6 @@ struct KeyWarpgroup {
       arrive(shared.handed_empty[slot]);
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       store_d_scores(d_scores);
-      announce_d_scores(number);
       ptx::wgmma_fence();
       issue_gradient<C>(d_k, d_scores, shared.q[stage()]);
       ptx::wgmma_commit();

@@ -27,8 +27,7 @@ struct alignas(16) TileNumbers {
   std::int32_t has_nan;  // a row's log-sum-exp is NaN
   std::int32_t unused[3];
 };
-inline constexpr int kWarps = 4;  // of a query warpgroup
-inline constexpr int kFirstIsIn = 1 << 30;
+inline constexpr int kCountsOfShare = 4;     // every warp of a query warpgroup counts its part
 inline constexpr int kTileNumberBytes = 16;  // beyond those of its rows
 
 // In the workspace, all indexed by query tile: tile `t` of head `h` is number h * query_tiles + t.
@@ -37,10 +36,8 @@ struct Scratch {
   std::uint8_t* d_out = nullptr;    // and of dO
   std::uint8_t* numbers = nullptr;  // TileNumbers
   float* sums = nullptr;            // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
-  // In a fixed order [sum][tile]: shares that have been added. In any order [tile][warp]: shares of that warp's rows
-  // that somebody will add or has added, and kFirstIsIn when the first of them is stored.
-  std::int32_t* counts = nullptr;
-  std::int32_t* taken = nullptr;  // items that CTAs have taken
+  std::int32_t* counts = nullptr;   // [sum][tile]: shares that have been added
+  std::int32_t* taken = nullptr;    // items that CTAs have taken
 };
 
 struct BackwardParams {
@@ -70,9 +67,7 @@ struct BackwardParams {
   tile::GradientItems order = {};
   int block_tiles = 1;  // key tiles of a key block
   int items = 0;
-  int wraps = 0;    // see tile/gradient_walk.h
-  int ordered = 1;  // shares of a dQ are added in a fixed order
-  int sums = 1;     // of a query tile: two where walks wrap and the order is fixed
+  int wraps = 0;  // see tile/gradient_walk.h; then there are two sums
 };
 
 }  // namespace dspattn::cuda::sm90::backward

@@ -29,7 +29,7 @@ ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads) {
   const auto tiles = static_cast<std::size_t>(plan.query_tiles * heads);
   const auto tile_rows = static_cast<std::size_t>(plan.tile_q);
   const auto dim = static_cast<std::size_t>(plan.dim);
-  const auto sums = static_cast<std::size_t>(plan.sums);
+  const std::size_t sums = plan.wraps ? 2 : 1;
   constexpr std::size_t kAlignment = 256;
   const auto take = [&](std::size_t& offset, std::size_t bytes) {
     offset = at.bytes;
@@ -39,15 +39,14 @@ ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads) {
   take(at.q, tiles * tile_rows * dim * 2);
   take(at.d_out, tiles * tile_rows * dim * 2);
   take(at.numbers, tiles * (tile_rows * sizeof(RowNumbers) + kTileNumberBytes));
-  take(at.counts, (plan.ordered ? sums : kWarps) * tiles * sizeof(std::int32_t));
+  take(at.counts, sums * tiles * sizeof(std::int32_t));
   take(at.sums, sums * tiles * tile_rows * dim * sizeof(float));
   return at;
 }
 
 }  // namespace
 
-BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem, const DeviceFacts& device,
-                           bool deterministic) {
+BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem, const DeviceFacts& device) {
   const core::Geometry geometry = core::geometry_of(problem);
   BackwardPlan plan;
   kernel.dim == 64 ? take_config<64>(plan) : kernel.dim == 128 ? take_config<128>(plan) : take_config<256>(plan);
@@ -58,8 +57,6 @@ BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem,
   plan.items = plan.key_tiles * geometry.batch * geometry.kv_heads;
   // Where the diagonal bounds what rows see, walks begin at different tiles anyway.
   plan.wraps = tiles > 1 && tile::clamped_reach(core::band_of(problem.mask).right) == tile::kMaxRows;
-  plan.ordered = deterministic;
-  plan.sums = plan.wraps && plan.ordered ? 2 : 1;
   // Under a diagonal walks differ in length and a head's CTAs drift: as many heads in turn as a wave of CTAs works on,
   // twice over.
   const std::int64_t wave = tile::divide_up(device.multiprocessors, std::max<std::int64_t>(plan.key_tiles, 1));
@@ -73,13 +70,11 @@ std::string to_string(const BackwardPlan& plan) {
   std::ostringstream text;
   text << "CTA         " << plan.keys << " keys, query tiles of " << plan.tile_q << ", compiled for d = " << plan.dim
        << ", 2 key warpgroups, " << plan.stages << " stages"
-       << "\nitems       " << plan.items
-       << (plan.ordered ? ", the last keys of a head first" : ", the first keys first")
+       << "\nitems       " << plan.items << ", the last keys of a head first"
        << (plan.head_group > 1 ? ", of " + std::to_string(plan.head_group) + " heads in turn" : "")
-       << "\ndQ          shares added in " << (plan.ordered ? "a fixed order, " : "any order, ")
-       << (plan.sums == 2 ? "two sums" : "one sum")
-       << (plan.wraps ? ": walks begin at their own place and go around" : "") << "\nlaunch      " << plan.ctas
-       << " CTAs of " << plan.threads << " threads\nworkspace   " << plan.scratch.bytes << " bytes";
+       << "\ndQ          shares added in a fixed order, "
+       << (plan.wraps ? "two sums: walks begin at their own place and go around" : "one sum") << "\nlaunch      "
+       << plan.ctas << " CTAs of " << plan.threads << " threads\nworkspace   " << plan.scratch.bytes << " bytes";
   return text.str();
 }
 

@@ -30,9 +30,7 @@ struct BackwardPlan {
   int keys = 0;        // of an item
   int score_keys = 0;  // of one warpgroup's scores
   int stages = 0;
-  bool wraps = false;            // walks begin at their own place and go around
-  bool ordered = true;           // shares of a dQ are added in a fixed order
-  int sums = 1;                  // of every query tile
+  bool wraps = false;            // walks begin at their own place and go around; two sums for every query tile
   std::int64_t query_tiles = 0;  // of a head, of all sequences
   std::int64_t key_tiles = 0;    // of the longest sequence
   std::int64_t items = 0;
@@ -43,8 +41,7 @@ struct BackwardPlan {
 };
 
 // Of a problem that the kernel serves.
-BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem, const DeviceFacts& device,
-                           bool deterministic);
+BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem, const DeviceFacts& device);
 
 std::string to_string(const BackwardPlan& plan);
 

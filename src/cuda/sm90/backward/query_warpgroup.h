@@ -3,7 +3,7 @@
 //   dQ / scale += dS K
 //
 // dS of a tile comes from the key warpgroups, through shared memory. Of the sum in the workspace every CTA that meets
-// the query tile adds a share; whose turn it is a counter says (tile/gradient_walk.h), or who comes first.
+// the query tile adds a share; whose turn it is a counter says (tile/gradient_walk.h).
 #pragma once
 
 #include <cstdint>
@@ -112,12 +112,12 @@ struct QueryWarpgroup {
     }
     return true;
   }
-  // As many tiles as there are stages, by the loading warp. It waits for the stages: the key warpgroups leave the one
-  // of the tile before this one while they work on this one's dS.
-  __device__ __forceinline__ void load_ahead() {
+  // By warp 0. Those tiles that the key warpgroups need to get to the end of the step in work; it waits for their
+  // stages.
+  __device__ __forceinline__ void load_needed() {
     if (uniform(thread() / 32) != kLoadingWarp) return;
 #pragma unroll 1
-    while (loaded < number + C::kStages && finds_next()) {
+    while (loaded < number + kLoadsNeeded && finds_next()) {
       loads.await_empty(shared.empty);
       load_tile(item(load_number));
     }
@@ -172,56 +172,30 @@ struct QueryWarpgroup {
 
   // Where a step's share goes, and when.
   struct Share {
-    std::int32_t* count;   // in a fixed order: the tile's; in any order: this warp's of the tile
-    float* to;             // of this thread
-    int before;            // what the count must have reached; 0: this share is the first
-    std::int32_t counted;  // what it stood at, of the warp's first lane
+    std::int32_t* count;
+    float* to;   // of this thread
+    int before;  // shares that must have been added
   };
   __device__ __forceinline__ Share share_of(const Step& step) const {
-    Share share = {};
-    std::int64_t tile = step.scratch_tile(params, item(item_number));
-    if (params.ordered != 0) {
-      const tile::Turn turn = turn_of<C>(params, item(item_number), step);
-      tile += static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value;
-      share.count = params.scratch.counts + tile;
-      share.before = turn.before;
-      if (leads_warp()) share.counted = ptx::count_now(share.count);
-    } else {
-      share.count = params.scratch.counts + kWarps * tile + thread() / 32;
-      if (leads_warp()) share.counted = ptx::count_claim(share.count);
-    }
-    share.to = params.scratch.sums + tile * (C::kTileQ * C::kHeadDim) + 4 * thread();
-    return share;
-  }
-  // Until this warp may add its rows.
-  __device__ __forceinline__ void await_turn(Share& share) const {
-    if (params.ordered == 0) share.before = uniform(share.counted) == 0 ? 0 : kFirstIsIn;
-    if (leads_warp() && share.counted < share.before) ptx::await_count(share.count, share.before);
-    __syncwarp();
-  }
-  // All of this warp's rows are added.
-  __device__ __forceinline__ void leave_turn(const Share& share) {
-    if (params.ordered != 0) {
-      ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // all additions come before the count
-      to_count = share.count;
-      if (!C::kCountsLater) count_last();
-    } else if (share.before == 0) {
-      __syncwarp();
-      if (leads_warp()) ptx::count_up(share.count, kFirstIsIn);
-    }
+    const tile::Turn turn = turn_of<C>(params, item(item_number), step);
+    const std::int64_t tile = static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value +
+                              step.scratch_tile(params, item(item_number));
+    return {params.scratch.counts + tile, params.scratch.sums + tile * (C::kTileQ * C::kHeadDim) + 4 * thread(),
+            turn.before};
   }
 
-  // This CTA's share of a step's dQ. In a fixed order every warp waits for its turn and adds its rows; when all have,
-  // one counts that. In any order a warp waits for the first share only, which is stored.
+  // This CTA's share of a step's dQ. Every warp waits for its turn and adds its rows; when all have, one counts that.
   __device__ __forceinline__ void run_step(const Step& step) {
-    Share share = share_of(step);  // asks for the count ahead of time
+    const Share share = share_of(step);
+    std::int32_t counted = 0;
+    if (leads_warp()) counted = ptx::count_now(share.count);  // ahead of time
     const int slot = number % C::kDScoreSlots;
     const std::uint32_t stored = ptx::shared_address(&shared.stored[slot]);
     const int parity = number / C::kDScoreSlots & 1;
     // The last share is counted and tiles are asked for while dS is waited for, or else beside the first product.
     if (!is_done(stored, parity)) {
       count_last();
-      load_ahead();
+      load_free();
       ptx::mbarrier_wait(stored, parity);
     }
 #pragma unroll 1
@@ -234,13 +208,16 @@ struct QueryWarpgroup {
       if (pass == 0) {
         count_last();
         load_free();
-        await_turn(share);
+        if (leads_warp() && counted < share.before) ptx::await_count(share.count, share.before);
+        __syncwarp();
       }
       ptx::wgmma_wait<0>();
       if (pass == C::kSumPasses - 1 && leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&shared.free[slot]));
       add_share(share.to + pass * 64 * C::kSumColumns, d, share.before == 0);
     }
-    leave_turn(share);
+    ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // all additions come before the count
+    to_count = share.count;
+    if (!C::kCountsLater) count_last();
     ++number;
   }
   // The additions of the last share, all of the warpgroup's. By a warp that does not load: either takes its time.
@@ -263,6 +240,7 @@ struct QueryWarpgroup {
         if (kEarlyKeys) copy_next_keys();
         if (kEarlyValues) copy_next_values();
       }
+      load_needed();
       if (i == max(steps - kStepsAhead + 1, min(steps - 1, 1))) {
         if (kEarlyKeys) complete_next_keys();
         if (kEarlyValues) complete_next_values();
@@ -298,6 +276,8 @@ struct QueryWarpgroup {
   }
 
   static constexpr int kLoadingWarp = 0, kCountingWarp = 1;
+  // Tiles: the one in work; the next, where its scores come before this one's dS or it would come too late.
+  static constexpr int kLoadsNeeded = C::kScoresAhead || C::kStages == 2 ? 2 : 1;
   static constexpr int kStepsAhead = 3;
 };
 

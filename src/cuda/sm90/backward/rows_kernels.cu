@@ -187,12 +187,10 @@ __global__ void __launch_bounds__(kPrepareThreads, 6) prepare_rows(const __grid_
   __syncthreads();  // everybody has
   if (threadIdx.x == 0)
     *reinterpret_cast<std::int32_t*>(numbers_of_tile(params, tile.number) + params.tile_q) = has_nan;
+  const int sums = params.wraps != 0 ? 2 : 1;
   const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
-  const auto thread = static_cast<int>(threadIdx.x);
-  if (params.ordered != 0) {
-    if (thread < params.sums) params.scratch.counts[thread * tiles + tile.number] = 0;
-  } else {
-    if (thread < kWarps) params.scratch.counts[std::int64_t{kWarps} * tile.number + thread] = 0;
+  for (int sum = 0; sum < sums; ++sum) {
+    if (threadIdx.x == 0) params.scratch.counts[sum * tiles + tile.number] = 0;
   }
 }
 
@@ -244,11 +242,10 @@ __device__ __forceinline__ void finish_columns(const BackwardParams& params, con
   }
 }
 
-// In a fixed order it runs beside the last items of the fused backward, on multiprocessors that have none left: a tile
-// waits for its own shares only, and the last CTA for that kernel's end, so that this one does not end before it. In
-// any order nobody counts shares, and everybody waits for that kernel.
+// Runs beside the last items of the fused backward, on multiprocessors that have none left: a tile waits for its own
+// shares only. The last CTA waits for that kernel's end, so that this one does not end before it.
 __global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ BackwardParams params) {
-  if (params.ordered == 0 || blockIdx.x == gridDim.x - 1) ptx::wait_for_kernels_before();
+  if (blockIdx.x == gridDim.x - 1) ptx::wait_for_kernels_before();
   QueryTile tile;
   if (!own_tile(params, tile)) return;
   const int last = min(tile.first + params.tile_q, tile.rows.rows) - 1;
@@ -258,9 +255,9 @@ __global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ B
 #pragma unroll
   for (int sum = 0; sum < 2; ++sum) {
     const int shares =
-        tile::shares_of(seen, tile.first / params.tile_q, params.tile_q, params.block_tiles, params.sums == 2, sum);
+        tile::shares_of(seen, tile.first / params.tile_q, params.tile_q, params.block_tiles, params.wraps != 0, sum);
     sums[sum] = shares > 0;
-    if (params.ordered != 0 && sums[sum] && threadIdx.x == 0) {
+    if (sums[sum] && threadIdx.x == 0) {
       ptx::await_count(params.scratch.counts + sum * tiles + tile.number, shares);
     }
   }

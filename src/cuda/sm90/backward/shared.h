@@ -128,7 +128,7 @@ template <typename C>
 __device__ __forceinline__ tile::Turn turn_of(const BackwardParams& params, const Item& item, const Step& step) {
   const int first = step.tile * C::kTileQ;
   const tile::KeyBlockRange seen = tile::key_blocks_of(item.band, first, min(first + C::kTileQ, item.rows) - 1);
-  return tile::turn_of(seen, step.tile, C::kTileQ, item.block, item.part, C::kPartsPerBlock, params.sums == 2);
+  return tile::turn_of(seen, step.tile, C::kTileQ, item.block, item.part, C::kPartsPerBlock, params.wraps != 0);
 }
 
 }  // namespace dspattn::cuda::sm90::backward

@@ -62,10 +62,10 @@ void look_at_tensors(const ForwardQuestion& question, ForwardPlan& plan) {
   plan.tma_masks = can_load(mask.allowed) && can_load(mask.bias);
 }
 
-std::string needs_general(const ForwardQuestion& question, const ForwardPlan& plan, bool loads_v) {
+std::string needs_general(const ForwardQuestion& question, const ForwardPlan& plan) {
   const Mask& mask = question.problem.mask;
   if (mask.allowed.present() || mask.bias.present()) return "mask tensors";
-  if (!plan.tma_q || !plan.tma_k || !loads_v) return "q, k or v: not for TMA (base and strides of 16 bytes)";
+  if (!plan.tma_q || !plan.tma_k || !plan.tma_v) return "q, k or v: not for TMA (base and strides of 16 bytes)";
   if (!plan.vector_k || !plan.vector_v || !plan.vector_out) return "k, v or out: rows that are no multiple of 16 bytes";
   return {};
 }

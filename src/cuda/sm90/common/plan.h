@@ -57,9 +57,9 @@ blocks::Extents mask_extents(const core::Geometry& geometry);
 // Fills in vector_*, and whether TMA can address Q, the output and the mask tensors; K and V are the kernel's own.
 void look_at_tensors(const ForwardQuestion& question, ForwardPlan& plan);
 
-// Only the general variant can serve them: mask tensors, tensors that TMA or 16-byte accesses cannot reach; `loads_v`:
-// the kernel's way to V can. Empty: any variant can.
-std::string needs_general(const ForwardQuestion& question, const ForwardPlan& plan, bool loads_v);
+// Only the general variant can serve them: mask tensors, tensors that TMA or 16-byte accesses cannot reach. Empty: any
+// can.
+std::string needs_general(const ForwardQuestion& question, const ForwardPlan& plan);
 
 // Causal masks and windows of up to this many row tiles a head, at d > 64: all of a head's row tiles at once.
 inline constexpr int kMirroredRowTiles = 8;

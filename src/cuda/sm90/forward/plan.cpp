@@ -147,7 +147,7 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
   const VariantTraits full = traits_as(Variant::full);
   const VariantTraits wide = traits_as(Variant::wide);
   const std::int64_t wide_from = wide_from_rows(question.full, pattern);
-  if (std::string need = needs_general(question, plan, plan.tma_v); !need.empty()) {
+  if (std::string need = needs_general(question, plan); !need.empty()) {
     plan.variant = Variant::general;
     plan.reason = std::move(need);
   } else if (std::string because = full_because(question, full, pairs_of(full)); !because.empty() && plan.tma_out) {

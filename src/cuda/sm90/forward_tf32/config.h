@@ -65,17 +65,18 @@ struct Config {
   static constexpr int kTileQBytes = kPanels * kPanelQBytes;
   static constexpr int kTileKBytes = kPanels * kPanelKBytes;  // of V too
   static constexpr int kPanelVBytes = kHeadDim * 128;
-  // As many stages of K and transposed V as fit beside Q (227 KiB a block, 1 KiB of it for alignment), at most four.
+  // V passes through shared memory twice: as TMA loads it (raw), and transposed. As many stages of K and transposed V
+  // as fit beside Q and raw V (227 KiB a block, 1 KiB of it for alignment), at most four; two raw stages where two
+  // stages are left then.
   static constexpr int kRoom = 227 * 1024 - 1024 - 1024 - kTileQBytes;
-  static constexpr int kStagesThatFit = kRoom / (2 * kTileKBytes);
+  static constexpr int kRawStages = kRoom >= 6 * kTileKBytes ? 2 : 1;
+  static constexpr int kStagesThatFit = (kRoom / kTileKBytes - kRawStages) / 2;
   static constexpr int kStages = kStagesThatFit < 4 ? kStagesThatFit : 4;
   static_assert(kStages >= 2, "the producer could not run ahead");
 
   // A producer warp transposes V in patches of 16 keys x 32 columns.
   static constexpr int kPatches = kTileK / 16 * kPanels / 4;  // of one warp, per tile
   static_assert(kPatches * 4 == kTileK / 16 * kPanels);
-  // Each thread holds 16 values of a patch in registers on their way, of two patches at most.
-  static constexpr int kPatchesAtOnce = kPatches < 2 ? kPatches : 2;
 };
 
 }  // namespace dspattn::cuda::sm90::tf32

@@ -28,11 +28,12 @@ void forward_launch(int dim, Launcher (*launcher)(Variant), Launcher (*general_l
   const ForwardPlan plan = plan_forward(dim, problem, args.out, device_facts(problem.device.index));
   ForwardParams params = params_of(args, plan);
   params.keys = tile::pair_map(problem.grouping, plan.traits.tile_k);
-  if (plan.tma_k) {  // one key of each pair of a tile
-    make_map(params.k_map,
-             rows_shape(params.k, extents_of(problem.k), DType::f32, plan.traits.tile_k / 2, params.keys.group_step),
-             DType::f32);
-  }
+  // One key of each pair of a tile.
+  const auto shape = [&](const RowsView& rows, const ConstTensorView& tensor) {
+    return rows_shape(rows, extents_of(tensor), DType::f32, plan.traits.tile_k / 2, params.keys.group_step);
+  };
+  if (plan.tma_k) make_map(params.k_map, shape(params.k, problem.k), DType::f32);
+  if (plan.tma_v) make_map(params.v_map, shape(params.v, problem.v), DType::f32);
   prepare(args, plan, params, 0);
   const Launcher launch = (plan.variant == Variant::general ? general_launcher : launcher)(plan.variant);
   launch(params, plan, static_cast<cudaStream_t>(args.run.stream));

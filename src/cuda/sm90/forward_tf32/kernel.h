@@ -4,7 +4,7 @@
 //
 // The shape is that of the 16-bit kernel (sm90/forward): one persistent CTA per multiprocessor, one producer warpgroup,
 // the others consume, 64 query rows each. What differs: tf32 products want V transposed, so the producer's threads
-// read it and write it transposed. See docs/fused_kernel.md.
+// write it once more, transposed. See docs/fused_kernel.md.
 #pragma once
 
 #include "cuda/sm90/forward_tf32/consumer.h"

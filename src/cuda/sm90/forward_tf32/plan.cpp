@@ -29,33 +29,25 @@ ForwardPlan plan_forward(int dim, const Problem& problem, const TensorView& out,
   const ForwardQuestion question(problem, out);
   ForwardPlan plan;
   look_at_tensors(question, plan);
-  // K: one key of each pair of a tile at once. V is read by threads.
+  // K and V: one key of each pair of a tile at once.
   plan.tma_k = blocks::rows_shape(rows_of(problem.k), extents_of(problem.k), DType::f32, 1, 1).has_value();
-  plan.tma_v = false;
-  const auto tiles_of = [&](const VariantTraits& traits) {
-    return tile::divide_up(question.geometry.n_q, traits.tile_q);
+  plan.tma_v = blocks::rows_shape(rows_of(problem.v), extents_of(problem.v), DType::f32, 1, 1).has_value();
+  const auto items_of = [&](const VariantTraits& traits) {
+    return question.sequence_heads() * tile::divide_up(question.geometry.n_q, traits.tile_q);
   };
-  const auto items_of = [&](const VariantTraits& traits) { return question.sequence_heads() * tiles_of(traits); };
   const VariantTraits wide = traits_of(dim, Variant::wide);
-  const auto wide_is_faster = [&] {
-    return kWideTileTime * tiles_of(wide) < kNarrowTileTime * tiles_of(traits_of(dim, Variant::narrow));
-  };
   const std::int64_t enough = std::int64_t{kWideItemsPerMultiprocessor} * device.multiprocessors;
-  if (std::string need = needs_general(question, plan, plan.vector_v); !need.empty()) {
+  if (std::string need = needs_general(question, plan); !need.empty()) {
     plan.variant = Variant::general;
     plan.reason = std::move(need);
-  } else if (!wide.compiled) {
-    plan.variant = Variant::narrow;
-    plan.reason = "the only one for aligned tensors at this head dim";
-  } else if (items_of(wide) < enough) {
-    plan.variant = Variant::narrow;
-    plan.reason = "fewer than " + std::to_string(enough) + " items of " + std::to_string(wide.tile_q) + " rows";
-  } else if (!wide_is_faster()) {
-    plan.variant = Variant::narrow;
-    plan.reason = "tiles of " + std::to_string(wide.tile_q) + " rows would be filled too little";
-  } else {
+  } else if (wide.compiled && items_of(wide) >= enough) {
     plan.variant = Variant::wide;
     plan.reason = "at least " + std::to_string(enough) + " items of " + std::to_string(wide.tile_q) + " rows";
+  } else {
+    plan.variant = Variant::narrow;
+    plan.reason = wide.compiled
+                      ? "fewer than " + std::to_string(enough) + " items of " + std::to_string(wide.tile_q) + " rows"
+                      : "the only one for aligned tensors at this head dim";
   }
   plan.traits = traits_of(dim, plan.variant);
   plan.items = items_of(plan.traits);

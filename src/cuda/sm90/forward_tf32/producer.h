@@ -1,8 +1,8 @@
 // The producer warpgroup of the fused tf32 kernel: walks the items and their key tiles and fills the stages.
 //
-// One thread drives TMA for Q and K, which rounds to tf32 on the way; what TMA cannot address all threads copy. V all
-// 128 threads read into registers and write transposed, four keys of one value side by side, as the tensor core wants a
-// tf32 operand: shared memory is what this kernel is short of, and so V passes through it once.
+// One thread drives TMA, which rounds to tf32 on the way. V arrives as it lies in memory; all 128 threads then write it
+// transposed, four keys of one value side by side, as the tensor core wants a tf32 operand. Tensors that TMA cannot
+// address all threads copy, V straight to the transposed tile.
 #pragma once
 
 #include <cstdint>
@@ -27,63 +27,85 @@ struct Producer {
   int row = 0;                       // of K and V: the block's first key
   int present = 0, present_end = 0;  // keys of the sequence from the block on; the same after the item's last block
   int part = 0;
+  bool in_item = false;      // the tile before was one of this item's
+  bool after_empty = false;  // the last item announced has no tile
 
-  // What this thread moves of a tile of V.
+  // A tile on its way, as its transposition needs it.
   struct TileShare {
-    const float* values;  // of its first key and column
-    int keys;             // of the sequence, from its first on
-    bool whole;           // all of the tile is there: nothing to check
+    int keys;             // of the sequence, from this thread's first on
+    const float* values;  // of this thread's first key and column; used when threads read V themselves
   };
-  // Four keys of four values a patch, on their way from memory.
-  using Values = float4[C::kPatchesAtOnce][4];
 
   __device__ __forceinline__ Producer(const ForwardParams& p, Shared<C>& s) : params(p), shared(s) {}
 
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ __forceinline__ bool by_tma_q() const { return !C::kGeneral || params.tma_q != 0; }
   __device__ __forceinline__ bool by_tma_k() const { return !C::kGeneral || params.tma_k != 0; }
-  // Rows of V can be read in 16 bytes.
-  __device__ __forceinline__ bool vector_v() const { return !C::kGeneral || params.vector_v != 0; }
+  __device__ __forceinline__ bool by_tma_v() const { return !C::kGeneral || params.tma_v != 0; }
 
-  // V of a tile is on its way while the consumers free the place for it. No wait may wait for itself: all V that was
-  // read is stored before the next tile is looked for, since announcing an item waits until the consumers have finished
-  // the one before the last, and they need V for that.
+  // Fetches run as many tiles ahead of transposing as there are raw stages. No wait may wait for itself. Fetching a
+  // tile waits for consumers that are done with an earlier one: they need no V but what is transposed already.
+  // Announcing an item waits until the consumers have started the one before, hence finished the one before that: all
+  // of its V must be transposed. What is fetched and not transposed is at most the last tile fetched (two raw stages,
+  // one of them just emptied), so only after an item without any tile is there something to wait for, see next_tile().
   __device__ __forceinline__ void run() {
-    Ring<C::kStages> ring;  // of K and of V
-    Values values;
+    Ring<C::kStages> k_ring, v_ring;
+    Ring<C::kRawStages> fetch_ring, raw_ring;
+    TileShare shares[2];  // of the tiles on their way
+    int fetched = 0;
+    Next next = Next::tile;
 #pragma unroll 1
-    while (next_tile()) {
-      load_k(ring);
-      __syncwarp();  // the thread that drives TMA rejoins its warp
-      const TileShare own = own_share();
-      load_values(own, 0, values);
-      ring.await_empty(shared.v_empty);
-      const std::uint32_t to = ptx::shared_address(shared.v[ring.stage]);
-      store_transposed(values, 0, to);
-#pragma unroll 1
-      for (int patch = C::kPatchesAtOnce; patch < C::kPatches; patch += C::kPatchesAtOnce) {
-        load_values(own, patch, values);
-        store_transposed(values, patch, to);
+    while (true) {
+      while (fetched < C::kRawStages && next != Next::end) {
+        next = next_tile(fetched);
+        if (next == Next::tile) {
+          load_k(k_ring);
+          load_raw(fetch_ring);
+          (fetched == 0 ? shares[0] : shares[1]) = own_share();
+          ++fetched;
+          k_ring.advance();
+          fetch_ring.advance();
+        }
+        __syncwarp();  // the thread that drives TMA rejoins its warp
+        if (next == Next::later) break;
       }
+      if (fetched == 0) return;
+      if (by_tma_v()) raw_ring.await_full(shared.raw_full);
+      v_ring.await_empty(shared.v_empty);
+      transpose(shares[0], ptx::shared_address(shared.raw[raw_ring.stage]),
+                ptx::shared_address(shared.v[v_ring.stage]));
       ptx::fence_async_proxy();  // the tensor cores read what these threads wrote
       __syncwarp();
-      if ((thread() & 31) == 0) ptx::mbarrier_arrive(ring.barrier(shared.v_full));
-      ring.advance();
+      if ((thread() & 31) == 0) {
+        ptx::mbarrier_arrive(v_ring.barrier(shared.v_full));
+        if (by_tma_v()) ptx::mbarrier_arrive(raw_ring.barrier(shared.raw_empty));
+      }
+      v_ring.advance();
+      raw_ring.advance();
+      shares[0] = shares[1];
+      --fetched;
     }
   }
 
-  // Moves to the next tile, of this item or the next that has any, and announces items on the way; false at the end.
-  __device__ __forceinline__ bool next_tile() {
-    if (present > present_end) {  // the tile before was one of this item's
+  // What follows the tile before: another one, of this item or the next that has any; nothing; or, for now, nothing
+  // before the fetched tiles are transposed.
+  enum class Next : std::uint8_t { tile, end, later };
+
+  // Moves to the next tile and announces items on the way.
+  __device__ __forceinline__ Next next_tile(int fetched) {
+    if (in_item) {
       if (++part == C::kTilesPerBlock) {
         part = 0;
         row += tile::kBlockKeys;
         present -= tile::kBlockKeys;
       }
-      if (present > present_end) return true;
+      if (present > present_end) return Next::tile;
+      in_item = false;
+      after_empty = false;
     }
 #pragma unroll 1
     while (round < params.work.order.rounds) {
+      if (after_empty && fetched > 0) return Next::later;
       Work work;
       if (!describe_item<C>(params.work, round++, work)) continue;
       load_q(work);
@@ -94,14 +116,17 @@ struct Producer {
       present = work.band.key_length - work.blocks.begin * tile::kBlockKeys;
       present_end = work.band.key_length - work.blocks.end * tile::kBlockKeys;
       part = 0;
-      if (present > present_end) return true;
+      in_item = present > present_end;
+      after_empty = !in_item;
+      if (in_item) return Next::tile;
     }
+    if (after_empty && fetched > 0) return Next::later;
     if (thread() == 0 || !by_tma_q()) {  // the end: consumers read valid == 0
       await_description<C>(shared, number);
       if (thread() == 0) shared.items[number % kItemSlots].valid = 0;
       ptx::mbarrier_arrive(ptx::shared_address(shared.q_full));
     }
-    return false;
+    return Next::end;
   }
 
   // Copies rows to a tile and arrives at its "full" barrier, every thread for what it wrote.
@@ -136,14 +161,15 @@ struct Producer {
                     [&](int r) { return r < rows ? r : -1; });
   }
 
-  // A tile of K by TMA: the first keys of its pairs, then the second. Rows past the tensor's end are zeros.
-  __device__ __forceinline__ void load_boxes(const std::uint8_t* tile, std::uint32_t full) {
+  // A tile of K or V by TMA: the first keys of its pairs, then the second. Rows past the tensor's end are
+  // zeros.
+  __device__ __forceinline__ void load_boxes(const std::uint8_t* tile, const CUtensorMap& map, std::uint32_t full) {
     ptx::mbarrier_arrive_expect(full, C::kTileKBytes);
 #pragma unroll 1
     for (int box = 0; box < 2 * C::kPanels; ++box) {
-      ptx::tma_load_4d(ptx::shared_address(tile) + static_cast<std::uint32_t>(box * (C::kPanelKBytes / 2)),
-                       &params.k_map, full, (box >> 1) * 32,
-                       row + part * params.keys.part_step + (box & 1) * params.keys.pair_step, kv_head, batch);
+      ptx::tma_load_4d(ptx::shared_address(tile) + static_cast<std::uint32_t>(box * (C::kPanelKBytes / 2)), &map, full,
+                       (box >> 1) * 32, row + part * params.keys.part_step + (box & 1) * params.keys.pair_step, kv_head,
+                       batch);
     }
   }
 
@@ -153,7 +179,7 @@ struct Producer {
     const std::uint32_t full = at.barrier(shared.k_full);
     const std::uint8_t* tile = shared.k[at.stage];
     at.await_empty(shared.k_empty);
-    if (by_tma_k()) return load_boxes(tile, full);
+    if (by_tma_k()) return load_boxes(tile, params.k_map, full);
     copy_and_arrive(tile, full, params.k, params.k.offset(batch, kv_head, row), C::kTileK, [&](int r) {
       const tile::Slot slot = tile::pair_of_k_row(r, C::kTileK);
       const int key = params.keys.key(part, slot.group, slot.element);
@@ -161,72 +187,52 @@ struct Producer {
     });
   }
 
-  // Computed anew each time: kept, it would take registers that V needs.
-  __device__ __forceinline__ static tile::TransposeShare share() {
-    return tile::transpose_share(ptx::opaque(thread()), C::kTileK);
+  __device__ __forceinline__ void load_raw(const Ring<C::kRawStages>& at) {
+    if (thread() != 0 || !by_tma_v()) return;
+    at.await_empty(shared.raw_empty);
+    load_boxes(shared.raw[at.stage], params.v_map, at.barrier(shared.raw_full));
   }
 
-  // Three patches are moved as two and one.
-  __device__ __forceinline__ static bool is_past(int patch) {
-    return C::kPatches % C::kPatchesAtOnce != 0 && patch >= C::kPatches;
-  }
+  __device__ __forceinline__ static tile::TransposeShare share() { return tile::transpose_share(thread(), C::kTileK); }
 
   // This thread's share of the next tile.
   __device__ __forceinline__ TileShare own_share() const {
-    const tile::TransposeShare own = share();
-    const int key = params.keys.key(part, tile::pair_of_v_column(4 * own.chunk).group, 0);
-    const auto* v = static_cast<const float*>(params.v.data) + params.v.offset(batch, kv_head, row + key);
-    return {v + own.row, present - key, present >= tile::kBlockKeys && params.out.columns >= C::kHeadDim && vector_v()};
+    const int key = params.keys.key(part, tile::pair_of_v_column(4 * share().chunk).group, 0);
+    TileShare result{present - key, nullptr};
+    if constexpr (C::kGeneral) {
+      result.values =
+          static_cast<const float*>(params.v.data) + params.v.offset(batch, kv_head, row + key) + share().row;
+    }
+    return result;
   }
 
-  // Patches from `first` on of this thread's share. Absent keys are zeros: their weight is 0, but 0 times NaN is not.
-  // Nothing is done with what comes, so that nothing waits for it yet. These threads share the issue slots with the
-  // consumers: what is computed here for every value is time lost there.
-  __device__ __forceinline__ void load_values(const TileShare& from, int first, Values& values) {
-    const std::int64_t pair = ptx::opaque(params.keys.pair_step) * params.v.row_stride;
-    const std::int64_t two_pairs = ptx::opaque(2 * params.keys.group_step) * params.v.row_stride;
-    const auto load = [&](auto one) {
+  // This thread's share of V, four keys of four values a patch. Absent keys are zeros: their weight is 0, but 0 times
+  // NaN is not.
+  __device__ __forceinline__ void transpose(const TileShare& from, std::uint32_t raw, std::uint32_t to) {
+    const tile::TransposeShare own = share();
+#pragma unroll
+    for (int patch = 0; patch < C::kPatches; ++patch) {
+      const int further = 32 * tile::panel_step(C::kTileK) * patch;  // rows of V transposed, columns of V
+      float4 x[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* key = from.values + (i & 1) * pair + (i >> 1) * two_pairs;
-#pragma unroll
-        for (int patch = 0; patch < C::kPatchesAtOnce; ++patch) {
-          if (is_past(first + patch)) continue;
-          const int further = 32 * tile::panel_step(C::kTileK) * (first + patch);  // columns of V
-          values[patch][i] = one(key + further, i, further);
+        const int distance = tile::key_distance(params.keys, i);
+        if (by_tma_v()) {
+          // Of patches only the panel differs.
+          const int at = tile::raw_offset(own.chunk, i, own.row, C::kTileK) + (further >> 5) * C::kPanelKBytes;
+          x[i] = ptx::load_shared_16(raw + static_cast<std::uint32_t>(at));
+          if (distance >= from.keys) x[i] = make_float4(0, 0, 0, 0);
+        } else {
+          x[i] = load_tf32x4(from.values + distance * params.v.row_stride + further,
+                             distance < from.keys ? params.out.columns - own.row - further : 0);
         }
       }
-    };
-    if (from.whole) {
-      load([](const float* at, int, int) { return *reinterpret_cast<const float4*>(at); });
-    } else {
-      const int columns = params.out.columns - share().row;
-      load([&](const float* at, int i, int further) {
-        const bool present = tile::key_distance(params.keys, i) < from.keys;
-        return load_four(at, present ? columns - further : 0, vector_v());
-      });
-    }
-  }
-
-  // Writes them where the product looks for them, rounded to tf32; every variant comes this way, so ties need not go
-  // where TMA's would.
-  __device__ __forceinline__ void store_transposed(const Values& values, int first, std::uint32_t to) {
-    const tile::TransposeShare own = share();
-#pragma unroll
-    for (int patch = 0; patch < C::kPatchesAtOnce; ++patch) {
-      if (is_past(first + patch)) continue;
-      const float4(&x)[4] = values[patch];
-      const int start = tile::transposed_offset(own.row, own.chunk, C::kHeadDim) +
-                        32 * tile::panel_step(C::kTileK) * (first + patch) * 128;
-      const auto at = [&](int value) { return to + static_cast<std::uint32_t>(tile::rows_further(start, value)); };
-      const auto store = [&](int value, float a, float b, float c, float d) {
-        ptx::store_shared_16(at(value), ptx::nearest_tf32(a), ptx::nearest_tf32(b), ptx::nearest_tf32(c),
-                             ptx::nearest_tf32(d));
-      };
-      store(0, x[0].x, x[1].x, x[2].x, x[3].x);
-      store(1, x[0].y, x[1].y, x[2].y, x[3].y);
-      store(2, x[0].z, x[1].z, x[2].z, x[3].z);
-      store(3, x[0].w, x[1].w, x[2].w, x[3].w);
+      const int first = tile::transposed_offset(own.row, own.chunk, C::kHeadDim) + further * 128;
+      const auto at = [&](int value) { return to + static_cast<std::uint32_t>(tile::rows_further(first, value)); };
+      store_values(at(0), x[0].x, x[1].x, x[2].x, x[3].x);
+      store_values(at(1), x[0].y, x[1].y, x[2].y, x[3].y);
+      store_values(at(2), x[0].z, x[1].z, x[2].z, x[3].z);
+      store_values(at(3), x[0].w, x[1].w, x[2].w, x[3].w);
     }
   }
 };

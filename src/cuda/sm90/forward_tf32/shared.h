@@ -15,11 +15,13 @@ template <typename C>
 struct alignas(1024) Shared {
   std::uint8_t q[C::kQBuffers][C::kTileQBytes];
   std::uint8_t k[C::kStages][C::kTileKBytes];
-  std::uint8_t v[C::kStages][C::kTileKBytes];  // transposed
-  // full: the producer's data has arrived; empty: every consumer warp is done with it.
+  std::uint8_t v[C::kStages][C::kTileKBytes];       // transposed
+  std::uint8_t raw[C::kRawStages][C::kTileKBytes];  // V in the order of K
+  // full: the producer's data has arrived; empty: every consumer warp (of raw: every producer warp) is done with it.
   std::uint64_t q_full[C::kQBuffers], q_empty[C::kQBuffers];
   std::uint64_t k_full[C::kStages], k_empty[C::kStages];
   std::uint64_t v_full[C::kStages], v_empty[C::kStages];
+  std::uint64_t raw_full[C::kRawStages], raw_empty[C::kRawStages];
   Item<C::kConsumers> items[kItemSlots];  // one a q_full, round robin
 
   // For one thread, before anybody waits. Q and K: one thread arrives for TMA, or every thread that copies.
@@ -37,6 +39,10 @@ struct alignas(1024) Shared {
       init(v_full[i], kProducerWarps);
       init(k_empty[i], kConsumerWarps);
       init(v_empty[i], kConsumerWarps);
+    }
+    for (int i = 0; i < C::kRawStages; ++i) {
+      init(raw_full[i], 1);
+      init(raw_empty[i], kProducerWarps);
     }
     ptx::mbarrier_init_fence();
   }

@@ -27,8 +27,6 @@ inline void await_count(const std::int32_t* counter, std::int32_t least) {
   if (*counter < least) emulator::Machine::fail("waits for a CTA that has not begun");
 }
 
-inline void count_up(std::int32_t* counter, std::int32_t by = 1) { *counter += by; }
-
-inline std::int32_t count_claim(std::int32_t* counter) { return (*counter)++; }
+inline void count_up(std::int32_t* counter) { ++*counter; }
 
 }  // namespace dspattn::cuda::ptx
