@@ -191,6 +191,8 @@ TEST(DecodePlan, HeadsThatChooseTogetherShareTheirRowsOfV) {
     EXPECT_LE(plan.layout.bytes, kH200.shared_bytes);
     EXPECT_EQ(plan.workspace_bytes, 0u);
   }
+  const Plan packed = together({.batch = 4, .heads = 16, .kv_heads = 4, .n_k = 8256});
+  EXPECT_LE(packed.teams.cta_warps() * packed.ctas_per_multiprocessor, kMaxWarps) << "registers of a multiprocessor";
   // Clusters of 16 would have eight units in two rounds: 303 us, where two kernels take 129.
   EXPECT_EQ(together({.n_k = 1 << 17}).teams.stay, 0);
   // A cluster has no room for these.

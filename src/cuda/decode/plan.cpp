@@ -111,7 +111,8 @@ class Dealer {
   int most_teams(int packed, bool stay) const {
     Teams teams = teams_;
     const bool chosen = teams.chosen != 0;
-    for (teams.count = kMaxWarps / teams.warps; teams.count > 0; --teams.count) {
+    // Registers are enough for kMaxWarps of a multiprocessor.
+    for (teams.count = kMaxWarps / packed / teams.warps; teams.count > 0; --teams.count) {
       if (stay) {  // of one tile a team at least
         teams.stay = 1;
         if (fits(teams, packed)) break;
