@@ -18,17 +18,10 @@
 
 #include <cstdint>
 
+#include "cuda/tile/tile_range.h"
 #include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::tile {
-
-// Query tiles [begin, end) of a sequence.
-struct TileRange {
-  int begin = 0;
-  int end = 0;
-
-  DSPATTN_HOST_DEVICE constexpr int count() const { return end > begin ? end - begin : 0; }
-};
 
 // The quotient rounded down, of negative numbers too.
 DSPATTN_HOST_DEVICE constexpr int floor_divide(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
