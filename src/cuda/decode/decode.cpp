@@ -132,11 +132,12 @@ void why_not(const DecodeRow& row, const Problem& problem, core::Refusals& refus
              " query rows a key head where heads choose together, got " + std::to_string(rows_of_key_head(geometry));
     });
   }
-  if (problem.rest == Rest::mean && !problem.value_sums.present()) {
+  if (problem.rest == Rest::mean && sums_pruned(row.dim) && !problem.value_sums.present()) {
     refusals.add(
         [] { return std::string("rest: takes mean with value_sums (sums of V that the caller keeps), got none"); });
   }
-  if (problem.rest == Rest::mean && (problem.mask.allowed.present() || problem.mask.bias.present())) {
+  if (problem.rest == Rest::mean && sums_pruned(row.dim) &&
+      (problem.mask.allowed.present() || problem.mask.bias.present())) {
     refusals.add(
         [] { return std::string("rest: takes mean without mask tensors, which value_sums know nothing of, got one"); });
   }

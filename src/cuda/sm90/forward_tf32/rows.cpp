@@ -24,7 +24,8 @@ core::KernelRow tf32_row() {
           .forward =
               [](const ForwardArgs& args) {
                 tf32::forward_launch(kDim, &tf32::launcher<kDim>, &tf32::launcher<general_dim(kDim)>, args);
-              }};
+              },
+          .features = {core::Feature::fp32_results}};  // all of them are
 }
 
 template <std::size_t... kIndex>
