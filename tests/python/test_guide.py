@@ -14,7 +14,7 @@ def test_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers", minversion="5.0")
     text = "".join((DOCS / page).read_text() for page in ("pytorch.md", "models.md"))
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     scope: dict[str, object] = {}
     for block in blocks:
         exec(block, scope)

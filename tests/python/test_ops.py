@@ -94,12 +94,18 @@ def test_opcheck_three_steps(dtype: torch.dtype, keep: int, group: int) -> None:
     torch.library.opcheck(_ops.sparse_product, (nonzeros, metadata, v, 37, *pattern))
 
 
+def test_opcheck_update_value_sums() -> None:
+    sums, value = torch.zeros(1, 2, 4, 9), torch.randn(1, 2, 256, 8)
+    torch.library.opcheck(_ops.update_value_sums, (sums, value, 256, torch.tensor([200], dtype=torch.int32)))
+
+
 def test_every_registered_operator_is_checked() -> None:
     registered = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("dspattn::")}
     codec = {"nm_prune", "nm_encode", "nm_decode"}
     three_steps = {"sparse_scores", "sparse_softmax_", "sparse_product"}
     blocks = {"block_mask", "block_attention"}  # checked in test_block_masks.py
-    assert registered == {"attention", "attention_backward"} | codec | three_steps | blocks
+    cached = {"update_value_sums"}
+    assert registered == {"attention", "attention_backward"} | codec | three_steps | blocks | cached
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
