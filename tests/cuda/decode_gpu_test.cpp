@@ -15,20 +15,16 @@
 #include <string>
 #include <vector>
 
-#include "api/device_memory.h"
 #include "check/check.h"
 #include "check/random.h"
 #include "core/half.h"
 #include "cuda/decode/rows.h"
+#include "cuda/decode_problems.h"
 #include "cuda/device/device.h"
 #include "cuda/random_problems.h"
 
 namespace dspattn {
 namespace {
-
-constexpr Device kGpu{DeviceType::cuda, 0};
-
-core::DeviceMemory& gpu_memory() { return api::memory_of(kGpu); }
 
 std::int64_t count_of_problems() { return from_environment("DSPATTN_DECODE_CASES", 40); }
 
@@ -52,26 +48,9 @@ class DecodeRow : public ::testing::TestWithParam<std::string> {
   }
   Row row() const { return Row(GetParam()); }
 
-  void expect_right(const check::Case& drawn) const {
-    check::CheckOptions options;
-    options.device = kGpu;
-    const check::CaseReport report =
-        check::check_drawn(drawn, check::library_runner(gpu_memory(), GetParam(), {}), options);
-    for (const std::string& failure : report.failures) ADD_FAILURE() << report.description << "\n" << failure;
-  }
-  // One query of each head against n_k keys.
+  void expect_right(const check::Case& drawn) const { dspattn::expect_right(drawn, GetParam()); }
   check::Case problem(std::int64_t heads, std::int64_t kv_heads, std::int64_t n_q, std::int64_t n_k) const {
-    check::Case drawn;
-    drawn.seed = 5;
-    drawn.dtype = row().dtype;
-    drawn.pattern = {2, 4};
-    drawn.grouping = Grouping::interleaved;
-    drawn.heads = heads;
-    drawn.kv_heads = kv_heads;
-    drawn.n_q = n_q;
-    drawn.n_k = n_k;
-    drawn.d = drawn.d_v = row().dim;
-    return drawn;
+    return few_queries(row().dtype, row().dim, heads, kv_heads, n_q, n_k);
   }
 };
 

@@ -9,20 +9,16 @@
 #include <string>
 #include <vector>
 
-#include "api/device_memory.h"
 #include "check/check.h"
 #include "check/random.h"
 #include "core/half.h"
+#include "cuda/decode_problems.h"
 #include "cuda/device/device.h"
 #include "cuda/random_problems.h"
 #include "dspattn/value_sums.h"
 
 namespace dspattn {
 namespace {
-
-constexpr Device kGpu{DeviceType::cuda, 0};
-
-core::DeviceMemory& gpu_memory() { return api::memory_of(kGpu); }
 
 struct Row {
   const char* name;
@@ -36,27 +32,12 @@ class DecodeRest : public ::testing::TestWithParam<Row> {
     if (const std::string why = no_ampere(); !why.empty()) GTEST_SKIP() << why;
   }
   check::Case problem(std::int64_t heads, std::int64_t kv_heads, std::int64_t n_q, std::int64_t n_k) const {
-    check::Case drawn;
-    drawn.seed = 7;
-    drawn.dtype = GetParam().dtype;
-    drawn.pattern = {2, 4};
-    drawn.grouping = Grouping::interleaved;
-    drawn.heads = heads;
-    drawn.kv_heads = kv_heads;
-    drawn.n_q = n_q;
-    drawn.n_k = n_k;
-    drawn.d = drawn.d_v = GetParam().dim;
+    check::Case drawn = few_queries(GetParam().dtype, GetParam().dim, heads, kv_heads, n_q, n_k);
     drawn.rest = Rest::mean;
     drawn.value_sums = true;
     return drawn;
   }
-  void expect_right(const check::Case& drawn) const {
-    check::CheckOptions options;
-    options.device = kGpu;
-    const check::CaseReport report =
-        check::check_drawn(drawn, check::library_runner(gpu_memory(), GetParam().name, {}), options);
-    for (const std::string& failure : report.failures) ADD_FAILURE() << report.description << "\n" << failure;
-  }
+  void expect_right(const check::Case& drawn) const { dspattn::expect_right(drawn, GetParam().name); }
 };
 
 TEST_P(DecodeRest, OneQueryAndSeveral) {
