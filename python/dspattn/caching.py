@@ -172,8 +172,8 @@ def attention_with_cache(
             past the length.
         sums: with ``rest="mean"``, of :func:`value_sums`, up to date: of the values those that are kept are read, and
             no others. Without them every call reads all values.
-        alignment: of the diagonal against the n_k keys that the cache has room for, not against ``key_lengths``: several
-            new queries behind a length below n_k are kept from each other's keys by a mask (``attn_mask`` of
+        alignment: of the diagonal against the n_k keys that the cache has room for, not against ``key_lengths``:
+            several new queries behind a length below n_k are kept from each other's keys by a mask (``attn_mask`` of
             :func:`dspattn.attention`), not by ``is_causal``.
 
     Returns:
