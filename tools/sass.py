@@ -206,6 +206,7 @@ def blocks_of(instructions):
         elif instruction.base != "BSSY" and instruction.target is not None:
             addresses.add(instruction.target)
         follow[instruction.address] = {address for address in addresses if address in at}
+
     def next_of(address):
         index = at[address] + 1
         return {instructions[index].address} if index < len(instructions) else set()

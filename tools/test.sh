@@ -46,6 +46,8 @@ on_the_package=(bench/clients bench/decode/test_generate.py)
 
 step_cli() { cli_tests release tests/tools bench "${on_the_package[@]/#/--ignore=}"; }
 
+# PyTorch's threads that have nothing to do sleep: beside other steps, spinning takes their time.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 step_python() { tools/install_package.sh && $python -m pytest -q tests/python "${on_the_package[@]}"; }
 
 step_format() { tools/format.sh; }
