@@ -203,6 +203,7 @@ def restore(model: torch.nn.Module) -> None:
     """
     if not any(MARK in vars(module) for module in model.modules()):
         raise DspattnError(["model: expected one that dspattn.apply has switched, got one that it has not"])
+    module: Any
     for module in model.modules():
         if PLAN in vars(module):
             _switch_back(module)
@@ -446,7 +447,7 @@ def _switch(module: torch.nn.Module, layer: Layer) -> None:
     object.__setattr__(module, PLAN, plan)
 
 
-def _switch_back(module: torch.nn.Module) -> None:
+def _switch_back(module: Any) -> None:
     plan: Plan = getattr(module, PLAN)
     forward = vars(module).get("forward")
     if type(module) is nn.MultiheadAttention:
