@@ -157,7 +157,8 @@ def apply(
         raise DspattnError(
             [
                 "model: expected attention layers; none was seen in the traced call, so nothing changed (a model with "
-                'a dspattn name must be set back first, with set_attn_implementation("sdpa"))'
+                'a dspattn name must be set back first, with set_attn_implementation("sdpa"); models made from one '
+                "config object share the name)"
             ]
         )
     planned = [
@@ -450,11 +451,11 @@ def _switch(module: torch.nn.Module, layer: Layer) -> None:
 def _switch_back(module: Any) -> None:
     plan: Plan = getattr(module, PLAN)
     forward = vars(module).get("forward")
-    if type(module) is nn.MultiheadAttention:
+    if isinstance(module, nn.MultiheadAttention):
         for key, hook in list(module._forward_hooks.items()):
             if hook is _count:
                 del module._forward_hooks[key]
-        module.__class__ = torch.nn.MultiheadAttention
+        object.__setattr__(module, "__class__", torch.nn.MultiheadAttention)
         for option in plan.options():
             delattr(module, option)
     elif isinstance(forward, _Forward):
