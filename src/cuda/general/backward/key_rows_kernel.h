@@ -246,33 +246,39 @@ __device__ __forceinline__ void add_chunk(const Step& step, const KeyRowWarp<C>&
   add_to_sums<C>(warp.sums + static_cast<std::int64_t>(step.sum) * (K::kTileQ * C::kHeadDim), step.before == 0, share);
 }
 
-// Both warps of a key tile have sums of it: one adds up and stores dV, the other dK. All have left shared memory.
+// Both warps of a key tile have sums of it: one adds up and stores dV, the other dK. Each gives the other its part.
 template <typename C>
-__device__ __forceinline__ void store_both(const BackwardParams& params, const KeyItem& item, std::uint32_t shared,
-                                           KeySums<C>& d_k, KeySums<C>& d_v) {
-  constexpr int kElements = C::kHeadDim;  // of a lane
-  const bool has_values = own_part<C>() == 0;
-  const auto place = [&](int warp) {
+struct KeyRowExit {
+  static constexpr int kElements = C::kHeadDim;  // of a lane
+  std::uint32_t shared;                          // all have left it
+
+  __device__ __forceinline__ static bool has_values() { return own_part<C>() == 0; }
+  __device__ __forceinline__ std::uint32_t place(int warp) const {
     return shared + static_cast<std::uint32_t>(warp * 32 * kElements * 4) + 4 * own_lane();
-  };
-  const int warp = own_thread() >> 5;
-#pragma unroll
-  for (int i = 0; i < kElements; ++i) {
-    const float x =
-        has_values ? d_k[i * 2 / kElements][i % (kElements / 2)] : d_v[i * 2 / kElements][i % (kElements / 2)];
-    ptx::store_shared(place(warp) + 128 * i, __float_as_uint(x));
   }
-  meet();
-#pragma unroll
-  for (int i = 0; i < kElements; ++i) {
-    const float other = __uint_as_float(ptx::load_shared(place(warp ^ 1) + 128 * i));
-    float& k = d_k[i * 2 / kElements][i % (kElements / 2)];
-    float& v = d_v[i * 2 / kElements][i % (kElements / 2)];
-    k = has_values ? v + other : other + k;
+  __device__ __forceinline__ static float& element(KeySums<C>& sums, int i) {
+    return sums[i * 2 / kElements][i % (kElements / 2)];
   }
-  store_keys<C>(params, item, has_values ? params.d_v : params.d_k,
-                (has_values ? params.fp32_d_v : params.fp32_d_k) != 0, has_values ? 1.0f : params.d_k_scale, d_k, 0);
-}
+  __device__ __forceinline__ void give(KeySums<C>& d_k, KeySums<C>& d_v) const {
+    const std::uint32_t to = place(own_thread() >> 5);
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      ptx::store_shared(to + 128 * i, __float_as_uint(has_values() ? element(d_k, i) : element(d_v, i)));
+    }
+  }
+  __device__ __forceinline__ void store(const BackwardParams& params, const KeyItem& item, KeySums<C>& d_k,
+                                        KeySums<C>& d_v) const {
+    const std::uint32_t from = place(own_thread() >> 5 ^ 1);
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      const float other = __uint_as_float(ptx::load_shared(from + 128 * i));
+      element(d_k, i) = has_values() ? element(d_v, i) + other : other + element(d_k, i);
+    }
+    store_keys<C>(params, item, has_values() ? params.d_v : params.d_k,
+                  (has_values() ? params.fp32_d_v : params.fp32_d_k) != 0, has_values() ? 1.0f : params.d_k_scale, d_k,
+                  0);
+  }
+};
 
 template <typename C>
 __device__ __forceinline__ void walk_key_rows(const BackwardParams& params, const KeySupply<C>& supply) {
@@ -313,11 +319,13 @@ __device__ __forceinline__ void walk_key_rows(const BackwardParams& params, cons
     }
   }
   meet();  // all have added, and left shared memory
-  if (own_thread() == 0 && steps > 0) {
-    supply.pass_on(steps - 1);
-    supply.pass_on(steps);
-  }
-  store_both<C>(params, shared.item, supply.memory.keys(0), d_k, d_v);
+  const KeyRowExit<C> exit{supply.memory.keys(0)};
+  exit.give(d_k, d_v);
+  meet();  // the other's part is there
+  // Two warps say that the last two shares are in, while the others store.
+  if (own_thread() == 0 && steps > 0) supply.pass_on(steps - 1);
+  if (own_thread() == 32 && steps > 0) supply.pass_on(steps);
+  exit.store(params, shared.item, d_k, d_v);
 }
 
 template <typename C>
