@@ -66,6 +66,18 @@ TEST(BackwardPlan, HeadsTakeTurnsUnderADiagonal) {
   EXPECT_EQ(plan_of(problem, 64).head_group, 4);
 }
 
+// Where a CTA has more than one item, and they differ in length.
+TEST(BackwardPlan, TheLongestWalksOfTheLastHeadsComeFirstUnderADiagonal) {
+  Problem problem = problem_of(4, 16, 16, 4096, 4096, 128);
+  EXPECT_FALSE(plan_of(problem, 128).last_ascends);
+  problem.mask.causal = true;
+  EXPECT_TRUE(plan_of(problem, 128).last_ascends);
+  EXPECT_NE(to_string(plan_of(problem, 128)).find("the first keys first"), std::string::npos);
+  problem = problem_of(1, 4, 4, 4096, 4096, 128);
+  problem.mask.causal = true;
+  EXPECT_FALSE(plan_of(problem, 128).last_ascends);  // 128 items, 132 multiprocessors
+}
+
 TEST(BackwardPlan, TheWorkspaceIsLinearInTheRows) {
   Problem one = problem_of(1, 2, 2, 1024, 1024, 64), two = problem_of(1, 2, 2, 2048, 2048, 64);
   const std::size_t bytes = plan_of(one, 64).scratch.bytes;

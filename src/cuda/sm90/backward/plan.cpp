@@ -62,6 +62,7 @@ BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem,
   const std::int64_t wave = tile::divide_up(device.multiprocessors, std::max<std::int64_t>(plan.key_tiles, 1));
   plan.head_group = plan.wraps ? 1 : static_cast<int>(2 * wave);
   plan.ctas = static_cast<int>(std::min<std::int64_t>(plan.items, device.multiprocessors));
+  plan.last_ascends = !plan.wraps && plan.items > plan.ctas;
   plan.scratch = lay_out(plan, geometry.heads);
   return plan;
 }
@@ -72,6 +73,7 @@ std::string to_string(const BackwardPlan& plan) {
        << ", 2 key warpgroups, " << plan.stages << " stages"
        << "\nitems       " << plan.items << ", the last keys of a head first"
        << (plan.head_group > 1 ? ", of " + std::to_string(plan.head_group) + " heads in turn" : "")
+       << (plan.last_ascends ? ", of the last of these the first keys first" : "")
        << "\ndQ          shares added in a fixed order, "
        << (plan.wraps ? "two sums: walks begin at their own place and go around" : "one sum") << "\nlaunch      "
        << plan.ctas << " CTAs of " << plan.threads << " threads\nworkspace   " << plan.scratch.bytes << " bytes";
