@@ -151,7 +151,8 @@ function(dspattn_decode_sources result suffix folder)
   set(from ${dspattn_cuda_source}/decode)
   set(sources ${from}/decode_bf16.cu)
   dspattn_joined(sources ${folder}/decode_f16_f32${suffix} ${from}/decode_f16.cu ${from}/decode_f32.cu)
-  dspattn_joined(sources ${folder}/decode_ends${suffix} ${from}/merge.cu ${dspattn_cuda_source}/blocks/value_sums.cu)
+  dspattn_joined(sources ${folder}/decode_ends${suffix} ${from}/merge.cu ${from}/room.cu
+    ${dspattn_cuda_source}/blocks/value_sums.cu)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
