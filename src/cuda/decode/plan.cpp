@@ -20,6 +20,7 @@ constexpr std::int64_t kClusterCtaCycles = 500;
 constexpr std::int64_t kMergeCycles = 4600;  // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
 constexpr std::int64_t kChoiceCycles = 24000;  // a kernel for scores before the one that chooses, 5 us and more
+constexpr int kFetchTiles = 1;                 // of a team that chooses: with so few their latency is what counts
 constexpr int kReserved = 1024;                // of a multiprocessor's shared memory, by every CTA
 
 // Tiles that some row of a sequence may see: of windows, wherever they stand.
@@ -139,6 +140,7 @@ class Dealer {
         if (fits(deal.teams, packed)) break;
       }
       if (deal.teams.count == 0) return deal;
+      deal.teams.fetch = deal.teams.stay <= kFetchTiles ? 1 : 0;
     }
     deal.splits = splits;
     deal.cluster = cluster;
