@@ -1,9 +1,10 @@
 """PyTorch's own tests of attention with dspattn in its place: which of them fail that pass without it.
 
     python experiments/clients/pytorch_tests.py SOURCES/test/test_transformers.py --json result.json
+    python experiments/clients/pytorch_tests.py SOURCES/test/test_transformers.py --chosen "" --processes 16
 
-The file is not in PyTorch's wheels: take it from the sources of the installed version (it needs the packages expecttest
-and hypothesis). Every test runs inside ``dspattn.use("dense", strict=False)``; those that fail there run once more
+The file is not in PyTorch's wheels: take it from the sources of the installed version (it needs the package
+expecttest). Every test runs inside ``dspattn.use("dense", strict=False)``; those that fail there run once more
 without it, and count only if they then pass. Attention left to PyTorch is as good as served here: what matters is that
 nothing becomes wrong. Exits 1 when a test fails that no difference in DIFFERENCES explains, or was not begun in time.
 """

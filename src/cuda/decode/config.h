@@ -52,19 +52,20 @@ struct Config {
 
 // What a launch decides: how the warps are teamed, how many rows each has room for, and whether V's rows are gathered.
 struct Teams {
-  int warps = 1;    // of a team: 1, 2 or 4
-  int rows = 16;    // of a warp, rounded up to a power of two: 1, 2, 4, 8 or 16
-  int gather = 0;   // 1: only the kept rows of V are read: all rows of a key head keep the same
-  int count = 4;    // of a CTA
-  int chosen = 0;   // 1: heads choose together, from scores that are there already
-  int stay = 0;     // and of so many tiles a team these stay in shared memory; 0: they are in the workspace. 4 or 8 rows
+  int warps = 1;   // of a team: 1, 2 or 4
+  int rows = 16;   // of a warp, rounded up to a power of two: 1, 2, 4, 8 or 16
+  int gather = 0;  // 1: only the kept rows of V are read: all rows of a key head keep the same
+  int count = 4;   // of a CTA
+  int chosen = 0;  // 1: heads choose together, from scores that are there already
+  int stay = 0;    // and of so many tiles a team these stay in shared memory; 0: they are in the workspace. 4 or 8 rows
+  int fetch = 0;   // 1: and V comes to the L2 cache beside K, before it is known what stays of it
   int scoring = 0;  // 1: these scores are what is computed, of K alone
 
   DSPATTN_HOST_DEVICE constexpr int cta_warps() const { return warps * count; }
 };
 
-// Heads that choose together, by scores of the workspace: tiles that are chosen at once, and whose V is on its way while
-// the next ones are chosen. Else as many places for V.
+// Heads that choose together, by scores of the workspace: tiles that are chosen at once, and whose V is on its way
+// while the next ones are chosen. Else as many places for V.
 inline constexpr int kChoiceTiles = 2;
 inline constexpr int kRowsThatStay = 8;  // at most, of one query: where scores are chosen by in registers
 

@@ -20,6 +20,8 @@ constexpr std::int64_t kClusterCtaCycles = 500;
 constexpr std::int64_t kMergeCycles = 4600;  // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
 constexpr std::int64_t kChoiceCycles = 24000;  // a kernel for scores before the one that chooses, 5 us and more
+constexpr std::int64_t kChoiceQuarters = 5;    // of what a tile takes: its choice through shared memory (135 us, not 110)
+constexpr int kFetchTiles = 1;                 // of a team that chooses: with so few their latency is what counts
 constexpr int kReserved = 1024;                // of a multiprocessor's shared memory, by every CTA
 
 // Tiles that some row of a sequence may see: of windows, wherever they stand.
@@ -139,6 +141,7 @@ class Dealer {
         if (fits(deal.teams, packed)) break;
       }
       if (deal.teams.count == 0) return deal;
+      deal.teams.fetch = deal.teams.stay <= kFetchTiles ? 1 : 0;
     }
     deal.splits = splits;
     deal.cluster = cluster;
@@ -190,7 +193,7 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device, const C
     staying.rows = std::max(teams.rows, kRowsThatStay / 2);
     if (geometry.n_q == 1 && plan.rows <= kRowsThatStay) {
       const Deal stays = Dealer(type, dim, staying, plan.units, plan.tiles, device, room).best(true);
-      if (stays.cost < deal.cost + kChoiceCycles) deal = stays;
+      if (stays.cost < deal.cost * kChoiceQuarters / 4 + kChoiceCycles) deal = stays;
     }
   }
   plan.teams = deal.teams;

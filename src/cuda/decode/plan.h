@@ -37,8 +37,8 @@ struct Plan {
 // Query rows of a key head: those of all heads that share it, side by side.
 std::int64_t rows_of_key_head(const core::Geometry& geometry);
 
-// Clusters of so many CTAs, each of which fills a multiprocessor, that a device has room for at once, as its driver says
-// (room.cu). Cards of a kind differ, since not the same of their multiprocessors are in use. 0: nobody asked.
+// Clusters of so many CTAs, each of which fills a multiprocessor, that a device has room for at once, as its driver
+// says (room.cu). Cards of a kind differ, since not the same of their multiprocessors are in use. 0: nobody asked.
 struct ClusterRoom {
   std::array<int, kMaxCluster + 1> of{};
 };

@@ -54,8 +54,7 @@ struct Chooser {
   Team<C>& team;
   const RowStats* whole;  // of every row, over all visible keys: what scores are shifted by, and the sum
 
-  __device__ __forceinline__ Chooser(Team<C>& of, const RowStats* of_rows)
-      : team(of), whole(of_rows) {}
+  __device__ __forceinline__ Chooser(Team<C>& of, const RowStats* of_rows) : team(of), whole(of_rows) {}
 
   // Tiles of the step that begins at `index`.
   __device__ __forceinline__ int count(int index) const {
@@ -67,8 +66,9 @@ struct Chooser {
     const int chunks = team.p.rows * C::kTileK / 8;
     for (int i = 0; i < count(index); ++i) {
       const std::uint16_t* from = workspace_scores<C>(team.p, team.part.unit, index + i * team.step());
-      const auto to = team.ring + static_cast<std::uint32_t>(team.layout.batch_scores + (half * kChoiceTiles + i) *
-                                                                                            team.layout.batch_scores_bytes);
+      const auto to =
+          team.ring + static_cast<std::uint32_t>(team.layout.batch_scores +
+                                                 (half * kChoiceTiles + i) * team.layout.batch_scores_bytes);
       for (int chunk = team.lane; chunk < chunks; chunk += 32) {
         ptx::cp_async_16(to + 16 * static_cast<std::uint32_t>(chunk), from + 8 * chunk);
       }
@@ -78,8 +78,8 @@ struct Chooser {
   // Of the warp's rows, a tile's keys each: of tile `i` of step `number`.
   __device__ __forceinline__ const uint2* scores_of(int number, int i) const {
     const SharedLayout& s = team.layout;
-    const int at = s.ring + team.team * s.ring_bytes + s.batch_scores +
-                   ((number & 1) * kChoiceTiles + i) * s.batch_scores_bytes;
+    const int at =
+        s.ring + team.team * s.ring_bytes + s.batch_scores + ((number & 1) * kChoiceTiles + i) * s.batch_scores_bytes;
     return reinterpret_cast<const uint2*>(team.shared + at);
   }
   __device__ __forceinline__ static float4 unpacked(uint2 scores) {
@@ -300,9 +300,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) score_kernel(const __grid_c
   ptx::wait_for_kernels_before();  // inputs are written
   const Part part = Part::of_cta<C>(p);
   Team<C> team(p, part, shared);
-  team.load_q();
+  team.begin();
   begin_keys(team);
-  ptx::cp_async_wait<2>();  // K may still be on its way
+  ptx::cp_async_wait<1>();  // the second K tile may still be on its way
   __syncthreads();          // Q is there
   RegisterRows<C> rows(team);
   write_scores(team, rows, [&](int, int index) { return workspace_scores<C>(p, part.unit, index); });

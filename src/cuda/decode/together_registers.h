@@ -79,8 +79,9 @@ struct TogetherRows {
                                    plain ? high[1] : low[1]);
     const int batch = team.part.batch;
     const int head = team.part.kv_head * p.heads_per_kv_head + min(row, team.part.rows - 1);
-    const float4 x = mask_group<C>(p, raw, first, products.begin, products.end, batch,
-                                   MaskRow(p.allowed, 1, batch, head, 0), MaskRow(p.bias, p.bias_bytes, batch, head, 0));
+    const float4 x =
+        mask_group<C>(p, raw, first, products.begin, products.end, batch, MaskRow(p.allowed, 1, batch, head, 0),
+                      MaskRow(p.bias, p.bias_bytes, batch, head, 0));
     return {ptx::pack_f16x2(x.x, x.y), ptx::pack_f16x2(x.z, x.w)};
   }
   // Hides what lies outside of the keys that are seen.
@@ -182,8 +183,8 @@ struct TogetherRows {
 
   // A key's share is 2^(exponent * score + shift): above 0 of a visible one, 0 of a hidden one and of lanes without a
   // row. None of these takes a slot from one of those.
-  __device__ __forceinline__ void shares_of(const HalfScores& words, float shift, float least,
-                                            float (&scores)[kOwn][4], float (&shares)[kOwn][4]) const {
+  __device__ __forceinline__ void shares_of(const HalfScores& words, float shift, float least, float (&scores)[kOwn][4],
+                                            float (&shares)[kOwn][4]) const {
 #pragma unroll
     for (int own = 0; own < kOwn; ++own) {
       ptx::unpack_f16x2(words.of[own][0], scores[own][0], scores[own][1]);
@@ -214,7 +215,8 @@ struct TogetherRows {
     if (!halved) add(16);
   }
 
-  // Chooses the keys of the team's tile `number`: their weights, and the codes of this lane's groups, those of group 4 q
+  // Chooses the keys of the team's tile `number`: their weights, and the codes of this lane's groups, those of group 4
+  // q
   // + t in byte q. Walk::largest: raises the reference alone.
   __device__ __forceinline__ std::uint32_t choose(int number, Walk walk, float shift, float least, Weights& weights) {
     std::uint32_t codes = 0;
@@ -372,9 +374,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __gri
   ptx::wait_for_kernels_before();  // inputs are written
   const Part part = Part::of_cta<C>(p);
   Team<C> team(p, part, shared);
-  team.load_q(p.teams.rows);
+  team.begin(p.teams.rows);
   begin_keys(team);
-  ptx::cp_async_wait<2>();  // K may still be on its way
+  if (p.teams.fetch != 0) {
+    for (int index = team.first_tile(); index < part.tiles.end; index += team.step()) team.fetch_v(index);
+  }
+  ptx::cp_async_wait<1>();  // the second K tile may still be on its way
   __syncthreads();          // Q is there
   RegisterRows<C> products(team);
   TogetherRows<C> rows(team, products, shared);

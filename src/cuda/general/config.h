@@ -56,7 +56,9 @@ struct Config {
   // A warp owns 16 query rows, or twice 16: each fragment of K and V that it reads from shared memory, whose bandwidth
   // is what mma.sync lacks first, then serves two products. At d = 256 the output alone takes half of the registers.
   static constexpr int kRowBlocks = kDim <= 128 && !kAll ? 2 : 1;
-  static constexpr int kTileK = (kIsFp32 && kDim > 64) || kDim > 256 ? 32 : 64;
+  static constexpr bool kNarrow = !kIsFp32 && kDim == 64 && !kAll;
+  static constexpr int kNarrowTileK = 64;
+  static constexpr int kTileK = (kIsFp32 && kDim > 64) || kDim > 256 ? 32 : kNarrow ? kNarrowTileK : 64;
   // fp32 at d = 512: what fits into 99 KiB.
   static constexpr int kWarps = kIsFp32 && kDim > 256 ? 1 : 4;
   static constexpr int kThreads = 32 * kWarps;
@@ -64,10 +66,11 @@ struct Config {
   static_assert(!kAll || (kTileQ <= kMostTileRows && kThreads == 2 * kTileQ));
   // 16-bit at d = 64: a third CTA a multiprocessor, of 168 registers a thread, hides some of the others' waits. For
   // that scores of half a tile's columns are in registers at once; packed, they take half.
-  static constexpr bool kNarrow = !kIsFp32 && kDim == 64 && !kAll;
   static constexpr int kCtas = kNarrow ? 3 : 2;  // a multiprocessor, as far as registers go
   static constexpr int kScoreParts = kNarrow ? 2 : 1;
   static constexpr int kPartColumns = kTileK / kScoreParts;
+  // Scores that nothing is masked of are computed and packed in one straight piece of code.
+  static constexpr bool kStraightScores = kNarrow && kCtas == 2;
   // A lane's addresses, and bounds of the walk, stay in registers; elsewhere they are computed, or read from shared
   // memory, where they are needed. Then there are two stages on every card.
   static constexpr bool kKeepsAddresses = kNarrow;

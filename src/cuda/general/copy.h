@@ -199,10 +199,11 @@ struct NextTile {
   template <typename C, typename Place>
   __device__ __forceinline__ void copy(std::uint32_t target, int tile, int columns, const CopySteps& steps) {
     static_assert(kRowsOfAPass<C> % 8 == 0, "rows of a pass are swizzled alike");
-    static_assert(C::kTileK == CopySteps::kChunks * kRowsOfAPass<C>);
+    constexpr int kChunks = C::kTileK / kRowsOfAPass<C>;
+    static_assert(kChunks <= CopySteps::kMostChunks);
     const int bytes = columns * C::kElementBytes - 16 * (own_thread() & 7);
 #pragma unroll
-    for (int i = 0; i < CopySteps::kChunks; ++i) {
+    for (int i = 0; i < kChunks; ++i) {
       const std::uint8_t* at = i == 0 ? from : from + steps.chunk[i];
 #pragma unroll
       for (int panel = 0; panel < C::kPanels; ++panel) {

@@ -54,18 +54,17 @@ Extras extras_of(const ForwardArgs& args, const ForwardPlan& plan, const ScoreSc
 }
 
 // Of 16-bit inputs.
-constexpr int kStepRows = kCopyingThreads / 8;
-template <Kind kKind>
+template <Kind kKind, int kTileK>
 void set_copy_steps(ForwardParams& p, const Problem& problem) {
-  constexpr int kTileK = kStepRows * CopySteps::kChunks;
+  constexpr int kApart = kCopyingThreads / 8;
   constexpr tile::TileLayout kLayout = layout_of(kKind);
   const auto row_bytes = [](const ConstTensorView& rows) {
     return rows.step(2) * static_cast<std::int64_t>(size_bytes(rows.dtype));
   };
   const std::int64_t k_bytes = row_bytes(problem.k), v_bytes = row_bytes(problem.v);
-  for (int i = 0; i < CopySteps::kChunks; ++i) {
-    p.k_steps.chunk[i] = k_bytes * tile::key_of_column<kLayout, kTileK>(p.tiles, 0, i * kStepRows);
-    p.v_steps.chunk[i] = v_bytes * tile::key_of_v_row<kLayout, kTileK, false>(p.tiles, 0, i * kStepRows);
+  for (int i = 0; i < kTileK / kApart; ++i) {
+    p.k_steps.chunk[i] = k_bytes * tile::key_of_column<kLayout, kTileK>(p.tiles, 0, i * kApart);
+    p.v_steps.chunk[i] = v_bytes * tile::key_of_v_row<kLayout, kTileK, false>(p.tiles, 0, i * kApart);
   }
   for (int tile = 0; tile < 2; ++tile) {  // a span has one or two
     p.k_steps.next[tile] = k_bytes * p.tiles.step_from(tile);
@@ -94,9 +93,14 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.column_parts = plan.column_parts;
   p.stages = plan.stages;
   if (plan.vector_k && plan.vector_v && !problem.block_table.present() && p.tiles.is_filled() &&
-      plan.shape.tile_k == kStepRows * CopySteps::kChunks) {
+      problem.q.dtype != DType::f32) {
     p.cheap_copies = 1;
-    plan.kind == Kind::fours ? set_copy_steps<Kind::fours>(p, problem) : set_copy_steps<Kind::any>(p, problem);
+    const bool fours = plan.kind == Kind::fours;
+    if (plan.shape.tile_k == 128) {
+      fours ? set_copy_steps<Kind::fours, 128>(p, problem) : set_copy_steps<Kind::any, 128>(p, problem);
+    } else {
+      fours ? set_copy_steps<Kind::fours, 64>(p, problem) : set_copy_steps<Kind::any, 64>(p, problem);
+    }
   }
   p.vector_q = plan.vector_q ? 1 : 0;
   p.vector_k = plan.vector_k ? 1 : 0;

@@ -39,7 +39,9 @@ struct RememberingItem : RowsItem {
   NextTile next_k[kCopyingThreads], next_v[kCopyingThreads];
 };
 template <typename C>
-using ItemOf = std::conditional_t<C::kAll, FullItem, std::conditional_t<C::kCheapCopies && !C::kKeepsAddresses, RememberingItem, RowsItem>>;
+using ItemOf =
+    std::conditional_t<C::kAll, FullItem,
+                       std::conditional_t<C::kCheapCopies && !C::kKeepsAddresses, RememberingItem, RowsItem>>;
 
 // For one thread. valid: 0 where there are no rows.
 template <typename C>

@@ -19,7 +19,7 @@ struct Loader {
 
   const ForwardParams& params;
   ItemOf<C>& item;
-  std::uint32_t shared;  // Q, then K and V of one stage after the other
+  std::uint32_t shared;     // Q, then K and V of one stage after the other
   NextTile next_k, next_v;  // kKeepsAddresses: of the thread
   int cheap_next;           // the same: 1: the next tile is copied cheaply
 

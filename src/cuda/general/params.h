@@ -42,8 +42,8 @@ struct Extras {
 
 // Bytes from a thread's first chunk of a tile to its others, and to that of the next tile: after even, after odd ones.
 struct CopySteps {
-  static constexpr int kChunks = 4;  // of a thread: of 64 rows, every 16th
-  std::int64_t chunk[kChunks] = {};
+  static constexpr int kMostChunks = 8;  // of a thread: of 128 rows, every 16th
+  std::int64_t chunk[kMostChunks] = {};
   std::int64_t next[2] = {};
 };
 
@@ -70,8 +70,8 @@ struct ForwardParams {
   int column_parts = 1;                                          // CTAs that share a row tile's columns of the output
   int stages = 1;                                                // of K and V; 0: both in one place
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0;  // rows are 16-byte aligned: copies of 16 bytes
-  int bare_scores = 0;  // 1: scores are compared as the product leaves them, but for the band
-  int cheap_copies = 0;      // 1: all rows of a tile of K and V can be copied alike (copy.h, NextTile), by these steps
+  int bare_scores = 0;   // 1: scores are compared as the product leaves them, but for the band
+  int cheap_copies = 0;  // 1: all rows of a tile of K and V can be copied alike (copy.h, NextTile), by these steps
   CopySteps k_steps, v_steps;
 };
 

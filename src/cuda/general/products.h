@@ -34,7 +34,7 @@ template <typename C>
 struct Products {
   using Element = ElementOf<C::kType>;
 
-  std::uint32_t q_tile;  // address of Q in shared memory
+  std::uint32_t q_tile;        // address of Q in shared memory
   std::uint32_t own_q, own_k;  // kKeepsAddresses: what q_row() and k_row() say
   std::uint32_t q[C::kRowBlocks][4];
   RowBlock<C> rows[C::kRowBlocks];
@@ -79,7 +79,8 @@ struct Products {
   __device__ __forceinline__ void compute_scores(std::uint32_t k, int part = 0) {
     if constexpr (C::kKind == Kind::precise) return compute_precise(k);
     const std::uint32_t q_at = C::kKeepsAddresses ? own_q : q_row();
-    const std::uint32_t k_at = k + (C::kKeepsAddresses ? own_k : k_row()) + static_cast<std::uint32_t>(part * C::kPartColumns * 128);
+    const std::uint32_t k_at =
+        k + (C::kKeepsAddresses ? own_k : k_row()) + static_cast<std::uint32_t>(part * C::kPartColumns * 128);
     // fp32 at d = 512 panel by panel: unrolled, too many loads would be asked for at once.
     constexpr int kSteps = C::kScoreSteps > 32 ? 4 : C::kScoreSteps;
     if constexpr (kSteps < C::kScoreSteps) clear_scores();

@@ -96,13 +96,33 @@ __device__ __forceinline__ void pack_warp(const TilePlace<C>& at, int part, cons
 template <typename C>
 __device__ __forceinline__ void finish_and_pack(const TilePlace<C>& at, int part, RowBlock<C> (&rows)[C::kRowBlocks],
                                                 PackedTile<C> (&packed)[C::kRowBlocks]) {
-  if (!C::kAll && is_bare(at)) {
+  if (!C::kAll && !C::kStraightScores && is_bare(at)) {
 #pragma unroll
     for (int i = 0; i < C::kRowBlocks; ++i) packed[i].pack(part, rows[i].scores);
     return;
   }
   finish_warp<C>(at, part, rows);
   pack_warp<C>(at, part, rows, packed);
+}
+
+// The same of all parts. compute(part): as below.
+template <typename C, typename Compute>
+__device__ __forceinline__ void pack_parts(const TilePlace<C>& at, RowBlock<C> (&rows)[C::kRowBlocks],
+                                           PackedTile<C> (&packed)[C::kRowBlocks], Compute compute) {
+  if (C::kStraightScores && is_bare(at)) {
+#pragma unroll
+    for (int part = 0; part < C::kScoreParts; ++part) {
+      if (part > 0) compute(part);
+#pragma unroll
+      for (int i = 0; i < C::kRowBlocks; ++i) packed[i].pack(part, rows[i].scores);
+    }
+    return;
+  }
+#pragma unroll
+  for (int part = 0; part < C::kScoreParts; ++part) {
+    if (part > 0) compute(part);
+    finish_and_pack<C>(at, part, rows, packed);
+  }
 }
 
 // Masks, selects and exponentiates a warp's scores of a tile. compute(part): computes those of a part of its columns;
@@ -121,12 +141,7 @@ __device__ __forceinline__ void weigh_warp(const TilePlace<C>& at, Products<C>& 
       if (at.params.keep == 0 && weigh_unselected<C>(at, rows)) return;
       pack_warp<C>(at, 0, rows, packed);
     } else {
-      finish_and_pack<C>(at, 0, rows, packed);
-    }
-#pragma unroll
-    for (int part = 1; part < C::kScoreParts; ++part) {
-      compute(part);
-      finish_and_pack<C>(at, part, rows, packed);
+      pack_parts<C>(at, rows, packed, compute);
     }
     weigh_rows<C>(at, packed, rows);
   }

@@ -35,6 +35,18 @@ inline constexpr float kLargest = kType == DType::f32    ? 0x1.ffcp127f
                                   : kType == DType::bf16 ? 0x1.fep127f
                                                          : 65504.0f;
 
+// Whether no number of 16 bytes of memory is NaN or infinite: exponents of all ones, which one more makes a sign.
+template <DType kType>
+__device__ __forceinline__ bool all_finite(const uint4& x) {
+  constexpr std::uint32_t kExponent = kType == DType::f32    ? 0x7F800000u
+                                      : kType == DType::bf16 ? 0x7F807F80u
+                                                             : 0x7C007C00u;
+  constexpr std::uint32_t kOne = kExponent & ~(kExponent << 1);
+  constexpr std::uint32_t kSign = kType == DType::f32 ? 0x80000000u : 0x80008000u;
+  const auto carry = [](std::uint32_t word) { return (word & kExponent) + kOne; };
+  return ((carry(x.x) | carry(x.y) | carry(x.z) | carry(x.w)) & kSign) == 0;
+}
+
 // Some elements of a row, from column `column` on; those at and past the end are zeros.
 template <DType kType>
 struct Chunk {

@@ -213,15 +213,19 @@ struct KeySupply {
         if (row >= params.key_tiles * C::kTileK) break;
         const std::uint32_t to =
             memory.keys(row / C::kTileK) + static_cast<std::uint32_t>(row % C::kTileK * C::kStride + 16 * chunk);
-        Chunk<C::kType> of_k(k[i]), of_v(v[i]);
-        of_k.clean_keys();
-        of_v.clean_values();
-        store(to, of_k.prepared(C::kIsTf32, kOnePair<C::kType>));
-        store(to + C::kTileK * C::kStride, of_v.prepared(C::kIsTf32, kOnePair<C::kType>));
+        put(to, k[i], [](Chunk<C::kType>& of_k) { of_k.clean_keys(); });
+        put(to + C::kTileK * C::kStride, v[i], [](Chunk<C::kType>& of_v) { of_v.clean_values(); });
       }
     }
   }
-  __device__ __forceinline__ static void store(std::uint32_t to, const uint4& x) {
+  // 16 bytes of the inputs to shared memory. Nearly all are finite, and 16-bit ones then stay as they are.
+  template <typename Clean>
+  __device__ __forceinline__ static void put(std::uint32_t to, uint4 x, Clean clean) {
+    if (C::kIsFp32 || !all_finite<C::kType>(x)) {
+      Chunk<C::kType> chunk(x);
+      clean(chunk);
+      x = chunk.prepared(C::kIsTf32, kOnePair<C::kType>);
+    }
     ptx::store_shared_16(to, x.x, x.y, x.z, x.w);
   }
 
