@@ -34,7 +34,7 @@ endfunction()
 # dspattn_together(TARGET): its sources are compiled as one. For what is not the library: there every source is compiled
 # alone in the release build, which shows that it includes what it uses.
 function(dspattn_together target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
 endfunction()
 
 # dspattn_around_library(TARGET): the program and the tests. What takes time runs in the library: here less optimisation

@@ -102,6 +102,8 @@ TEST(KeyRows, QueriesSeeTheKeysTheyReach) {
     for (int row = 0; row < 64; ++row) {
       const bool visible = key >= band.begin(first + row) && key < band.end(first + row);
       ASSERT_EQ(seen.holds(row), visible) << "key " << key << ", row " << first + row;
+      const std::uint32_t pair = QueryPairs::of(seen).holds(ptx::pack_f16x2(static_cast<float>(row), 0.0f));
+      ASSERT_EQ(pair & 0xFFFF, visible ? 0xFFFFu : 0u) << "key " << key << ", row " << first + row;
     }
   }
 }

@@ -78,4 +78,20 @@ DSPATTN_HOST_DEVICE constexpr QueryInterval queries_of_key(const RowBand& band, 
   return {begin - first, key < band.key_length && last >= begin ? static_cast<unsigned>(last - begin) + 1 : 0};
 }
 
+// The same for two neighbouring rows at once, of a tile of up to 128: both ends as fp16 numbers, which such rows are
+// exactly.
+struct QueryPairs {
+  std::uint32_t begin, end;
+
+  DSPATTN_HOST_DEVICE static QueryPairs of(const QueryInterval& seen) {
+    const auto clamped = [](std::int64_t row) { return static_cast<float>(row < 0 ? 0 : row < 128 ? row : 128); };
+    const float begin = clamped(seen.begin), end = clamped(std::int64_t{seen.begin} + seen.count);
+    return {ptx::pack_f16x2(begin, begin), ptx::pack_f16x2(end, end)};
+  }
+  // 0xFFFF in each half whose row, an fp16 number, sees the key.
+  DSPATTN_HOST_DEVICE std::uint32_t holds(std::uint32_t rows) const {
+    return ptx::greater_equal_f16x2(rows, begin) & ~ptx::greater_equal_f16x2(rows, end);
+  }
+};
+
 }  // namespace dspattn::cuda::tile

@@ -76,7 +76,7 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.kv_heads = static_cast<int>(geometry.kv_heads);
   p.query_tiles = static_cast<int>(plan.query_tiles);
   p.order = {tile::Divisor(static_cast<int>(plan.key_tiles > 0 ? plan.key_tiles : 1)),
-             static_cast<int>(geometry.batch * geometry.kv_heads), plan.head_group};
+             static_cast<int>(geometry.batch * geometry.kv_heads), plan.head_group, plan.last_ascends};
   p.block_tiles = tile::kBlockKeys / plan.keys;
   p.items = static_cast<int>(plan.items);
   p.wraps = plan.wraps ? 1 : 0;

@@ -44,6 +44,15 @@ struct KeyWarpgroup {
     ptx::mbarrier_arrive_if(ptx::shared_address(&barrier), leads_warp() ? 1u : 0u);
   }
 
+  // The two warpgroups issue their products in turn. Left to themselves they stay in step, since both begin with the
+  // same tile: then they share the tensor core, and both work on elements while it has nothing to do.
+  __device__ __forceinline__ static void take_turn() {
+    ptx::named_barrier_sync(barrier_number(NamedBarrier::keys) + uniform(index()), 256);
+  }
+  __device__ __forceinline__ static void give_turn() {
+    ptx::named_barrier_arrive(barrier_number(NamedBarrier::keys) + 1 - uniform(index()), 256);
+  }
+
   __device__ __forceinline__ const Item& item() const { return shared.items[item_number % 2]; }
   __device__ __forceinline__ const std::uint8_t* k() const { return shared.k[item_number % C::kKeySlots]; }
   __device__ __forceinline__ const std::uint8_t* v() const { return shared.v[item_number % C::kValueSlots]; }
@@ -122,18 +131,22 @@ struct KeyWarpgroup {
       TileScores<C> scores;
       ring().await_full(shared.full);
       const Marks marks = marks_of(stage());
+      take_turn();
       ptx::wgmma_fence();
       issue_gradient<C>(d_v, weights, shared.d_out[before]);
       issue_scores<C>(scores, k(), part, shared.q[stage()]);
       ptx::wgmma_commit();
+      give_turn();
       ptx::wgmma_wait<0>();
       pack(weights, scores, marks);
       const EarlyHalves<C> early(weights, 0);
       TileScores<C> d_weights;  // in the registers of the scores, which are packed
+      take_turn();
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
       issue_gradient<C>(d_k, d_scores, shared.q[before]);
       ptx::wgmma_commit();
+      give_turn();
       prune<C>(weights, early, marks.tells_masked(), thread());
       ptx::wgmma_wait<0>();
       if (i > 0) arrive(shared.empty[before]);
@@ -174,6 +187,7 @@ struct KeyWarpgroup {
           shared.full);
       const Marks next_marks = marks_of(stage_of(next));
       TileScores<C> d_weights;
+      take_turn();
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
       issue_gradient<C>(d_v, weights, shared.d_out[before]);
@@ -181,6 +195,7 @@ struct KeyWarpgroup {
       ptx::wgmma_commit();
       issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
       ptx::wgmma_commit();
+      give_turn();
       prune<C>(packed, early, marks.tells_masked(), thread());
       ptx::wgmma_wait<1>();
       if (i > 0) arrive(shared.empty[before]);
@@ -268,10 +283,12 @@ struct KeyWarpgroup {
 
   // All of this CTA's items.
   __device__ __forceinline__ void run() {
+    constexpr bool kInTurn = C::kSplit == Split::keys;
+    if (kInTurn && uniform(index()) == 1) give_turn();
 #pragma unroll 1
     for (;; ++item_number) {
       await(shared.described[item_number % 2], item_number / 2 & 1);
-      if (uniform(item().valid) == 0) return;
+      if (uniform(item().valid) == 0) break;
       const int steps = uniform(steps_of(params, item()));
       if constexpr (C::kScoresAhead) {
         run_keys_ahead(steps);
@@ -284,6 +301,7 @@ struct KeyWarpgroup {
       }
       arrive(shared.left[item_number % 2]);
     }
+    if (kInTurn && uniform(index()) == 0) take_turn();  // which the other has given
   }
 };
 

@@ -41,7 +41,8 @@ struct BackwardPlan {
   std::int64_t query_tiles = 0;  // of a head, of all sequences
   std::int64_t key_tiles = 0;    // of the longest sequence
   std::int64_t items = 0;
-  int head_group = 1;  // heads whose key tiles are taken in turn
+  int head_group = 1;         // heads whose key tiles are taken in turn
+  bool last_ascends = false;  // the longest walks of the last group come first (tile::GradientItems)
   MaskBlocks mask;
   bool bias_copied = false;  // its tiles come to shared memory; else every element is read from global memory
   int ctas = 0;

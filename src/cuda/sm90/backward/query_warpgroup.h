@@ -287,7 +287,13 @@ struct QueryWarpgroup {
         if (kEarlyValues) complete_next_values();
         if (kEarlyKeys && kEarlyValues) arrive(shared.described, taken - 1);
       }
-      if (i == steps - 1 && !kEarlyValues) copy_next_values();
+      if (i == steps - 1 && !kEarlyValues) {
+        copy_next_values();
+        if (kEarlyKeys) {  // the key warpgroups are done with this item before its last share may be added
+          complete_next_values();
+          arrive(shared.described, taken - 1);
+        }
+      }
       run_step(step);
       step.advance(item(item_number));
     }
@@ -296,10 +302,10 @@ struct QueryWarpgroup {
     if (steps == 0) take_next();
     if (steps == 0 || !kEarlyKeys) copy_next_keys();
     if (steps == 0) copy_next_values();
-    if (steps > 0 && kEarlyKeys && kEarlyValues) return;
+    if (steps > 0 && kEarlyKeys) return;
     load_free();
-    if (steps == 0 || !kEarlyKeys) complete_next_keys();
-    if (steps == 0 || !kEarlyValues) complete_next_values();
+    complete_next_keys();
+    complete_next_values();
     arrive(shared.described, taken - 1);
   }
 

@@ -18,6 +18,7 @@ namespace dspattn::cuda::sm90::backward {
 enum class NamedBarrier : int {
   all = 0,      // __syncthreads
   queries = 1,  // the query warpgroup's 128 threads
+  keys = 2,     // and 3: a key warpgroup's turn to issue products; it waits, the other arrives
 };
 DSPATTN_HOST_DEVICE constexpr int barrier_number(NamedBarrier barrier) { return static_cast<int>(barrier); }
 
@@ -31,6 +32,7 @@ struct Item {
   int block, part;     // key block, and which key tile of it
   int first_tile;      // the sequence's first query tile in the workspace
   int walk;            // query tile that the walk begins with
+  int ascends;         // 1: and it goes back from there (tile::GradientItems)
   tile::RowBand band;  // of the sequence
   tile::TileRange tiles;
   tile::TileRange inside;  // those that see all of the key block, as far as diagonal, window and length go
@@ -55,7 +57,11 @@ struct Step {
     return {item.kv_head * params.work.heads_per_kv_head.value, item.walk};
   }
   __device__ __forceinline__ void advance(const Item& item) {
-    if (++tile == item.tiles.end) tile = item.tiles.begin;
+    if (item.ascends != 0) {
+      if (--tile < item.tiles.begin) tile = item.tiles.end - 1;
+    } else {
+      if (++tile == item.tiles.end) tile = item.tiles.begin;
+    }
     if (tile == item.walk) ++head;
   }
   __device__ __forceinline__ int scratch_tile(const BackwardParams& params, const Item& item) const {
@@ -145,6 +151,7 @@ template <typename C>
 __device__ __forceinline__ tile::Turn turn_of(const BackwardParams& params, const Item& item, const Step& step) {
   const int first = step.tile * C::kTileQ;
   const tile::KeyBlockRange seen = tile::key_blocks_of(item.band, first, min(first + C::kTileQ, item.rows) - 1);
+  if (item.ascends != 0) return tile::ascending_turn_of(seen, item.block, item.part, C::kPartsPerBlock);
   return tile::turn_of(seen, step.tile, C::kTileQ, item.block, item.part, C::kPartsPerBlock, params.wraps != 0);
 }
 
