@@ -1,8 +1,9 @@
 // Scores with keys as rows: which key stands where, and the selection when a group of four lies in two lanes.
 //
 // In an accumulator of 64 keys a lane holds rows g and g + 8 of its warp's 16 (g = lane / 4). So those two rows are
-// neighbouring elements of a group, 0 and 1 where g is even and 2 and 3 where it is odd: lanes l and l ^ 4 have the
-// group's halves, for the same queries. A word holds the scores of one key and two neighbouring queries.
+// neighbouring elements of a group, 0 and 1 where g < 4 and 2 and 3 beyond: lanes l and l ^ 16 have the group's halves,
+// for the same queries. A word holds the scores of one key and two neighbouring queries. Rows 4i .. 4i + 3 are the same
+// element of neighbouring groups, and where these are neighbouring keys so are the rows.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,14 @@ namespace dspattn::cuda::tile {
 
 // Group and element at a row of a tile of 64 keys.
 DSPATTN_HOST_DEVICE constexpr Slot slot_of_key_row(int row) {
-  return {row / 16 * 4 + (row % 8 >> 1), 2 * (row & 1) + (row % 16 >> 3)};
+  return {row / 16 * 4 + row % 4, 2 * (row % 8 >> 2) + (row % 16 >> 3)};
+}
+inline constexpr int kLanesApart = 16;  // a group's halves
+
+// As key_map(), but neighbouring groups are of neighbouring keys wherever groups are interleaved.
+constexpr KeyMap key_row_map(Pattern pattern, Grouping grouping, int tile_keys) {
+  if (grouping == Grouping::interleaved && pattern.group == 2) return {1, tile_keys / 4, 64, tile_keys / 2};
+  return key_map(pattern, grouping, tile_keys);
 }
 
 // Half of a group: its larger and its smaller score.

@@ -60,16 +60,27 @@ struct KeyWarpgroup {
   // What of a query tile asks for slower code. Read as soon as the tile is there, long before it is needed.
   struct Marks {
     int masked, has_nan;
+    std::uint32_t seen;  // the thread's word of a boolean mask
+
+    __device__ __forceinline__ bool tells_masked() const { return masked != 0 && has_nan != 0; }
   };
   __device__ __forceinline__ Marks marks_of(int stage) const {
-    return {shared.facts[stage].masked, shared.numbers[stage].has_nan};
+    Marks marks{shared.facts[stage].masked, shared.numbers[stage].has_nan, ~0u};
+    if (params.mask_words.data != nullptr) {
+      marks.seen = params.mask_words.data[std::int64_t{shared.facts[stage].mask_tile + part} * tile::kMaskWordsOfTile +
+                                          thread()];
+    }
+    return marks;
   }
   // Scores of the tile in work as they are compared.
   __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, const Marks& marks) const {
     if (marks.masked == 0) {
       pack_visible<C>(packed, scores);
     } else {
-      KeyScores<C>{params, item(), shared.facts[stage()], part, thread()}.pack(packed, scores);
+      const int slot = number % C::kDScoreSlots;
+      if (C::kCopiesBias && params.bias_copied != 0) await(shared.biased[slot], number / C::kDScoreSlots & 1);
+      const std::uint32_t bias = ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes;
+      KeyScores<C>{params, item(), shared.facts[stage()], part, thread()}.pack(packed, scores, marks.seen, bias);
     }
     for (std::uint32_t& word : packed) ptx::pin(word);
   }
@@ -136,7 +147,7 @@ struct KeyWarpgroup {
       issue_gradient<C>(d_k, d_scores, shared.q[before]);
       ptx::wgmma_commit();
       give_turn();
-      prune<C>(weights, early, marks.masked != 0, thread());
+      prune<C>(weights, early, marks.tells_masked(), thread());
       ptx::wgmma_wait<0>();
       if (i > 0) arrive(shared.empty[before]);
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
@@ -185,7 +196,7 @@ struct KeyWarpgroup {
       issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
       ptx::wgmma_commit();
       give_turn();
-      prune<C>(packed, early, marks.masked != 0, thread());
+      prune<C>(packed, early, marks.tells_masked(), thread());
       ptx::wgmma_wait<1>();
       if (i > 0) arrive(shared.empty[before]);
       weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), packed, d_weights, d_scores);
@@ -220,11 +231,11 @@ struct KeyWarpgroup {
       if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
       const Marks marks = marks_of(stage());
       pack(weights, scores, marks);
-      prune<C>(weights, EarlyHalves<C>(weights, 0), marks.masked != 0, thread());
+      prune<C>(weights, EarlyHalves<C>(weights, 0), marks.tells_masked(), thread());
       const int slot = number % 2;
-      await(shared.handed_empty[slot], (number / 2 & 1) ^ 1);
+      await(shared.handed.empty[slot], (number / 2 & 1) ^ 1);
       hand_over<C>(shared.handed.words[slot], thread(), weights);
-      arrive(shared.handed_full[slot]);
+      arrive(shared.handed.full[slot]);
       weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), weights);
       ++number;
     }
@@ -250,12 +261,12 @@ struct KeyWarpgroup {
       ptx::wgmma_commit();
       TileOperand<C> weights = {}, d_scores = {};
       const int slot = number % 2;
-      await(shared.handed_full[slot], number / 2 & 1);
+      await(shared.handed.full[slot], number / 2 & 1);
       take_over<C>(shared.handed.words[slot], thread(), weights);
       ptx::wgmma_wait<0>();
       weigh<C>(params, shared.numbers[stage()].rows, marks_of(stage()).has_nan != 0, thread(), weights, d_weights,
                d_scores);
-      arrive(shared.handed_empty[slot]);
+      arrive(shared.handed.empty[slot]);
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       store_d_scores(d_scores);
       ptx::wgmma_fence();

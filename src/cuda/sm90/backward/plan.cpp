@@ -6,6 +6,7 @@
 #include "core/geometry.h"
 #include "cuda/sm90/backward/config.h"
 #include "cuda/sm90/backward/params.h"
+#include "cuda/tile/key_row_masks.h"
 #include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::sm90::backward {
@@ -21,6 +22,7 @@ void take_config(BackwardPlan& plan) {
   plan.score_keys = kPartKeys;
   plan.stages = C::kStages;
   plan.threads = C::kThreads;
+  plan.bias_copied = C::kCopiesBias;
 }
 
 // Parts of the workspace one behind the other, each aligned as copies by TMA need it, and more.
@@ -41,7 +43,24 @@ ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads) {
   take(at.numbers, tiles * (tile_rows * sizeof(RowNumbers) + kTileNumberBytes));
   take(at.counts, sums * tiles * sizeof(std::int32_t));
   take(at.sums, sums * tiles * tile_rows * dim * sizeof(float));
+  take(at.mask_words, static_cast<std::size_t>(plan.mask.count()) * tile::kMaskTilesOfBlock * tile::kMaskWordsOfTile *
+                          sizeof(std::uint32_t));
   return at;
+}
+
+MaskBlocks mask_blocks_of(const ConstTensorView& allowed, const core::Geometry& geometry) {
+  if (!allowed.present()) return {};
+  return {allowed.extent(0), allowed.extent(1), tile::divide_up(allowed.extent(2), tile::kMaskTileQueries),
+          tile::divide_up(geometry.n_k, tile::kBlockKeys)};
+}
+
+// Runs of four keys are copied, 8 bytes each: keys are neighbours wherever groups are interleaved.
+bool copies_bias(const Problem& problem) {
+  const ConstTensorView& bias = problem.mask.bias;
+  if (!bias.present() || size_bytes(bias.dtype) != 2 || problem.grouping != Grouping::interleaved) return false;
+  const auto aligned = [&](int dim) { return bias.extent(dim) == 1 || bias.step(dim) % 4 == 0; };
+  return bias.extent(3) > 1 && bias.step(3) == 1 && aligned(0) && aligned(1) && aligned(2) &&
+         reinterpret_cast<std::uintptr_t>(bias.data) % 8 == 0;
 }
 
 // In which order items are taken, and where walks begin. Heads come in turn, so that the neighbours of a head are begun
@@ -83,6 +102,8 @@ BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem,
   plan.items = plan.key_tiles * geometry.batch * geometry.kv_heads;
   plan.ctas = static_cast<int>(std::min<std::int64_t>(plan.items, device.multiprocessors));
   order_items(plan, geometry, tiles, tile::clamped_reach(core::band_of(problem.mask).right) < tile::kMaxRows);
+  plan.mask = mask_blocks_of(problem.mask.allowed, geometry);
+  plan.bias_copied = plan.bias_copied && copies_bias(problem);
   plan.scratch = lay_out(plan, geometry.heads);
   return plan;
 }
@@ -97,6 +118,8 @@ std::string to_string(const BackwardPlan& plan) {
        << "\ndQ          shares added in a fixed order, "
        << (plan.wraps ? "two sums: walks begin at their own place and go around" : "one sum") << "\nlaunch      "
        << plan.ctas << " CTAs of " << plan.threads << " threads\nworkspace   " << plan.scratch.bytes << " bytes";
+  if (plan.mask.count() > 0) text << "\nmask        as bits, " << plan.mask.count() << " blocks of 64 x 128";
+  if (plan.bias_copied) text << "\nbias        by way of shared memory";
   return text.str();
 }
 

@@ -10,6 +10,7 @@
 #include "cuda/sm90/backward/config.h"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/tile/gradient_walk.h"
+#include "cuda/tile/key_row_masks.h"
 
 namespace dspattn::cuda::sm90::backward {
 
@@ -43,63 +44,9 @@ struct TileFacts {
   int first;       // row of the sequence that it begins with
   int all_inside;  // 1: each of its rows sees the whole key block, as far as diagonal, window and length go
   int masked;      // 1: some row may not see some key, for whatever reason
+  int mask_tile;   // of the mask's words
+  int item;        // in items[]
 };
-
-// What the warpgroup with the scores tells the other (Split::products): each of its threads the packed scores of a
-// tile.
-template <typename C>
-struct HandedScores {
-  std::uint32_t words[2][C::kTileQ / 16][128][4];
-};
-struct NothingHanded {};
-
-template <typename C>
-struct alignas(1024) Shared {
-  static constexpr int kSlots = C::kDScoreSlots;
-  std::uint8_t q[C::kStages][C::kTileQBytes];
-  std::uint8_t d_out[C::kStages][C::kTileQBytes];
-  std::uint8_t k[C::kKeySlots][C::kTileKBytes];
-  std::uint8_t v[C::kValueSlots][C::kTileKBytes];
-  std::uint8_t d_scores[kSlots][C::kDScoreBytes];  // rows are keys in the order of K's rows, columns queries
-  alignas(16) TileNumbers<C::kTileQ> numbers[C::kStages];
-  alignas(16) std::conditional_t<C::kSplit == Split::products, HandedScores<C>, NothingHanded> handed;
-  TileFacts facts[C::kStages];
-  std::uint64_t full[C::kStages], empty[C::kStages];  // of q, d_out, numbers and facts
-  std::uint64_t stored[kSlots], free[kSlots];         // of d_scores: all is there; dQ is computed
-  std::uint64_t handed_full[2], handed_empty[2];      // of handed (Split::products)
-  // Of items; a CTA's item number m has number m % 2.
-  std::uint64_t described[2];    // items[] says what it is, and its K and V are there
-  std::uint64_t keys_free[2];    // nobody needs its K and V any more
-  std::uint64_t values_free[2];  // nobody needs its V any more
-  std::uint64_t left[2];         // the key warpgroups do not need items[] any more
-  Item items[2];
-
-  // For one thread, before anybody waits. Arrivals are those of warps.
-  __device__ __forceinline__ void init_barriers() {
-    const auto init = [](std::uint64_t& barrier, int arrivals) {
-      ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
-    };
-    for (std::uint64_t& barrier : full) init(barrier, 1);
-    for (std::uint64_t& barrier : empty) init(barrier, 4 * C::kConsumers);
-    for (std::uint64_t& barrier : stored) init(barrier, 4 * C::kParts);
-    for (std::uint64_t& barrier : free) init(barrier, 4);
-    for (std::uint64_t& barrier : handed_full) init(barrier, 4);
-    for (std::uint64_t& barrier : handed_empty) init(barrier, 4);
-    for (std::uint64_t& barrier : described) init(barrier, 4);
-    for (std::uint64_t& barrier : keys_free) init(barrier, 4 * (C::kConsumers + 1));
-    for (std::uint64_t& barrier : values_free) init(barrier, C::kSplit == Split::keys ? 4 * C::kConsumers : 4);
-    for (std::uint64_t& barrier : left) init(barrier, 4 * C::kConsumers);
-    ptx::mbarrier_init_fence();
-  }
-};
-
-template <typename C>
-inline constexpr int kSharedBytes = static_cast<int>(sizeof(Shared<C>)) + 1024;  // the runtime aligns to 16 bytes only
-
-// Number of steps of the item.
-__device__ __forceinline__ int steps_of(const BackwardParams& params, const Item& item) {
-  return item.tiles.count() * params.work.heads_per_kv_head.value;
-}
 
 // A step of an item's walk: the query tiles, for one head that shares the key head after the other.
 struct Step {
@@ -122,11 +69,81 @@ struct Step {
   }
 };
 
+// What the warpgroup with the scores tells the other (Split::products): each of its threads the packed scores of a
+// tile.
 template <typename C>
-__device__ __forceinline__ TileFacts facts_of(const BackwardParams& params, const Item& item, const Step& step) {
+struct HandedScores {
+  std::uint32_t words[2][C::kTileQ / 16][128][4];
+  std::uint64_t full[2], empty[2];
+
+  __device__ __forceinline__ void init_barriers() {
+    for (std::uint64_t& barrier : full) ptx::mbarrier_init(ptx::shared_address(&barrier), 4);
+    for (std::uint64_t& barrier : empty) ptx::mbarrier_init(ptx::shared_address(&barrier), 4);
+  }
+};
+struct NothingHanded {
+  __device__ __forceinline__ void init_barriers() {}
+};
+
+template <typename C>
+struct alignas(1024) Shared {
+  static constexpr int kSlots = C::kDScoreSlots;
+  std::uint8_t q[C::kStages][C::kTileQBytes];
+  std::uint8_t d_out[C::kStages][C::kTileQBytes];
+  std::uint8_t k[C::kKeySlots][C::kTileKBytes];
+  std::uint8_t v[C::kValueSlots][C::kTileKBytes];
+  std::uint8_t d_scores[kSlots][C::kDScoreBytes];  // rows are keys in the order of K's rows, columns queries
+  alignas(16) TileNumbers<C::kTileQ> numbers[C::kStages];
+  alignas(16) std::conditional_t<C::kSplit == Split::products, HandedScores<C>, NothingHanded> handed;
+  TileFacts facts[C::kStages];
+  std::uint64_t full[C::kStages], empty[C::kStages];  // of q, d_out, numbers and facts
+  std::uint64_t stored[kSlots], free[kSlots];         // of d_scores: all is there; dQ is computed
+  std::uint64_t biased[kSlots];                       // of d_scores: a bias is there, which dS will replace
+  // Of items; a CTA's item number m has number m % 2.
+  std::uint64_t described[2];    // items[] says what it is, and its K and V are there
+  std::uint64_t keys_free[2];    // nobody needs its K and V any more
+  std::uint64_t values_free[2];  // nobody needs its V any more
+  std::uint64_t left[2];         // the key warpgroups do not need items[] any more
+  Item items[2];
+  int loaded;     // query tiles that are asked for, where a bias is copied
+  int copied[2];  // tiles of it; before the query warpgroup's step number m: m % 2
+
+  // For one thread, before anybody waits. Arrivals are those of warps, but of a bias those of threads.
+  __device__ __forceinline__ void init_barriers() {
+    const auto init = [](std::uint64_t& barrier, int arrivals) {
+      ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
+    };
+    for (std::uint64_t& barrier : full) init(barrier, 1);
+    for (std::uint64_t& barrier : empty) init(barrier, 4 * C::kConsumers);
+    for (std::uint64_t& barrier : stored) init(barrier, 4 * C::kParts);
+    for (std::uint64_t& barrier : free) init(barrier, 4);
+    for (std::uint64_t& barrier : biased) init(barrier, 128);
+    handed.init_barriers();
+    for (std::uint64_t& barrier : described) init(barrier, 4);
+    for (std::uint64_t& barrier : keys_free) init(barrier, 4 * (C::kConsumers + 1));
+    for (std::uint64_t& barrier : values_free) init(barrier, C::kSplit == Split::keys ? 4 * C::kConsumers : 4);
+    for (std::uint64_t& barrier : left) init(barrier, 4 * C::kConsumers);
+    copied[0] = 0;
+    ptx::mbarrier_init_fence();
+  }
+};
+
+template <typename C>
+inline constexpr int kSharedBytes = static_cast<int>(sizeof(Shared<C>)) + 1024;  // the runtime aligns to 16 bytes only
+
+// Number of steps of the item.
+__device__ __forceinline__ int steps_of(const BackwardParams& params, const Item& item) {
+  return item.tiles.count() * params.work.heads_per_kv_head.value;
+}
+
+template <typename C>
+__device__ __forceinline__ TileFacts facts_of(const BackwardParams& params, const Item& item, const Step& step,
+                                               int item_slot) {
   const bool inside = step.tile >= item.inside.begin && step.tile < item.inside.end;
   const bool masked = !inside || params.allowed.data != nullptr || params.bias.data != nullptr;
-  return {step.head, step.tile * C::kTileQ, inside ? 1 : 0, masked ? 1 : 0};
+  const int words = params.mask_words.block(item.sequence, step.head, step.tile, item.block);
+  return {step.head, step.tile * C::kTileQ, inside ? 1 : 0, masked ? 1 : 0,
+          words * tile::kMaskTilesOfBlock + item.part * C::kParts, item_slot};
 }
 
 // Of the step's share of dQ.
