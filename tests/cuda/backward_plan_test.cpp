@@ -63,8 +63,9 @@ TEST(BackwardPlan, HeadsTakeTurnsWithoutADiagonal) {
     EXPECT_EQ(plan.head_group, group);
   };
   expect(problem_of(16, 16, 16, 1024, 1024, 128), 128, false, 32);
-  expect(problem_of(16, 16, 4, 1024, 1024, 128), 128, false, 8);
-  expect(problem_of(4, 32, 32, 4096, 4096, 64), 64, false, 16);
+  expect(problem_of(16, 16, 4, 1024, 1024, 128), 128, true, 1);  // 17 CTAs of a key head at a time
+  expect(problem_of(16, 32, 32, 1024, 1024, 64), 64, false, 64);
+  expect(problem_of(4, 32, 32, 4096, 4096, 64), 64, true, 1);
   expect(problem_of(1, 16, 16, 16384, 16384, 128), 128, true, 1);
 }
 

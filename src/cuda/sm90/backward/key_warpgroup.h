@@ -44,15 +44,6 @@ struct KeyWarpgroup {
     ptx::mbarrier_arrive_if(ptx::shared_address(&barrier), leads_warp() ? 1u : 0u);
   }
 
-  // The two warpgroups issue their products in turn. Left to themselves they stay in step, since both begin with the
-  // same tile: then they share the tensor core, and both work on elements while it has nothing to do.
-  __device__ __forceinline__ static void take_turn() {
-    ptx::named_barrier_sync(barrier_number(NamedBarrier::keys) + uniform(index()), 256);
-  }
-  __device__ __forceinline__ static void give_turn() {
-    ptx::named_barrier_arrive(barrier_number(NamedBarrier::keys) + 1 - uniform(index()), 256);
-  }
-
   __device__ __forceinline__ const Item& item() const { return shared.items[item_number % 2]; }
   __device__ __forceinline__ const std::uint8_t* k() const { return shared.k[item_number % C::kKeySlots]; }
   __device__ __forceinline__ const std::uint8_t* v() const { return shared.v[item_number % C::kValueSlots]; }
@@ -67,8 +58,8 @@ struct KeyWarpgroup {
   __device__ __forceinline__ Marks marks_of(int stage) const {
     Marks marks{shared.facts[stage].masked, shared.numbers[stage].has_nan, ~0u};
     if (params.mask_words.data != nullptr) {
-      marks.seen = params.mask_words.data[std::int64_t{shared.facts[stage].mask_tile + part} * tile::kMaskWordsOfTile +
-                                          thread()];
+      marks.seen = params.mask_words
+                       .data[std::int64_t{shared.facts[stage].mask_tile + part} * tile::kMaskWordsOfTile + thread()];
     }
     return marks;
   }
@@ -79,7 +70,8 @@ struct KeyWarpgroup {
     } else {
       const int slot = number % C::kDScoreSlots;
       if (C::kCopiesBias && params.bias_copied != 0) await(shared.biased[slot], number / C::kDScoreSlots & 1);
-      const std::uint32_t bias = ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes;
+      const std::uint32_t bias =
+          ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes;
       KeyScores<C>{params, item(), shared.facts[stage()], part, thread()}.pack(packed, scores, marks.seen, bias);
     }
     for (std::uint32_t& word : packed) ptx::pin(word);
@@ -131,22 +123,18 @@ struct KeyWarpgroup {
       TileScores<C> scores;
       ring().await_full(shared.full);
       const Marks marks = marks_of(stage());
-      take_turn();
       ptx::wgmma_fence();
       issue_gradient<C>(d_v, weights, shared.d_out[before]);
       issue_scores<C>(scores, k(), part, shared.q[stage()]);
       ptx::wgmma_commit();
-      give_turn();
       ptx::wgmma_wait<0>();
       pack(weights, scores, marks);
       const EarlyHalves<C> early(weights, 0);
       TileScores<C> d_weights;  // in the registers of the scores, which are packed
-      take_turn();
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
       issue_gradient<C>(d_k, d_scores, shared.q[before]);
       ptx::wgmma_commit();
-      give_turn();
       prune<C>(weights, early, marks.tells_masked(), thread());
       ptx::wgmma_wait<0>();
       if (i > 0) arrive(shared.empty[before]);
@@ -187,7 +175,6 @@ struct KeyWarpgroup {
           shared.full);
       const Marks next_marks = marks_of(stage_of(next));
       TileScores<C> d_weights;
-      take_turn();
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
       issue_gradient<C>(d_v, weights, shared.d_out[before]);
@@ -195,7 +182,6 @@ struct KeyWarpgroup {
       ptx::wgmma_commit();
       issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
       ptx::wgmma_commit();
-      give_turn();
       prune<C>(packed, early, marks.tells_masked(), thread());
       ptx::wgmma_wait<1>();
       if (i > 0) arrive(shared.empty[before]);
@@ -283,12 +269,10 @@ struct KeyWarpgroup {
 
   // All of this CTA's items.
   __device__ __forceinline__ void run() {
-    constexpr bool kInTurn = C::kSplit == Split::keys;
-    if (kInTurn && uniform(index()) == 1) give_turn();
 #pragma unroll 1
     for (;; ++item_number) {
       await(shared.described[item_number % 2], item_number / 2 & 1);
-      if (uniform(item().valid) == 0) break;
+      if (uniform(item().valid) == 0) return;
       const int steps = uniform(steps_of(params, item()));
       if constexpr (C::kScoresAhead) {
         run_keys_ahead(steps);
@@ -301,7 +285,6 @@ struct KeyWarpgroup {
       }
       arrive(shared.left[item_number % 2]);
     }
-    if (kInTurn && uniform(index()) == 0) take_turn();  // which the other has given
   }
 };
 

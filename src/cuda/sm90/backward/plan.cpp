@@ -81,11 +81,12 @@ void order_items(BackwardPlan& plan, const core::Geometry& geometry, std::int64_
   const std::int64_t head_bytes =
       geometry.n_q * plan.dim * 8 * (geometry.heads / std::max<std::int64_t>(geometry.kv_heads, 1));
   const std::int64_t group = std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(head_bytes, 1), 1, heads);
-  // All walks begin at the first query tile; of a head's CTAs each waits for the one before, once, for about 0.6 steps
-  // on average. A second sum, to which walks add that go around, avoids that, but is written and read for every query
-  // tile: about 0.7 steps of one CTA each.
-  const std::int64_t neighbours = std::min<std::int64_t>(tile::divide_up(plan.ctas, group), plan.key_tiles) - 1;
-  plan.wraps = tiles > 1 && neighbours * plan.ctas > plan.query_tiles * geometry.heads;
+  // All walks may begin at the first query tile: of a head's CTAs each waits for the one before, once, and from then on
+  // for whatever delays that one. Where that are many, walks go around; but then there is a second sum, written and
+  // read for every query tile.
+  constexpr std::int64_t kMostInStep = 5;
+  const std::int64_t in_step = std::min<std::int64_t>(tile::divide_up(plan.ctas, group), plan.key_tiles);
+  plan.wraps = tiles > 1 && (in_step > kMostInStep || in_step * plan.ctas > plan.query_tiles * geometry.heads);
   plan.head_group = plan.wraps ? 1 : static_cast<int>(group);
 }
 

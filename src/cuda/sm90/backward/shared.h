@@ -18,7 +18,6 @@ namespace dspattn::cuda::sm90::backward {
 enum class NamedBarrier : int {
   all = 0,      // __syncthreads
   queries = 1,  // the query warpgroup's 128 threads
-  keys = 2,     // and 3: a key warpgroup's turn to issue products; it waits, the other arrives
 };
 DSPATTN_HOST_DEVICE constexpr int barrier_number(NamedBarrier barrier) { return static_cast<int>(barrier); }
 
