@@ -81,8 +81,7 @@ inline constexpr int kRowsThatStay = 8;  // at most, of one query: where scores 
 // and at the end, over all of it, every warp's 16 rows of output in fp32; behind both
 //
 //   stats    of every warp's rows: reference and sums
-//   joined   of every row: of the whole CTA; a second time for what heads choose by, and for the whole cluster
-//   factors  of every row: what its parts are multiplied by when they are joined
+//   joined   of every row: of the whole CTA; a second time for what heads choose by
 //   whole    of every row, where heads choose together: of all keys
 struct SharedLayout {
   int tile_bytes = 0, v_bytes = 0;
@@ -94,7 +93,7 @@ struct SharedLayout {
   int codes = 0, codes_bytes = 0;
   int kept = 0, kept_bytes = 0;  // of a team
   int out_bytes = 0;             // of a warp, from 0 on
-  int stats = 0, joined = 0, factors = 0, whole = 0;
+  int stats = 0, joined = 0, whole = 0;
   int bytes = 0;
 };
 
@@ -139,8 +138,7 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
   const int ended = warps * s.out_bytes;
   s.stats = ((walked > ended ? walked : ended) + 15) / 16 * 16;
   s.joined = s.stats + warps * kWarpRows * kStatsBytes;
-  s.factors = s.joined + 2 * kMaxRows * kStatsBytes;
-  s.whole = s.factors + teams.warps * kWarpRows * kMaxCluster * 4;
+  s.whole = s.joined + 2 * kMaxRows * kStatsBytes;
   s.bytes = s.whole + (teams.chosen != 0 ? kWarpRows * kStatsBytes : 0);
   return s;
 }

@@ -284,7 +284,8 @@ __device__ __forceinline__ CtaResults<C> join_scores(Team<C>& team, std::uint8_t
   __syncthreads();  // stats are there
   const CtaResults<C> results{team.p, team.part, team.layout, shared};
   const auto row = static_cast<int>(threadIdx.x);
-  if (row < team.p.rows) *results.joined(row, 1) = results.join_stats(row);
+  float factors[kMaxWarps];
+  if (row < team.p.rows) *results.joined(row, 1) = results.join_stats(row, factors);
   return results;
 }
 

@@ -389,7 +389,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __gri
   ptx::sync_whole_cluster();  // every CTA's stats are there
   auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.whole);
   const auto row = static_cast<int>(threadIdx.x);
-  if (row < p.rows) whole[row] = shifted(results.join_cluster_stats(row, 1), p.scales.exponent);
+  float factors[kMaxCluster];
+  if (row < p.rows) whole[row] = shifted(results.join_cluster_stats(row, 1, factors), p.scales.exponent);
   __syncthreads();  // every row's reference and sum are there
   rows.choose_all(whole[rows.row]);
   rows.deposit_results(stats_of_warp(team, shared));
