@@ -28,14 +28,18 @@ struct CtaResults {
   __device__ __forceinline__ const RowStats& stats(int warp_of_row, int row) const {
     return reinterpret_cast<const RowStats*>(shared + layout.stats)[warp_of_row * kWarpRows + row % kWarpRows];
   }
-  // Of all teams; `purpose` 1: what heads choose by.
+  // Of all teams; `purpose` 1: what heads choose by, or in the end those of the whole cluster.
   __device__ __forceinline__ RowStats* joined(int row, int purpose = 0) const {
     return reinterpret_cast<RowStats*>(shared + layout.joined) + purpose * kMaxRows + row;
   }
-  // Joins a row's parts, of which part_at(i) is part i. factors: what their results are multiplied by. Every thread
-  // that wants them computes them: nobody waits for another.
+  // What the results of a row's parts are multiplied by: of teams, or of the cluster's CTAs.
+  __device__ __forceinline__ float* factors(int row) const {
+    return reinterpret_cast<float*>(shared + layout.factors) + row * kMaxCluster;
+  }
+
+  // Joins a row's parts, of which part_at(i) is part i, by one thread; leaves their factors.
   template <int kMost, typename PartAt>
-  __device__ __forceinline__ RowStats join_row(int count, float (&factors)[kMost], PartAt part_at) const {
+  __device__ __forceinline__ RowStats join_row(int row, int count, PartAt part_at) const {
     RowStats parts[kMost];
     RowStats sum{-INFINITY, 0};
 #pragma unroll
@@ -45,21 +49,22 @@ struct CtaResults {
     }
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
-      factors[i] = part_factor(parts[i], sum.reference, p.scales.exponent);
-      if (parts[i].sum != 0) sum.sum += parts[i].sum * factors[i];
-      if (parts[i].rest != 0) sum.rest += parts[i].rest * factors[i];
+      const float factor = part_factor(parts[i], sum.reference, p.scales.exponent);
+      if (parts[i].sum != 0) sum.sum += parts[i].sum * factor;
+      if (parts[i].rest != 0) sum.rest += parts[i].rest * factor;
+      if (i < count) factors(row)[i] = factor;
     }
     return sum;
   }
   // Over the teams.
-  __device__ __forceinline__ RowStats join_stats(int row, float (&factors)[kMaxWarps]) const {
+  __device__ __forceinline__ RowStats join_stats(int row) const {
     const int first = row / kWarpRows;  // the first team's warp
-    return join_row(p.teams.count, factors, [&](int i) { return stats(first + i * p.teams.warps, row); });
+    return join_row<kMaxWarps>(row, p.teams.count, [&](int i) { return stats(first + i * p.teams.warps, row); });
   }
   // Over the cluster's CTAs.
-  __device__ __forceinline__ RowStats join_cluster_stats(int row, int purpose, float (&factors)[kMaxCluster]) const {
+  __device__ __forceinline__ RowStats join_cluster_stats(int row, int purpose) const {
     const std::uint32_t address = ptx::shared_address(joined(row, purpose));
-    return join_row(p.cluster.value, factors, [&](int cta) -> RowStats {
+    return join_row<kMaxCluster>(row, p.cluster.value, [&](int cta) -> RowStats {
       const auto rank = static_cast<std::uint32_t>(cta);
       return {ptx::load_cluster(address, rank), ptx::load_cluster(address + 4, rank),
               p.keeps_rest() ? ptx::load_cluster(address + 8, rank) : 0.0f};
@@ -110,42 +115,33 @@ struct CtaResults {
   __device__ __forceinline__ void join_teams() const {
     each_chunk(static_cast<int>(threadIdx.x), 32 * p.teams.cta_warps(), [&](int row, int column) {
       const int first = row / kWarpRows;
-      float factors[kMaxWarps];
-      const RowStats row_stats = join_stats(row, factors);
       float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-      for (int i = 0; i < kMaxWarps; ++i) {
-        if (i >= p.teams.count) break;
-        add(sum, factors[i], *reinterpret_cast<const float4*>(out(first + i * p.teams.warps, row) + column));
+#pragma unroll 2
+      for (int i = 0; i < p.teams.count; ++i) {
+        add(sum, factors(row)[i], *reinterpret_cast<const float4*>(out(first + i * p.teams.warps, row) + column));
       }
       if (p.cluster.value == 1) {
-        store(row, column, sum, row_stats);
+        store(row, column, sum, *joined(row));
       } else {
         *reinterpret_cast<float4*>(out(first, row) + column) = sum;
-        if (column == 0) *joined(row) = row_stats;
       }
     });
   }
 
   // Joins what join_teams() left in the cluster's CTAs, each of which stores some of the columns.
   __device__ __forceinline__ void join_cluster() const {
+    const auto thread = static_cast<int>(threadIdx.x);
+    if (thread < part.rows) *joined(thread, 1) = join_cluster_stats(thread, 0);
+    __syncthreads();  // stats and factors are there
     const int threads = 32 * p.teams.cta_warps();
-    const int worker = p.cluster.remainder(part.split) * threads + static_cast<int>(threadIdx.x);
-    each_chunk(worker, p.cluster.value * threads, [&](int row, int column) {
+    each_chunk(p.cluster.remainder(part.split) * threads + thread, p.cluster.value * threads, [&](int row, int column) {
       const std::uint32_t address = ptx::shared_address(out(row / kWarpRows, row) + column);
-      float4 values[kMaxCluster];
-#pragma unroll
-      for (int cta = 0; cta < kMaxCluster; ++cta) {
-        if (cta < p.cluster.value) values[cta] = ptx::load_cluster_16(address, static_cast<std::uint32_t>(cta));
-      }
-      float factors[kMaxCluster];
-      const RowStats row_stats = join_cluster_stats(row, 0, factors);
       float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-      for (int cta = 0; cta < kMaxCluster; ++cta) {
-        if (cta < p.cluster.value) add(sum, factors[cta], values[cta]);
+#pragma unroll 4
+      for (int cta = 0; cta < p.cluster.value; ++cta) {
+        add(sum, factors(row)[cta], ptx::load_cluster_16(address, static_cast<std::uint32_t>(cta)));
       }
-      store(row, column, sum, row_stats);
+      store(row, column, sum, *joined(row, 1));
     });
   }
 };
@@ -162,7 +158,9 @@ __device__ __forceinline__ void finish(Team<C>& team, std::uint8_t* shared) {
   __syncthreads();  // everything has been read: results go over it; and stats are there
   team.products.deposit(reinterpret_cast<float*>(shared + team.warp * team.layout.out_bytes), team.rows, team.lane);
   const CtaResults<C> results{team.p, team.part, team.layout, shared};
-  __syncthreads();  // results are there
+  const auto row = static_cast<int>(threadIdx.x);
+  if (row < team.part.rows) *results.joined(row) = results.join_stats(row);
+  __syncthreads();  // results and factors are there
   results.join_teams();
   if (team.p.cluster.value == 1) return;
   ptx::sync_whole_cluster();  // every CTA's joined results are there
