@@ -25,6 +25,17 @@ TEST_P(RobustRow, OneKey) {
   expect_right(causal);
 }
 
+// Key blocks of which interleaved groups' first elements alone exist, up to the tensors' end.
+TEST_P(RobustRow, HalfAKeyBlock) {
+  for (const int n_k : {32, 64}) {
+    expect_right(row().problem(3, 40, n_k));
+    Case lengths = row().problem(1, 40, n_k);
+    lengths.batch = 2;
+    lengths.key_lengths = {n_k, n_k - 5};
+    expect_right(lengths);
+  }
+}
+
 TEST_P(RobustRow, NoKeys) {
   expect_right(row().problem(2, 130, 0));
   Case hidden = row().problem(2, 130, 200);

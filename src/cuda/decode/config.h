@@ -52,22 +52,22 @@ struct Config {
 
 // What a launch decides: how the warps are teamed, how many rows each has room for, and whether V's rows are gathered.
 struct Teams {
-  int warps = 1;   // of a team: 1, 2 or 4
-  int rows = 16;   // of a warp, rounded up to a power of two: 1, 2, 4, 8 or 16
-  int gather = 0;  // 1: only the kept rows of V are read: all rows of a key head keep the same
-  int count = 4;   // of a CTA
-  int chosen = 0;  // 1: heads choose together, from scores that are there already
-  int stay = 0;    // and of so many tiles a team these stay in shared memory; 0: they are in the workspace. 4 or 8 rows
-  int fetch = 0;   // 1: and V comes to the L2 cache beside K, before it is known what stays of it
+  int warps = 1;    // of a team: 1, 2 or 4
+  int rows = 16;    // of a warp, rounded up to a power of two: 1, 2, 4, 8 or 16
+  int gather = 0;   // 1: only the kept rows of V are read: all rows of a key head keep the same
+  int count = 4;    // of a CTA
+  int chosen = 0;   // 1: heads choose together, from scores that are there already
+  int lanes = 0;    // 1: of one query and few heads, kept as lanes have them (together_registers.h)
+  int stay = 0;     // and of so many tiles a team these stay in shared memory; 0: they are in the workspace
   int scoring = 0;  // 1: these scores are what is computed, of K alone
 
   DSPATTN_HOST_DEVICE constexpr int cta_warps() const { return warps * count; }
 };
 
-// Heads that choose together, by scores of the workspace: tiles that are chosen at once, and whose V is on its way
-// while the next ones are chosen. Else as many places for V.
+// Heads that choose together: tiles that are chosen at once, and whose V is on its way while the next ones are chosen.
+// Where lanes choose, as many places for V.
 inline constexpr int kChoiceTiles = 2;
-inline constexpr int kRowsThatStay = 8;  // at most, of one query: where scores are chosen by in registers
+inline constexpr int kRowsOfLanes = 8;  // at most, where lanes choose
 
 // Byte offsets in a CTA's shared memory. While keys are walked:
 //
@@ -108,7 +108,7 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
   s.v_bytes = teams.gather != 0 ? s.tile_bytes / 2 : s.tile_bytes;
   s.batch_scores_bytes = teams.rows * keys * 2;
   s.ring = teams.warps * kWarpRows * row_bytes;
-  if (teams.stay != 0) {
+  if (teams.lanes != 0) {
     const int of_v = 2 * kChoiceTiles * s.v_bytes;
     s.ring_bytes = of_v > 2 * s.tile_bytes ? of_v : 2 * s.tile_bytes;
   } else if (teams.chosen != 0) {
@@ -123,7 +123,7 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
   }
   // Where scores are in registers, so are weights, but those that heads choose by the workspace, and codes where
   // nothing is gathered.
-  const bool scored = !weighs_in_registers(type, dim), stored = scored || (teams.chosen != 0 && teams.stay == 0);
+  const bool scored = !weighs_in_registers(type, dim), stored = scored || (teams.chosen != 0 && teams.lanes == 0);
   s.scores = s.ring + teams.count * s.ring_bytes;
   s.scores_stride = 4 * (keys + 8);
   s.scores_bytes = scored ? teams.rows * s.scores_stride : 0;

@@ -32,11 +32,13 @@ void launch_kernel(const Params& params, std::int64_t ctas, cudaStream_t stream)
       Params scoring = params;
       scoring.teams.chosen = 0;
       scoring.teams.gather = 0;
+      scoring.teams.lanes = 0;
       scoring.teams.scoring = 1;
       scoring.layout = shared_layout(kType, kDim, scoring.teams);
       scoring.cluster = tile::Divisor(1);
-      launch_one<C>("decode scores", score_kernel<C>, scoring, ctas, stream);
-      return launch_one<C>("decode choice", choice_kernel<C>, params, ctas, stream);
+      const bool lanes = params.teams.lanes != 0;
+      launch_one<C>("decode scores", lanes ? lane_scores_kernel<C> : score_kernel<C>, scoring, ctas, stream);
+      return launch_one<C>("decode choice", lanes ? lane_choice_kernel<C> : choice_kernel<C>, params, ctas, stream);
     }
   }
   launch_one<C>("decode", decode_kernel<C>, params, ctas, stream);

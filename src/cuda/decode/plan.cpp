@@ -20,9 +20,7 @@ constexpr std::int64_t kClusterCtaCycles = 500;
 constexpr std::int64_t kMergeCycles = 4600;  // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
 constexpr std::int64_t kChoiceCycles = 24000;  // a kernel for scores before the one that chooses, 5 us and more
-constexpr std::int64_t kChoiceQuarters = 5;  // of what a tile takes: its choice through shared memory (135 us, not 110)
-constexpr int kFetchTiles = 1;               // of a team that chooses: with so few their latency is what counts
-constexpr int kReserved = 1024;              // of a multiprocessor's shared memory, by every CTA
+constexpr int kReserved = 1024;                // of a multiprocessor's shared memory, by every CTA
 
 // Tiles that some row of a sequence may see: of windows, wherever they stand.
 int most_tiles(const Problem& problem, const core::Geometry& geometry, int keys_of_tile) {
@@ -124,7 +122,7 @@ class Dealer {
         continue;
       }
       Teams scoring = teams;  // before a choice
-      scoring.chosen = scoring.gather = 0;
+      scoring.chosen = scoring.gather = scoring.lanes = 0;
       scoring.scoring = 1;
       if (fits(teams, packed) && (!chosen || fits(scoring, packed))) break;
     }
@@ -141,7 +139,6 @@ class Dealer {
         if (fits(deal.teams, packed)) break;
       }
       if (deal.teams.count == 0) return deal;
-      deal.teams.fetch = deal.teams.stay <= kFetchTiles ? 1 : 0;
     }
     deal.splits = splits;
     deal.cluster = cluster;
@@ -185,16 +182,16 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device, const C
   teams.rows = rounded_up(std::min(plan.rows, kWarpRows));
   teams.chosen = problem.choice == Choice::shared ? 1 : 0;
   teams.gather = plan.rows == 1 || (teams.chosen != 0 && geometry.n_q == 1) ? 1 : 0;
+  if (teams.chosen != 0 && geometry.n_q == 1 && plan.rows <= kRowsOfLanes) {
+    teams.lanes = 1;
+    teams.rows = std::max(teams.rows, kRowsOfLanes / 2);
+  }
   const Dealer dealer(type, dim, teams, plan.units, plan.tiles, device, room);
   Deal deal = dealer.best(false);
   if (teams.chosen != 0) {
     // In one kernel, whose clusters may leave multiprocessors idle, or in two.
-    Teams staying = teams;
-    staying.rows = std::max(teams.rows, kRowsThatStay / 2);
-    if (geometry.n_q == 1 && plan.rows <= kRowsThatStay) {
-      const Deal stays = Dealer(type, dim, staying, plan.units, plan.tiles, device, room).best(true);
-      if (stays.cost < deal.cost * kChoiceQuarters / 4 + kChoiceCycles) deal = stays;
-    }
+    const Deal stays = teams.lanes != 0 ? dealer.best(true) : Deal{};
+    if (stays.cost < deal.cost + kChoiceCycles) deal = stays;
   }
   plan.teams = deal.teams;
   plan.splits = deal.splits;
@@ -207,7 +204,8 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device, const C
     plan.workspace_bytes = plan.stats_offset + aligned(rows * kStatsBytes);
   }
   if (plan.teams.chosen != 0 && plan.teams.stay == 0) {
-    const auto rows = static_cast<std::size_t>(plan.units) * static_cast<std::size_t>(plan.rows);
+    const auto rows =
+        static_cast<std::size_t>(plan.units) * static_cast<std::size_t>(std::max(plan.rows, plan.teams.rows));
     const auto blocks = static_cast<std::size_t>(tile::divide_up(geometry.n_k, tile::kBlockKeys));
     plan.scores_offset = plan.workspace_bytes;
     plan.whole_offset = plan.scores_offset + aligned(rows * blocks * tile::kBlockKeys * sizeof(std::uint16_t));

@@ -8,7 +8,6 @@
 #include "cuda/decode/products16.h"
 #include "cuda/decode/products32.h"
 #include "cuda/decode/weigh.h"
-#include "cuda/ptx/prefetch.h"
 
 namespace dspattn::cuda::decode {
 
@@ -64,11 +63,9 @@ struct Team {
     }
   }
 
-  // A group of copies: the team's first K tile, which takes longest to arrive and is asked for first, and Q: the part's
-  // rows, for all teams, by all of the CTA's threads, and zeros in the others' places. From row `period` on, a power of
-  // two, they repeat.
-  __device__ __forceinline__ void begin(int period = kMaxRows) const {
-    copy_k(first_tile(), place(0));
+  // The part's rows, for all teams, by all of the CTA's threads, and zeros in the others' places. From row `period` on,
+  // a power of two, they repeat.
+  __device__ __forceinline__ void load_q(int period = kMaxRows) const {
     const auto* data = static_cast<const Bits<C>*>(p.q.data);
     copy_rows<C>(q, p.teams.warps * kWarpRows, p.teams.warps * kWarpRows, p.d, p.vector_q,
                  static_cast<int>(threadIdx.x), 32 * p.teams.cta_warps(), data, [&](int any_row) -> const Bits<C>* {
@@ -94,11 +91,8 @@ struct Team {
   // Asks for a tile, which is a group of copies; of one at or past the team's end for nothing. Row 4 u + e of it is
   // element e of group u.
   __device__ __forceinline__ void load_k(int index, std::uint32_t to) const {
-    copy_k(index, to);
-    ptx::cp_async_commit();
-  }
-  __device__ __forceinline__ void copy_k(int index, std::uint32_t to) const {
     if (index < part.tiles.end) load_tile(to, k, p.k, p.k_row_bytes, p.d, 0, index);
+    ptx::cp_async_commit();
   }
   __device__ __forceinline__ void load_v(int index, std::uint32_t to) const {
     if (index < part.tiles.end) copy_v(index, to);
@@ -125,22 +119,6 @@ struct Team {
                        lane);
     } else {
       copies.copy_kept_of_runs(to, run_of(v, p.v, index, lane & 3), p.keys.group_step, code_at, lane);
-    }
-  }
-
-  // Brings the V of a tile that all rows see to the L2 cache, a line of 128 bytes a thread twice. A team is one warp.
-  __device__ __forceinline__ void fetch_v(int index) const {
-    static_assert(C::kPanels > 2 || C::kGroups * C::kPanels == 16);
-    const int block = block_of<C>(index);
-    if (index >= part.tiles.end || !gathers_plainly() || block < part.begin || block + tile::kBlockKeys > part.end)
-      return;
-    const std::uint8_t* run = run_of(v, p.v, index, lane >> 3);
-    if (run == nullptr) return;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int group = (lane & 7) + (C::kPanels == 1 ? 8 * i : 0), panel = C::kPanels == 1 ? 0 : i;
-      ptx::prefetch_line(run + static_cast<std::uint32_t>(group * p.keys.group_step) * std::uint64_t{p.v_row_bytes} +
-                         128 * panel);
     }
   }
 

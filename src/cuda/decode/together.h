@@ -1,9 +1,7 @@
 // Heads that share keys and choose together. The choice needs every key's share of every head's weights, hence the
 // scores of all keys, before any row of V.
 //
-//   together_kernel   in one kernel, of one query and few heads (together_registers.h)
-//
-// and here for several queries, for many heads, and where a cluster's shared memory has no room for a unit's scores
+// Of one query and few heads: together_registers.h. Here of several queries and of many heads:
 //
 //   score_kernel      scores of all keys to the workspace, and of every row the reference and sum over all visible keys
 //   choice_kernel     keys are chosen by these, and V is gathered
@@ -293,6 +291,28 @@ __device__ __forceinline__ RowStats shifted(const RowStats& row, float exponent)
   return {row.sum == 0 ? 0.0f : -fmaf(row.reference, exponent, log2f(row.sum)), row.sum};
 }
 
+// Stats of a CTA's rows to the workspace, and those of all CTAs of its unit from there to shared memory, shifted().
+template <typename C>
+__device__ __forceinline__ void write_stats(const Team<C>& team, const CtaResults<C>& results) {
+  const auto row = static_cast<int>(threadIdx.x);
+  const std::int64_t first = (static_cast<std::int64_t>(team.part.unit) * team.p.splits.value + team.part.split);
+  if (row < team.p.rows) team.p.together.stats[first * team.p.rows + row] = *results.joined(row, 1);
+}
+template <typename C>
+__device__ __forceinline__ const RowStats* read_stats(const Team<C>& team, std::uint8_t* shared) {
+  const Params& p = team.p;
+  auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.whole);
+  for (int row = team.warp; row < p.rows; row += p.teams.cta_warps()) {
+    const RowStats* first =
+        p.together.stats + static_cast<std::int64_t>(team.part.unit) * p.splits.value * p.rows + row;
+    const RowStats joined = join_parts(p.splits.value, team.lane, p.scales.exponent, false,
+                                       [&](int i) { return first[static_cast<std::int64_t>(i) * p.rows]; });
+    if (team.lane == 0) whole[row] = shifted(joined, p.scales.exponent);
+  }
+  __syncthreads();  // every row's reference and sum are there
+  return whole;
+}
+
 template <typename C>
 __global__ void __launch_bounds__(32 * kMaxWarps, 1) score_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
@@ -300,19 +320,14 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) score_kernel(const __grid_c
   ptx::wait_for_kernels_before();  // inputs are written
   const Part part = Part::of_cta<C>(p);
   Team<C> team(p, part, shared);
-  team.begin();
+  team.load_q();
   begin_keys(team);
-  ptx::cp_async_wait<1>();  // the second K tile may still be on its way
+  ptx::cp_async_wait<2>();  // K may still be on its way
   __syncthreads();          // Q is there
   RegisterRows<C> rows(team);
   write_scores(team, rows, [&](int, int index) { return workspace_scores<C>(p, part.unit, index); });
   rows.deposit_stats(stats_of_warp(team, shared));
-  const CtaResults<C> results = join_scores(team, shared);
-  const auto row = static_cast<int>(threadIdx.x);
-  if (row < p.rows) {
-    p.together.stats[(static_cast<std::int64_t>(part.unit) * p.splits.value + part.split) * p.rows + row] =
-        *results.joined(row, 1);
-  }
+  write_stats(team, join_scores(team, shared));
 }
 
 template <typename C>
@@ -323,14 +338,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) choice_kernel(const __grid_
   const Part part = Part::of_cta<C>(p);
   Team<C> team(p, part, shared);
   team.clear_weights();
-  auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.whole);
-  for (int row = team.warp; row < p.rows; row += p.teams.cta_warps()) {
-    const RowStats* first = p.together.stats + static_cast<std::int64_t>(part.unit) * p.splits.value * p.rows + row;
-    const RowStats joined = join_parts(p.splits.value, team.lane, p.scales.exponent, false,
-                                       [&](int i) { return first[static_cast<std::int64_t>(i) * p.rows]; });
-    if (team.lane == 0) whole[row] = shifted(joined, p.scales.exponent);
-  }
-  __syncthreads();  // every row's reference and sum are there
+  const RowStats* whole = read_stats(team, shared);
   Chooser<C>(team, whole).walk();
   team.weigher.deposit_stats(stats_of_warp(team, shared));
   finish(team, shared);

@@ -1,6 +1,10 @@
-// Heads that share keys and choose together, one query of up to eight heads, in one kernel: a CTA or a cluster has a
-// unit. Scores of all keys stay in its shared memory, rows' references and sums are exchanged, then keys are chosen and
-// V is gathered. From scores to weights everything else is in registers (g = lane / 4, t = lane % 4).
+// Heads that share keys and choose together, one query of up to eight heads: from scores to weights everything is in
+// registers (g = lane / 4, t = lane % 4), but that scores of all keys are kept in between.
+//
+//   together_kernel       a CTA or a cluster has a unit: scores stay in shared memory, rows' references and sums are
+//                         exchanged, then keys are chosen and V is gathered
+//   lane_scores_kernel,   the same where a cluster has no room, or clusters would leave too many multiprocessors idle:
+//   lane_choice_kernel    scores, references and sums in the workspace
 //
 // A lane has a row and group t of every four of a tile, as the score product leaves them (weigh16.h), and its heads lie
 // four lanes apart: sums over heads are shuffles. Where there are at most four heads Q's rows are there twice, so that
@@ -42,31 +46,43 @@ struct TogetherRows {
 
   Team<C>& team;
   Rows& products;
-  HalfScores* const kept;  // of the team, of this lane: of every tile one for each half that it has
+  const int halves;        // of a tile that a lane has
+  HalfScores* const kept;  // of this lane, of the team's first tile: one for each half
+  const int kept_step;     // to those of the team's next tile
   const int g, t;
-  const bool halved;  // a lane has one half of a tile, else both
+  const bool halved;
   const int row;
   const bool has_row;
   bool hides = false;           // some key of these tiles is hidden
   float reference = -INFINITY;  // of this lane alone, until scores are joined
   float sum = 0, rest = 0;
 
-  __device__ __forceinline__ TogetherRows(Team<C>& of, Rows& rows, std::uint8_t* shared)
+  // first: where the scores of the team's first tile are kept, and how many tiles it is to those of its next.
+  __device__ __forceinline__ TogetherRows(Team<C>& of, Rows& rows, void* first, int tiles)
       : team(of),
         products(rows),
-        kept(reinterpret_cast<HalfScores*>(shared + of.layout.kept + of.team * of.layout.kept_bytes) + of.lane),
+        halves(of.p.teams.rows <= 4 ? 1 : 2),
+        kept(static_cast<HalfScores*>(first) + of.lane),
+        kept_step(32 * halves * tiles),
         g(of.lane >> 2),
         t(of.lane & 3),
-        halved(of.p.teams.rows <= 4),
+        halved(halves == 1),
         row(g & (of.p.teams.rows - 1)),
         has_row(row < of.part.rows) {}
 
-  // Calls visit(half, scores) for every half that is this lane's, of the team's tile `number`.
+  // Calls visit(half, i) for every half i that is this lane's.
   template <typename Visit>
-  __device__ __forceinline__ void each_half(int number, Visit visit) const {
-    const int halves = halved ? 1 : 2;
+  __device__ __forceinline__ void each_half(Visit visit) const {
 #pragma unroll 1
-    for (int i = 0; i < halves; ++i) visit(halved ? g >> 2 : i, kept[32 * (halves * number + i)]);
+    for (int i = 0; i < halves; ++i) visit(halved ? g >> 2 : i, i);
+  }
+  // Of the team's tile `number`.
+  struct TileScores {
+    HalfScores first, second;  // the second where a lane has both
+  };
+  __device__ __forceinline__ TileScores scores_of(int number) const {
+    const HalfScores* from = kept + static_cast<std::int64_t>(kept_step) * number;
+    return {from[0], halved ? HalfScores{} : from[32]};
   }
 
   // ---- Scores ----
@@ -153,9 +169,9 @@ struct TogetherRows {
       const bool interior = team.weigher.plain && team.weigher.pages_are_there() && products.begin <= block &&
                             block + tile::kBlockKeys <= products.end;
       hides = hides || !interior;
-      each_half(number, [&](int half, HalfScores& to) {
+      each_half([&](int half, int i) {
         const HalfScores words = compare(scores, half, index, interior);
-        to = words;
+        kept[static_cast<std::int64_t>(kept_step) * number + 32 * i] = words;
         add_up(words);
       });
     }
@@ -215,12 +231,13 @@ struct TogetherRows {
     if (!halved) add(16);
   }
 
-  // Chooses the keys of the team's tile `number`: their weights, and the codes of this lane's groups, those of group 4
-  // q
-  // + t in byte q. Walk::largest: raises the reference alone.
-  __device__ __forceinline__ std::uint32_t choose(int number, Walk walk, float shift, float least, Weights& weights) {
+  // Chooses the keys of a tile: their weights, and the codes of this lane's groups, those of group 4 q + t in byte q.
+  // Walk::largest: raises the reference alone.
+  __device__ __forceinline__ std::uint32_t choose(const TileScores& own_scores, Walk walk, float shift, float least,
+                                                  Weights& weights) {
     std::uint32_t codes = 0;
-    each_half(number, [&](int half, const HalfScores& words) {
+    each_half([&](int half, int i) {
+      const HalfScores words = i == 0 ? own_scores.first : own_scores.second;
       float scores[kOwn][4], shares[kOwn][4], sums[kOwn][4];
       shares_of(words, shift, least, scores, shares);
 #pragma unroll
@@ -299,11 +316,15 @@ struct TogetherRows {
     const int tiles = range <= 0 ? 0 : (range - 1) / team.step() + 1;
     const int steps = walk == Walk::largest ? tiles : tiles + kAhead;
     Weights weights[kAhead + 1];
+    TileScores next = {};
+    if (tiles > 0) next = scores_of(0);
 #pragma unroll 1
     for (int number = 0; number < steps; ++number) {
       if (number < tiles) {
         const int index = team.first_tile() + number * team.step();
-        const std::uint32_t codes = choose(number, walk, shift, least, weights[0]);
+        const TileScores own = next;
+        if (number + 1 < tiles) next = scores_of(number + 1);
+        const std::uint32_t codes = choose(own, walk, shift, least, weights[0]);
         if (walk == Walk::largest) continue;
         gather(index, v_tile(number), codes);
       }
@@ -374,15 +395,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __gri
   ptx::wait_for_kernels_before();  // inputs are written
   const Part part = Part::of_cta<C>(p);
   Team<C> team(p, part, shared);
-  team.begin(p.teams.rows);
+  team.load_q(p.teams.rows);
   begin_keys(team);
-  if (p.teams.fetch != 0) {
-    for (int index = team.first_tile(); index < part.tiles.end; index += team.step()) team.fetch_v(index);
-  }
-  ptx::cp_async_wait<1>();  // the second K tile may still be on its way
+  ptx::cp_async_wait<2>();  // K may still be on its way
   __syncthreads();          // Q is there
   RegisterRows<C> products(team);
-  TogetherRows<C> rows(team, products, shared);
+  TogetherRows<C> rows(team, products, shared + team.layout.kept + team.team * team.layout.kept_bytes, 1);
   rows.score();
   rows.deposit_scores(stats_of_warp(team, shared));
   const CtaResults<C> results = join_scores(team, shared);
@@ -391,6 +409,48 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __gri
   const auto row = static_cast<int>(threadIdx.x);
   if (row < p.rows) whole[row] = shifted(results.join_cluster_stats(row, 1), p.scales.exponent);
   __syncthreads();  // every row's reference and sum are there
+  rows.choose_all(whole[rows.row]);
+  rows.deposit_results(stats_of_warp(team, shared));
+  finish(team, shared);
+}
+
+// Where the scores of the team's first tile are, in the workspace.
+template <typename C>
+__device__ __forceinline__ void* lane_scores(const Team<C>& team) {
+  const std::int64_t tile = static_cast<std::int64_t>(team.part.unit) * team.p.together.tiles + team.first_tile();
+  return team.p.together.scores + tile * team.p.teams.rows * C::kTileK;
+}
+
+template <typename C>
+__global__ void __launch_bounds__(32 * kMaxWarps, 1) lane_scores_kernel(const __grid_constant__ Params p) {
+  DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
+  ptx::start_next_kernel();        // the choice kernel, which waits for the end of this one
+  ptx::wait_for_kernels_before();  // inputs are written
+  const Part part = Part::of_cta<C>(p);
+  Team<C> team(p, part, shared);
+  team.load_q(p.teams.rows);
+  begin_keys(team);
+  ptx::cp_async_wait<2>();  // K may still be on its way
+  __syncthreads();          // Q is there
+  RegisterRows<C> products(team);
+  TogetherRows<C> rows(team, products, lane_scores(team), team.step());
+  rows.score();
+  rows.deposit_scores(stats_of_warp(team, shared));
+  write_stats(team, join_scores(team, shared));
+}
+
+template <typename C>
+__global__ void __launch_bounds__(32 * kMaxWarps, 1) lane_choice_kernel(const __grid_constant__ Params p) {
+  DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
+  ptx::start_next_kernel();        // the merge kernel
+  ptx::wait_for_kernels_before();  // scores and stats are written
+  const Part part = Part::of_cta<C>(p);
+  Team<C> team(p, part, shared);
+  const RowStats* whole = read_stats(team, shared);
+  RegisterRows<C> products(team);
+  TogetherRows<C> rows(team, products, lane_scores(team), team.step());
+  rows.hides = !team.weigher.plain || p.pages.table != nullptr || products.begin > block_of<C>(part.tiles.begin) ||
+               products.end < block_of<C>(part.tiles.end - 1) + tile::kBlockKeys;
   rows.choose_all(whole[rows.row]);
   rows.deposit_results(stats_of_warp(team, shared));
   finish(team, shared);
