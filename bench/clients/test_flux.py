@@ -4,37 +4,40 @@ import pytest
 import torch
 
 import dspattn
-from bench.clients import flux
+from bench.clients import diffusion_models, flux
 from bench.clients.flux_model import TINY
 from bench.common import results
 
 
-@pytest.mark.parametrize("build", [flux.plain, flux.from_diffusers])
-def test_every_attention_call_is_switched(build):
-    if build is flux.from_diffusers:
+@pytest.mark.parametrize("name", ["plain", "diffusers", "sd3"])
+def test_every_attention_call_is_switched(name):
+    if name != "plain":
         pytest.importorskip("diffusers", reason="diffusers is not installed", exc_type=ImportError)
     torch.manual_seed(0)
-    forward, blocks, _ = build(TINY, "cpu", torch.float32)
+    model = diffusion_models.MODELS[name](TINY, "cpu", torch.float32)
+    forward = model.forward
     with torch.no_grad():
         stock = forward()
         with dspattn.use("dense") as switched:
             torch.testing.assert_close(forward(), stock, atol=1e-4, rtol=1e-4)
-        assert switched.served == TINY.joint_blocks + TINY.single_blocks and not switched.left
+        assert switched.served == sum(model.attention.values()) and not switched.left
         with dspattn.use("1:2"):
             pruned = forward()
             assert (pruned - stock).abs().max() > 1e-4
-        for block in blocks:
-            block.compile(fullgraph=True, backend="eager")
-        torch.testing.assert_close(forward(), stock)
+        flux.change(model, "fused", "eager")
+        torch.testing.assert_close(forward(), stock, atol=1e-4, rtol=1e-4)
         with dspattn.use("1:2"):
-            torch.testing.assert_close(forward(), pruned)
+            torch.testing.assert_close(forward(), pruned, atol=1e-4, rtol=1e-4)
+        flux.change(model, "fp8", "eager")
+        rounded = (forward() - stock).norm() / stock.norm()
+        assert 0.001 < rounded < 0.2, rounded
 
 
 def test_result_file(tmp_path):
     out = tmp_path / "flux.json"
     flux.main(["--device", "cpu", "--tiny", "--model", "plain", "--out", str(out)])
     stock, compiled = results.read(out)["rows"]
-    assert (stock["compiled"], compiled["compiled"]) == (False, True)
+    assert (stock["form"], compiled["form"]) == ("plain", "compiled")
     for row in (stock, compiled):
         check_row(row)
     flux.main(
@@ -48,6 +51,7 @@ def test_result_file(tmp_path):
             "plain",
             "--patterns",
             "1:2",
+            "--kernels",
             "--image-tokens",
             "96",
             "--out",
@@ -55,7 +59,9 @@ def test_result_file(tmp_path):
         ]
     )
     (longer,) = results.read(out)["rows"]
-    assert longer["n"] == 128 and not longer["compiled"] and set(longer["ratios"]) == {"1:2"}
+    assert longer["n"] == 128 and longer["form"] == "plain" and set(longer["ratios"]) == {"1:2"}
+    names = {name: [kernel for kernel, _, _ in kernels] for name, kernels in longer["kernels"].items()}
+    assert any("dspattn" in kernel for kernel in names["1:2"]) and not any("dspattn" in k for k in names["stock"])
 
 
 def check_row(row):

@@ -1,22 +1,25 @@
 """PyTorch's own tests of attention with dspattn in its place: which of them fail that pass without it.
 
     python experiments/clients/pytorch_tests.py SOURCES/test/test_transformers.py --json result.json
+    python experiments/clients/pytorch_tests.py SOURCES/test/test_transformers.py --chosen "" --processes 16
 
-The file is not in PyTorch's wheels: take it from the sources of the installed version (it needs the packages expecttest
-and hypothesis). Every test runs inside ``dspattn.use("dense", strict=False)``; those that fail there run once more
+The file is not in PyTorch's wheels: take it from the sources of the installed version (it needs the package
+expecttest). Every test runs inside ``dspattn.use("dense", strict=False)``; those that fail there run once more
 without it, and count only if they then pass. Attention left to PyTorch is as good as served here: what matters is that
-nothing becomes wrong. Exits 1 when a test fails that no difference in DIFFERENCES explains.
+nothing becomes wrong. Exits 1 when a test fails that no difference in DIFFERENCES explains, or was not begun in time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -42,15 +45,29 @@ DIFFERENCES = {
 }
 
 
-class Recorder:
-    """A pytest plugin: runs each test inside or outside of a block and keeps what became of it."""
+NOT_BEGUN = "not begun in time"
 
-    def __init__(self, inside: bool) -> None:
+
+class Recorder:
+    """A pytest plugin: runs each test inside or outside of a block and keeps what became of it. Of several processes
+    side by side each takes its share of the tests."""
+
+    def __init__(self, inside: bool, process: int, processes: int, seconds: float) -> None:
         self.inside = inside
+        self.share = slice(process, None, processes)
+        self.end = time.monotonic() + seconds
         self.outcomes: dict[str, str] = {}
         self.errors: dict[str, str] = {}
         self.served = 0
         self.left: Counter[str] = Counter()
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        # Neighbours are of one size: dealt out in turn they make shares of about the same time.
+        items[:] = items[self.share]
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        if time.monotonic() > self.end:
+            pytest.skip(NOT_BEGUN)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: Any) -> Iterator[None]:
@@ -67,31 +84,46 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or report.failed or report.skipped:
-            self.outcomes[report.nodeid] = report.outcome
+            left_out = report.skipped and NOT_BEGUN in str(report.longrepr)
+            self.outcomes[report.nodeid] = NOT_BEGUN if left_out else report.outcome
         if report.failed:
             self.errors[report.nodeid] = " ".join(report.longrepr.reprcrash.message.split())[:300]
 
 
-def run(arguments: list[str], inside: bool) -> dict[str, Any]:
-    """One pytest run in a process of its own: the tests leave much behind."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, __file__, "--worker", file.name, *(["--inside"] if inside else []), "--", *arguments]
-        subprocess.run(command, check=False, env={**os.environ, "PYTORCH_PRINT_REPRO_ON_FAILURE": "0"})
-        try:
-            return dict(json.loads(Path(file.name).read_text()))
-        except json.JSONDecodeError:
-            raise SystemExit("pytorch_tests: the tests' process ended without a result") from None
+def run(arguments: list[str], inside: bool, processes: int, seconds: float) -> dict[str, Any]:
+    """The tests in processes of their own, which they leave much behind in, and what became of all of them."""
+    together: dict[str, Any] = {"outcomes": {}, "errors": {}, "served": 0, "left": Counter()}
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"{process}.json") for process in range(processes)]
+        running = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--worker", str(file), str(process), *(["--inside"] if inside else []),
+                 "--processes", str(processes), "--seconds", str(seconds), "--", *arguments],
+                env={**os.environ, "PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
+            )
+            for process, file in enumerate(files)
+        ]  # fmt: skip
+        for child in running:
+            child.wait()
+        for file in files:
+            if not file.exists():
+                raise SystemExit("pytorch_tests: a process of the tests ended without a result")
+            result = json.loads(file.read_text())
+            together["outcomes"] |= result["outcomes"]
+            together["errors"] |= result["errors"]
+            together["served"] += result["served"]
+            together["left"] += Counter(result["left"])
+    return together
 
 
-def compare(tests: Path, chosen: str) -> dict[str, Any]:
+def compare(tests: Path, chosen: str, processes: int, seconds: float) -> dict[str, Any]:
     """The comparison that the module's description tells of."""
-    inside = run([str(tests), "-k", chosen], inside=True)
+    inside = run([str(tests), "-k", chosen], True, processes, seconds)
     counts = Counter(inside["outcomes"].values())
     failed = [name for name, outcome in inside["outcomes"].items() if outcome == "failed"]
     # Node names begin with a path that pytest makes relative to a root of its own choice.
-    plain = (
-        run([f"{tests}::{name.partition('::')[2]}" for name in failed], inside=False) if failed else {"outcomes": {}}
-    )
+    again = [f"{tests}::{name.partition('::')[2]}" for name in failed]
+    plain = run(again, False, min(processes, len(again)), math.inf) if again else {"outcomes": {}}
     stock = {name.partition("::")[2]: outcome for name, outcome in plain["outcomes"].items()}
     ours = {name.partition("::")[2]: inside["errors"][name] for name in failed}
     alone = {name: error for name, error in ours.items() if stock.get(name) == "passed"}
@@ -108,6 +140,7 @@ def compare(tests: Path, chosen: str) -> dict[str, Any]:
         "chosen": chosen,
         "passed": counts["passed"],
         "skipped": counts["skipped"],
+        "not_begun": counts[NOT_BEGUN],
         "fail_without_dspattn_too": sorted(name for name in ours if stock.get(name) != "passed"),
         "fail_by_a_documented_difference": explained,
         "fail_otherwise": {name: error for name, error in alone.items() if name not in known},
@@ -125,25 +158,30 @@ def main() -> int:
         help="which tests, as pytest's -k; default: all, but of 3072 combinations of sizes and masks the 512 smallest",
     )
     parser.add_argument("--json", help="where the result goes, besides standard output")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--processes", type=int, default=1, help="so many side by side; default: 1")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no test after this time; default: none")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        recorder = Recorder(given.inside)
+        torch.set_num_threads(max(1, torch.get_num_threads() // given.processes))
+        recorder = Recorder(given.inside, int(given.worker[1]), given.processes, given.seconds)
         pytest.main(
             ["-q", "--tb=short", "--show-capture=no", "-p", "no:cacheprovider", *given.tests], plugins=[recorder]
         )
         kept = ("outcomes", "errors", "served", "left")
-        Path(given.worker).write_text(json.dumps({name: getattr(recorder, name) for name in kept}))
+        Path(given.worker[0]).write_text(json.dumps({name: getattr(recorder, name) for name in kept}))
         return 0
     if len(given.tests) != 1 or not Path(given.tests[0]).is_file():
         parser.error(f"tests: expected one file, got {given.tests}")
-    result = compare(Path(given.tests[0]), given.chosen)
+    if given.processes < 1:
+        parser.error(f"--processes: expected at least 1, got {given.processes}")
+    result = compare(Path(given.tests[0]), given.chosen, given.processes, given.seconds)
     text = json.dumps(result, indent=2)
     print(text)
     if given.json:
         Path(given.json).write_text(text + "\n")
-    return 1 if result["fail_otherwise"] else 0
+    return 1 if result["fail_otherwise"] or result["not_begun"] else 0
 
 
 if __name__ == "__main__":

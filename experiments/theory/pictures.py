@@ -295,7 +295,7 @@ def grouping_task(tasks: dict[str, Any], maps: dict[str, Any], predictions: Rows
         axis.annotate(pattern, (x, y), xytext=place, textcoords="offset points", fontsize=8, color=COLOURS[grouping])
     for grouping in ("consecutive", "row", "interleaved"):
         axis.plot([], [], "o", color=COLOURS[grouping], label=grouping if grouping != "row" else "spread over the row")
-    axis.set_title("SmolLM2-135M, 1,024 tokens, windows of 512", fontsize=10)
+    axis.set_title(f"SmolLM2-135M, {tasks['counts']['WikiText-2']:,} tokens, windows of 512", fontsize=10)
     for row in measured:
         name = f"{row['pattern']} {row['grouping']}"
         shade = COLOURS[row["grouping"]]

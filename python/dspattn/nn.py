@@ -102,6 +102,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         """
         if is_causal and attn_mask is None:
             raise DspattnError(["attn_mask: expected the causal mask that is_causal=True hints at, got None"])
+        if query.is_nested:
+            given = (query, key, value, key_padding_mask, attn_mask)
+            return self._forward_of_nested(*given, need_weights=need_weights, average_attn_weights=average_attn_weights)
         batched = query.dim() == 3
         if not batched:
             query, key, value = (t.unsqueeze(0 if self.batch_first else 1) for t in (query, key, value))
@@ -140,6 +143,23 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         if not self.batch_first:
             out = out.transpose(0, 1)
         return (out if batched else out.squeeze(0 if self.batch_first else 1)), weights
+
+    def _forward_of_nested(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Any, attn_mask: Any, **options: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The nested tensor that nn.TransformerEncoder makes of a padded batch in inference: padded again meanwhile."""
+        if key is not query or value is not query or query.layout is not torch.strided or not self.batch_first:
+            raise DspattnError(
+                ["query: expected a strided tensor, or a nested one with batch_first that is key and value too"]
+            )
+        for name, mask in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
+            if mask is not None:
+                raise DspattnError([f"{name}: expected None beside a nested tensor, got a mask"])
+        padded = torch.nested.to_padded_tensor(query, 0.0)
+        lengths = torch.tensor([part.shape[0] for part in query.unbind()], device=query.device)
+        hidden = torch.arange(padded.shape[1], device=query.device) >= lengths[:, None]
+        out, weights = self.forward(padded, padded, padded, key_padding_mask=hidden, **options)
+        return torch._nested_tensor_from_mask(out, ~hidden), weights
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.in_proj_weight is not None:

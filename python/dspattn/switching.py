@@ -22,7 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 from . import nn
 from .errors import DspattnError
+from .functional import attention
 from .integrations import _refusal
+from .integrations._redirect import Redirect
 from .integrations.sdpa import use
 from .patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection, prunes
 from .plans import Plan
@@ -30,8 +32,11 @@ from .plans import Plan
 Layers = Sequence[int | str] | Mapping[int | str, str] | None
 Heads = Sequence[int] | Mapping[int | str, Sequence[int]] | None
 Kind = Literal["by name", "nn.MultiheadAttention", "scaled_dot_product_attention", "own code"]
-MARK = "_dspattn_applied"  # on the model: what restore undoes
+# Kept on the modules themselves, as plain values: what copies or pickles a model takes them along, and the copy can be
+# restored without the original.
+MARK = "_dspattn_applied"  # on the model
 PLAN = "_dspattn_plan"  # on an attention module: what it is to compute
+BEFORE = "_dspattn_before"  # on a transformers model: the name that its attention had
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,8 @@ def apply(
 ) -> Applied:
     """Prune a model's attention, layer by layer, and check by a call that it is so.
 
+    The switch is part of the model: a deep copy, a pickle and compiled code have it, its ``state_dict`` does not.
+
     Args:
         model: any ``torch.nn.Module``; transformers models, and modules that contain them, go by name.
         pattern: ``"2:4"``, ``"1:2"``, any ``"N:M"``, or ``"dense"``.
@@ -136,10 +143,12 @@ def apply(
     parse_grouping(grouping)
     parse_rest(rest)
     parse_selection(selection)
-    if hasattr(model, MARK):
-        raise DspattnError(
-            ["model: expected one that dspattn.apply has not switched yet; dspattn.restore(model) undoes it"]
-        )
+    for name, module in model.named_modules():
+        if MARK in vars(module):
+            what = f"its module {name} was" if name else "it was"
+            raise DspattnError(
+                [f"model: expected one that dspattn.apply has not switched yet, but {what}; dspattn.restore undoes it"]
+            )
     call = _caller(model, example)
     names = {module: name for name, module in model.named_modules()}
     found = _run(model, call)
@@ -148,7 +157,8 @@ def apply(
         raise DspattnError(
             [
                 "model: expected attention layers; none was seen in the traced call, so nothing changed (a model with "
-                'a dspattn name must be set back first, with set_attn_implementation("sdpa"))'
+                'a dspattn name must be set back first, with set_attn_implementation("sdpa"); models made from one '
+                "config object share the name)"
             ]
         )
     planned = [
@@ -158,13 +168,13 @@ def apply(
     _check_selection(planned, layers, skip, heads)
     if not any(layer.changed for layer in planned):
         raise DspattnError(["model: nothing would change:", *map(str, planned)])
-    undo: list[Callable[[], None]] = []
+    object.__setattr__(model, MARK, _Mark())
     try:
         for module, layer in zip(calls, planned, strict=True):
             if layer.plan is not None:
-                undo.append(_switch(module, layer))
+                _switch(module, layer)
         if any(layer.kind == "by name" for layer in planned):
-            undo += _switch_names(model, rest)
+            _switch_names(model, rest)
         after = _run(model, call)
         missed = [
             f"{layer.name}: expected pruned attention calls, saw none"
@@ -174,10 +184,8 @@ def apply(
         if missed:
             raise DspattnError(["model: expected every chosen layer to change in the traced call", *missed])
     except BaseException:
-        for step in reversed(undo):
-            step()
+        restore(model)
         raise
-    setattr(model, MARK, undo)
     return Applied(tuple(planned))
 
 
@@ -185,7 +193,7 @@ def restore(model: torch.nn.Module) -> None:
     """Undo :func:`apply`.
 
     Args:
-        model: the module that was given to :func:`apply`.
+        model: the module that was given to :func:`apply`, a copy of it, or one that contains it.
 
     Example:
         >>> encoder = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
@@ -194,12 +202,17 @@ def restore(model: torch.nn.Module) -> None:
         >>> type(encoder.self_attn).__module__
         'torch.nn.modules.activation'
     """
-    undo = getattr(model, MARK, None)
-    if undo is None:
+    if not any(MARK in vars(module) for module in model.modules()):
         raise DspattnError(["model: expected one that dspattn.apply has switched, got one that it has not"])
-    for step in reversed(undo):
-        step()
-    delattr(model, MARK)
+    module: Any
+    for module in model.modules():
+        if PLAN in vars(module):
+            _switch_back(module)
+        if BEFORE in vars(module):
+            module.config._attn_implementation_internal = getattr(module, BEFORE)
+        for attribute in (BEFORE, MARK):
+            if attribute in vars(module):
+                object.__delattr__(module, attribute)
 
 
 def _caller(model: torch.nn.Module, example: Any) -> Callable[[], Any]:
@@ -314,7 +327,8 @@ def _run(model: torch.nn.Module, call: Callable[[], Any]) -> _Trace:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         model.eval()
-        with torch.no_grad(), _Watch(trace):
+        # Compiled code asks neither hooks nor modes that came after it.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), _Watch(trace):
             call()
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -361,82 +375,124 @@ class _LayerBlock(use):
         pass
 
 
-def _switch(module: torch.nn.Module, layer: Layer) -> Callable[[], None]:
-    """Make one module compute its plan; returns what undoes it."""
+class _InCompiledCode:
+    """What a layer's block is to code that is compiled, in which nothing is counted."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def answer(self, *args: Any, **kwargs: Any) -> Any:
+        return attention(*args, **(self.plan.options() | kwargs))
+
+    def leave_to_pytorch(self, reasons: list[str], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        raise DspattnError(reasons)
+
+    def tell(self) -> None:
+        pass
+
+
+@dataclass
+class _Mark:
+    """On a model that was switched. ``rest`` is of the plans of those layers that go by name."""
+
+    rest: Rest | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.rest is not None:  # read from a file, perhaps by a process that has switched nothing yet
+            _register(self.rest)
+
+
+class _Forward:
+    """``forward`` of a module that calls scaled_dot_product_attention: its own, in a block of the module's plan. It is
+    an object and no function so that a copy of the module has one of the copy."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.before = vars(module).get("forward")  # where another package has put one in the class's place
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plan = getattr(self.module, PLAN)
+        if torch.compiler.is_compiling():
+            with Redirect(_InCompiledCode(plan)):
+                return self.inner(*args, **kwargs)
+        with _LayerBlock(**plan.options()) as switched:
+            out = self.inner(*args, **kwargs)
+        if switched.served:
+            _count(self.module)
+        return out
+
+    def inner(self, *args: Any, **kwargs: Any) -> Any:
+        if self.before is not None:
+            return self.before(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+
+def _switch(module: torch.nn.Module, layer: Layer) -> None:
+    """Make one module compute its plan."""
     plan = layer.plan
     assert plan is not None
-    object.__setattr__(module, PLAN, plan)
-    steps: list[Callable[[], None]] = [lambda: object.__delattr__(module, PLAN)]
     if layer.kind == "nn.MultiheadAttention":
         if plan.heads is not None:
             raise DspattnError([f"heads: expected None for nn.MultiheadAttention ({layer.name}), got {plan.heads}"])
-        before = type(module)
-        if before is not torch.nn.MultiheadAttention:
-            raise DspattnError([f"{layer.name}: expected nn.MultiheadAttention itself, got {before.__name__}"])
+        if type(module) is not torch.nn.MultiheadAttention:
+            raise DspattnError([f"{layer.name}: expected nn.MultiheadAttention itself, got {type(module).__name__}"])
         module.__class__ = nn.MultiheadAttention
         for option, chosen in plan.options().items():
             setattr(module, option, chosen)
-        handle = module.register_forward_hook(_count)
-
-        def back() -> None:
-            handle.remove()
-            module.__class__ = before
-            for option in plan.options():
-                delattr(module, option)
-
-        steps.append(back)
+        module.register_forward_hook(_count)
     elif layer.kind == "scaled_dot_product_attention":
         if plan.heads is not None:
             raise DspattnError([f"heads: expected None for {layer.name} (it calls PyTorch directly), got {plan.heads}"])
-        inner = module.forward
+        module.forward = _Forward(module)
+    object.__setattr__(module, PLAN, plan)
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            with _LayerBlock(**plan.options()) as switched:
-                out = inner(*args, **kwargs)
-            if switched.served:
-                _count(module)
-            return out
 
-        module.forward = forward
-        steps.append(lambda: delattr(module, "forward"))
-
-    def undo() -> None:
-        for step in reversed(steps):
-            step()
-
-    return undo
+def _switch_back(module: Any) -> None:
+    plan: Plan = getattr(module, PLAN)
+    forward = vars(module).get("forward")
+    if isinstance(module, nn.MultiheadAttention):
+        for key, hook in list(module._forward_hooks.items()):
+            if hook is _count:
+                del module._forward_hooks[key]
+        object.__setattr__(module, "__class__", torch.nn.MultiheadAttention)
+        for option in plan.options():
+            delattr(module, option)
+    elif isinstance(forward, _Forward):
+        del module.forward
+        if forward.before is not None:
+            module.forward = forward.before
+    object.__delattr__(module, PLAN)
 
 
 def _count(module: torch.nn.Module, *_: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
     trace = _TRACE.get()
     if trace is not None:
         trace.pruned[module] = trace.pruned.get(module, 0) + 1
 
 
-def _switch_names(model: torch.nn.Module, rest: Rest) -> list[Callable[[], None]]:
-    """Give every transformers model inside the name under which each attention module's own plan runs."""
-    from transformers import PreTrainedModel
-
+def _register(rest: Rest) -> str:
+    """The name under which each attention module's own plan runs."""
     from .integrations import huggingface
 
-    name = huggingface.register_planned(PLAN, _count, rest)
-    undo: list[Callable[[], None]] = []
+    return huggingface.register_planned(PLAN, _count, rest)
+
+
+def _switch_names(model: torch.nn.Module, rest: Rest) -> None:
+    """Give that name to every transformers model inside."""
+    from transformers import PreTrainedModel
+
+    name = _register(rest)
+    getattr(model, MARK).rest = rest
     inside: set[torch.nn.Module] = set()
     for module in model.modules():
         if not isinstance(module, PreTrainedModel) or module in inside:
             continue
         inside.update(module.modules())
-        before = {
-            id(part): (part.config, part.config._attn_implementation)
-            for part in module.modules()
-            if isinstance(part, PreTrainedModel)
-        }
+        for part in module.modules():
+            if isinstance(part, PreTrainedModel):
+                object.__setattr__(part, BEFORE, part.config._attn_implementation)
         with contextlib.suppress(AttributeError):
             module.set_attn_implementation(name)
-
-        def back(before: dict[int, tuple[Any, str]] = before) -> None:
-            for config, implementation in before.values():
-                config._attn_implementation_internal = implementation
-
-        undo.append(back)
-    return undo

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -126,6 +128,67 @@ def test_what_cannot_be_done_raises_and_changes_nothing() -> None:
         dspattn.apply(model, example=X)
 
 
+def pickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_a_copy_stands_on_its_own(copied: Any) -> None:
+    model = Mixed().eval()
+    plain = model(X)
+    dspattn.apply(model, "1:2", example=X)
+    pruned = model(X)
+    other = copied(model)
+    assert torch.equal(other(X), pruned) and list(other.state_dict()) == list(model.state_dict())
+    with torch.no_grad():
+        other.first.qkv.weight.zero_()
+        other.first.qkv.bias.zero_()
+    assert not other.first(X).any(), "attention with the weights of the original"
+    dspattn.restore(other)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(X), plain) and torch.equal(model(X), pruned)
+
+
+def test_a_part_that_is_switched_already() -> None:
+    model = torch.nn.Sequential(Mixed(), Mixed()).eval()
+    plain = model(X)
+    dspattn.apply(model[1], "1:2", example=X)
+    with pytest.raises(dspattn.DspattnError, match="has not switched yet, but its module 1 was"):
+        dspattn.apply(model, "1:2", example=X)
+    dspattn.restore(model)
+    assert torch.equal(model(X), plain)
+
+
+def test_a_forward_that_another_package_put_there_stays() -> None:
+    model = SelfAttention().eval()
+    calls = []
+    inner = model.forward
+
+    def hooked(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        return inner(x)
+
+    model.forward = hooked  # type: ignore[method-assign]
+    dspattn.apply(model, example=X)
+    calls.clear()
+    model(X)
+    dspattn.restore(model)
+    model(X)
+    assert len(calls) == 2
+
+
+def test_compiled_before_and_after() -> None:
+    model = Mixed().eval()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    plain = compiled(X)
+    dspattn.apply(compiled, "1:2", example=X)
+    pruned = model(X)
+    assert (pruned - plain).abs().max() > 1e-3
+    torch.testing.assert_close(compiled(X), pruned)
+    dspattn.restore(compiled)
+    torch.testing.assert_close(compiled(X), plain)
+
+
 def test_a_layer_that_does_not_change_is_found() -> None:
     class Fickle(SelfAttention):
         """Goes its own way from the second call on."""
@@ -201,6 +264,21 @@ def test_a_hugging_face_model(llama: Any) -> None:
     dspattn.restore(llama)
     dspattn.apply(llama, "1:2", example={"input_ids": ids}, layers=["*.1.*"])
     assert not torch.equal(logits(llama, ids), plain) and not torch.equal(logits(llama, ids), by_name)
+
+
+def test_a_copy_of_a_hugging_face_model(llama: Any) -> None:
+    from transformers import AttentionInterface
+
+    ids = torch.randint(2, 60, (2, 150))
+    plain = logits(llama, ids)
+    dspattn.apply(llama, "1:2", example={"input_ids": ids})
+    pruned = logits(llama, ids)
+    content = pickle.dumps(llama)
+    del AttentionInterface._global_mapping["dspattn_applied"]  # as in a process that has switched nothing
+    other = pickle.loads(content)
+    assert torch.equal(logits(other, ids), pruned)
+    dspattn.restore(other)
+    assert torch.equal(logits(other, ids), plain) and torch.equal(logits(llama, ids), pruned)
 
 
 def test_heads_of_a_hugging_face_model(llama: Any) -> None:

@@ -120,3 +120,20 @@ def test_inside_an_encoder_layer_it_prunes_in_inference_as_in_training(wrapped: 
     layer.self_attn = plain
     with torch.inference_mode():
         assert (layer.eval()(x) - trained).abs().max() > 1e-3
+
+
+def test_an_encoder_that_nests_padded_batches() -> None:
+    """nn.TransformerEncoder does so in inference, whatever the layers' attention was exchanged for since."""
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 1).eval()
+    x = torch.randn(2, 150, 32)
+    hidden = torch.arange(150) >= torch.tensor([[90], [150]])
+    dspattn.apply(encoder, "1:2", example=x)
+    padded = encoder(x, src_key_padding_mask=hidden)
+    with torch.no_grad():
+        nested = encoder(x, src_key_padding_mask=hidden)
+    torch.testing.assert_close(nested[~hidden], padded[~hidden])
+    assert not nested[hidden].any(), "not by way of a nested tensor"
+    parts = torch.nested.nested_tensor([torch.randn(5, 32), torch.randn(7, 32)])
+    with pytest.raises(dspattn.DspattnError, match="nested one with batch_first that is key and value too"):
+        encoder.layers[0].self_attn(parts, parts, x)
