@@ -13,6 +13,7 @@
 #include "core/half.h"
 #include "cuda/blocks/random_state.h"
 #include "cuda/general/plan.h"
+#include "cuda/tile/copy_steps.h"
 #include "cuda/tile/key_tiles.h"
 #include "cuda/tile/select_any.h"
 #include "dspattn/pattern.h"
@@ -55,6 +56,44 @@ void expect_whole_groups(Pattern pattern, Grouping grouping) {
   }
   EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](int count) { return count == 1; }))
       << to_string(pattern) << " " << to_string(grouping);
+}
+
+// A thread that goes from its first row of tile 0 by steps comes to the rows that the maps say, of every tile.
+template <TileLayout kLayout, int kTileK>
+void expect_steps_to_lead(Pattern pattern, Grouping grouping) {
+  constexpr std::int64_t kKBytes = 384, kVBytes = -128;
+  const tile::KeyTiles tiles = tile::key_tiles(kLayout, pattern, grouping, kTileK);
+  ASSERT_TRUE(tiles.is_filled());
+  const tile::CopySteps k = tile::k_copy_steps<kLayout, kTileK>(tiles, kKBytes);
+  const tile::CopySteps v = tile::v_copy_steps<kLayout, kTileK>(tiles, kVBytes);
+  for (int first = 0; first < tile::CopySteps::kRowsApart; ++first) {
+    std::int64_t k_at = kKBytes * tile::key_of_column<kLayout, kTileK>(tiles, 0, first);
+    std::int64_t v_at = kVBytes * tile::key_of_v_row<kLayout, kTileK, false>(tiles, 0, first);
+    for (int index = 0; index < 5; ++index) {
+      const std::int64_t begin = tiles.first_key(index);
+      const int part = tiles.part(index);
+      for (int i = 0; i < kTileK / tile::CopySteps::kRowsApart; ++i) {
+        const int row = first + i * tile::CopySteps::kRowsApart;
+        EXPECT_EQ(k_at + k.row[i], kKBytes * (begin + tile::key_of_column<kLayout, kTileK>(tiles, part, row)));
+        EXPECT_EQ(v_at + v.row[i], kVBytes * (begin + tile::key_of_v_row<kLayout, kTileK, false>(tiles, part, row)));
+      }
+      k_at += k.next[index & 1];
+      v_at += v.next[index & 1];
+    }
+  }
+}
+
+TEST(CopySteps, LeadToTheRowsThatTheMapsSay) {
+  for (const Grouping grouping : kGroupings) {
+    for (const Pattern pattern : {Pattern{2, 4}, Pattern{1, 2}}) {
+      expect_steps_to_lead<TileLayout::fours, 64>(pattern, grouping);
+      expect_steps_to_lead<TileLayout::fours, 128>(pattern, grouping);
+    }
+    for (const Pattern pattern : {Pattern::dense(), Pattern{1, 4}, Pattern{4, 8}, Pattern{2, 16}}) {
+      expect_steps_to_lead<TileLayout::places, 64>(pattern, grouping);
+      expect_steps_to_lead<TileLayout::places, 128>(pattern, grouping);
+    }
+  }
 }
 
 TEST(KeyTiles, EveryKeyIsInOneColumnAndEveryGroupInOneTile) {

@@ -11,11 +11,11 @@
 #include "cuda/blocks/thread_copy.h"
 #include "cuda/blocks/views.h"
 #include "cuda/general/config.h"
-#include "cuda/general/params.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/pin.h"
 #include "cuda/ptx/single.h"
 #include "cuda/ptx/sm80.h"
+#include "cuda/tile/copy_steps.h"
 #include "cuda/tile/key_map.h"
 
 namespace dspattn::cuda::general {
@@ -197,14 +197,13 @@ struct NextTile {
   }
   // Copies tile `tile`, the thread's first chunk to `target`, and goes on to the next.
   template <typename C, typename Place>
-  __device__ __forceinline__ void copy(std::uint32_t target, int tile, int columns, const CopySteps& steps) {
+  __device__ __forceinline__ void copy(std::uint32_t target, int tile, int columns, const tile::CopySteps& steps) {
     static_assert(kRowsOfAPass<C> % 8 == 0, "rows of a pass are swizzled alike");
-    constexpr int kChunks = C::kTileK / kRowsOfAPass<C>;
-    static_assert(kChunks <= CopySteps::kMostChunks);
+    static_assert(kRowsOfAPass<C> == tile::CopySteps::kRowsApart);
     const int bytes = columns * C::kElementBytes - 16 * (own_thread() & 7);
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      const std::uint8_t* at = i == 0 ? from : from + steps.chunk[i];
+    for (int i = 0; i < C::kTileK / kRowsOfAPass<C>; ++i) {
+      const std::uint8_t* at = i == 0 ? from : from + steps.row[i];
 #pragma unroll
       for (int panel = 0; panel < C::kPanels; ++panel) {
         ptx::cp_async_16(target + static_cast<std::uint32_t>(Place::offset(i * kRowsOfAPass<C>, panel, 0)),

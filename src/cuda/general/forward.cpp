@@ -56,20 +56,12 @@ Extras extras_of(const ForwardArgs& args, const ForwardPlan& plan, const ScoreSc
 // Of 16-bit inputs.
 template <Kind kKind, int kTileK>
 void set_copy_steps(ForwardParams& p, const Problem& problem) {
-  constexpr int kApart = kCopyingThreads / 8;
-  constexpr tile::TileLayout kLayout = layout_of(kKind);
   const auto row_bytes = [](const ConstTensorView& rows) {
     return rows.step(2) * static_cast<std::int64_t>(size_bytes(rows.dtype));
   };
-  const std::int64_t k_bytes = row_bytes(problem.k), v_bytes = row_bytes(problem.v);
-  for (int i = 0; i < kTileK / kApart; ++i) {
-    p.k_steps.chunk[i] = k_bytes * tile::key_of_column<kLayout, kTileK>(p.tiles, 0, i * kApart);
-    p.v_steps.chunk[i] = v_bytes * tile::key_of_v_row<kLayout, kTileK, false>(p.tiles, 0, i * kApart);
-  }
-  for (int tile = 0; tile < 2; ++tile) {  // a span has one or two
-    p.k_steps.next[tile] = k_bytes * p.tiles.step_from(tile);
-    p.v_steps.next[tile] = v_bytes * p.tiles.step_from(tile);
-  }
+  p.cheap_copies = 1;
+  p.k_steps = tile::k_copy_steps<layout_of(kKind), kTileK>(p.tiles, row_bytes(problem.k));
+  p.v_steps = tile::v_copy_steps<layout_of(kKind), kTileK>(p.tiles, row_bytes(problem.v));
 }
 
 ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
@@ -94,7 +86,6 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.stages = plan.stages;
   if (plan.vector_k && plan.vector_v && !problem.block_table.present() && p.tiles.is_filled() &&
       problem.q.dtype != DType::f32) {
-    p.cheap_copies = 1;
     const bool fours = plan.kind == Kind::fours;
     if (plan.shape.tile_k == 128) {
       fours ? set_copy_steps<Kind::fours, 128>(p, problem) : set_copy_steps<Kind::any, 128>(p, problem);

@@ -9,6 +9,7 @@
 #include "cuda/blocks/scales.h"
 #include "cuda/blocks/views.h"
 #include "cuda/blocks/work_params.h"
+#include "cuda/tile/copy_steps.h"
 #include "cuda/tile/divisor.h"
 #include "cuda/tile/group_rows.h"
 #include "cuda/tile/key_tiles.h"
@@ -40,13 +41,6 @@ struct Extras {
   LseView shared_lse;
 };
 
-// Bytes from a thread's first chunk of a tile to its others, and to that of the next tile: after even, after odd ones.
-struct CopySteps {
-  static constexpr int kMostChunks = 8;  // of a thread: of 128 rows, every 16th
-  std::int64_t chunk[kMostChunks] = {};
-  std::int64_t next[2] = {};
-};
-
 struct ForwardParams {
   RowsView q, k, v;    // [batch, heads | kv_heads, rows, d | d_v]
   OutView out;         // [batch, heads, rows, d_v]
@@ -71,8 +65,8 @@ struct ForwardParams {
   int stages = 1;                                                // of K and V; 0: both in one place
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0;  // rows are 16-byte aligned: copies of 16 bytes
   int bare_scores = 0;   // 1: scores are compared as the product leaves them, but for the band
-  int cheap_copies = 0;  // 1: all rows of a tile of K and V can be copied alike (copy.h, NextTile), by these steps
-  CopySteps k_steps, v_steps;
+  int cheap_copies = 0;  // 1: tiles of K and V are copied by these steps (copy.h, NextTile)
+  tile::CopySteps k_steps, v_steps;
 };
 
 }  // namespace dspattn::cuda::general
