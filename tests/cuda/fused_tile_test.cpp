@@ -180,6 +180,22 @@ TEST(Select, KeepsAndEncodesTheLargestOfEveryOrderWithTies) {
   }
 }
 
+TEST(Select, OneOfFourIsTheFirstOfTheLargest) {
+  constexpr float kValues[4] = {-1, 0, 0.5f, 2};
+  for (unsigned code = 0; code < 256; ++code) {
+    std::array<float, 4> row;
+    for (unsigned i = 0; i < 4; ++i) row[i] = kValues[code >> (2 * i) & 3];
+    const auto word = [&](std::size_t i) { return packed(row[i], row[3 - i]); };  // the other row is its mirror image
+    const KeptElements kept = keep_one_of_four(word(0), word(1), word(2), word(3));
+    const auto first = std::max_element(row.begin(), row.end()) - row.begin();
+    const auto last = std::max_element(row.rbegin(), row.rend()) - row.rbegin();
+    for (int e = 0; e < 4; ++e) {
+      EXPECT_EQ(kept.mask[e] & 0xFFFFu, e == first ? 0xFFFFu : 0u) << code;
+      EXPECT_EQ(kept.mask[e] >> 16, e == last ? 0xFFFFu : 0u) << code;
+    }
+  }
+}
+
 TEST(Select, NanReachesAKeptValueOfItsRowOnly) {
   for (const bool pairs : {false, true}) {
     for (std::size_t at = 0; at < 4; ++at) {

@@ -152,6 +152,17 @@ TEST_P(GeneralBackwardEdges, SharesOfManyKeyBlocks) {
   }
 }
 
+// Groups within a lane, of two lanes, four and all that have the same rows.
+TEST_P(GeneralBackwardEdges, GroupsOfEverySize) {
+  for (const Pattern pattern : {Pattern{1, 4}, Pattern{3, 8}, Pattern{5, 16}, Pattern{9, 32}}) {
+    check::Case drawn = problem_of(GetParam(), 40, 70, pattern.group == 8 ? 128 : 64);
+    drawn.pattern = pattern;
+    drawn.causal = pattern.keep == 9;
+    drawn.grouping = pattern.keep == 5 ? Grouping::consecutive : Grouping::interleaved;
+    expect_right(drawn);
+  }
+}
+
 // More steps of a key tile than are described at once, twice.
 TEST_P(GeneralBackwardEdges, ManyHeadsOfOneKeyHead) {
   check::Case drawn = problem_of(GetParam(), 3, 9, 64);

@@ -119,19 +119,42 @@ TEST(GeneralBackwardPlan, TheWorkspaceIsLinearInTheRows) {
   const std::size_t one = bytes(1024, {}), two = bytes(2048, {});
   constexpr std::size_t kTaken = 256;  // a counter, and up to the next part
   EXPECT_EQ(two - kTaken, 2 * (one - kTaken));
-  // Of every row of 8 heads Q and dO and four numbers, of every key of 4 heads K and V; rows have 16 bytes more. And
-  // two sums of dQ, with a count for every 64 rows.
-  EXPECT_EQ(one, std::size_t{2 * 1024} * (8 * (2 * 144 + 16) + 4 * 2 * 144 + 8 * 2 * 64 * 4) +
-                     2 * 2 * 8 * 1024 / 64 * 4 + kTaken);
-  // A gradient that is written as it is needs nothing; one that is summed, a number for every row of every head.
-  EXPECT_EQ(bytes(1024, {stand_in(4), DType::f32, {1, 8, 1024, 1024}}), one);
-  EXPECT_EQ(bytes(1024, {stand_in(4), DType::f32, {1, 1, 1, 1024}}), one + 2 * 8 * 1024 * 4);
+  // Of every row of 8 heads Q and dO and four numbers; rows have 16 bytes more. And two sums of dQ, with a count for
+  // every 64 rows.
+  EXPECT_EQ(one, std::size_t{2 * 1024} * (8 * (2 * 144 + 16) + 8 * 2 * 64 * 4) + 2 * 2 * 8 * 1024 / 64 * 4 + kTaken);
+  // The gradient of a bias asks for K and V of every key of 4 heads. One that is written as it is needs nothing else;
+  // one that is summed, a number for every row of every head.
+  const std::size_t keys = std::size_t{2 * 1024} * 4 * 2 * 144;
+  EXPECT_EQ(bytes(1024, {stand_in(4), DType::f32, {1, 8, 1024, 1024}}), one + keys);
+  EXPECT_EQ(bytes(1024, {stand_in(4), DType::f32, {1, 1, 1, 1024}}), one + keys + 2 * 8 * 1024 * 4);
   Problem packed = problem_of(DType::bf16, 300, 300, 64);
   packed.q.shape[0] = packed.k.shape[0] = packed.v.shape[0] = 1;
   packed.packed = Packed{{stand_in(5), DType::i32, {4}}, {stand_in(6), DType::i32, {4}}, 200, 200};
   const BackwardPlan plan = plan_backward(packed, {}, kH200);
   EXPECT_EQ(plan.head_rows, (300 / 128 + 3) * 128);
   EXPECT_EQ(plan.head_tiles, (300 / 128 + 3) * 4);
+}
+
+TEST(GeneralBackwardPlan, KeysAreLoadedAsTheyAreWhereOneKernelWantsThem) {
+  Problem problem = problem_of(DType::bf16, 512, 512, 64);
+  const auto loads = [&] { return plan_backward(problem, {}, kH200).loads_keys; };
+  EXPECT_TRUE(loads());
+  problem.k.data = static_cast<const std::uint8_t*>(problem.k.data) + 2;  // not 16 bytes at once
+  EXPECT_FALSE(loads());
+  problem = problem_of(DType::bf16, 512, 512, 64);
+  problem.mask.bias = {stand_in(3), DType::f32, {1, 1, 512, 512}};  // references
+  EXPECT_FALSE(loads());
+  EXPECT_TRUE(plan_backward(problem_of(DType::f32, 512, 512, 64), {}, kH200).loads_keys);
+  EXPECT_FALSE(plan_backward(problem_of(DType::f32, 512, 512, 256), {}, kH200).loads_keys);  // dQ's own kernel
+}
+
+TEST(GeneralBackwardPlan, TheLongestWalksOfTheLastHeadsComeFirst) {
+  Problem problem = problem_of(DType::bf16, 4096, 4096, 128);
+  EXPECT_EQ(plan_backward(problem, {}, kH200).head_group, 1);  // all walks are of one length
+  EXPECT_FALSE(plan_backward(problem, {}, kH200).last_ascends);
+  problem.mask.causal = true;
+  EXPECT_EQ(plan_backward(problem, {}, kH200).head_group, 132 / 32);
+  EXPECT_TRUE(plan_backward(problem, {}, kH200).last_ascends);
 }
 
 // Whatever the band: a row tile is walked exactly when one of its rows may see one of the keys.

@@ -14,6 +14,7 @@
 #include "cuda/blocks/random_state.h"
 #include "cuda/general/plan.h"
 #include "cuda/tile/copy_steps.h"
+#include "cuda/tile/key_row_lanes.h"
 #include "cuda/tile/key_tiles.h"
 #include "cuda/tile/select_any.h"
 #include "dspattn/pattern.h"
@@ -129,6 +130,20 @@ TEST(KeyTiles, RowsOfKeysGiveALaneWholeGroups) {
         EXPECT_EQ(place(row).element, element);
         EXPECT_EQ(place(row).group, place(row - 8 * element).group);
       }
+    }
+  }
+}
+
+// Larger groups: neighbouring lanes, by their numbers, have neighbouring places.
+TEST(KeyTiles, RowsOfKeysHaveLargerGroupsInNeighbouringLanes) {
+  const tile::KeyTiles tiles = tile::key_tiles(TileLayout::places, {1, 32}, Grouping::consecutive, 32);
+  for (int row = 0; row < 32; ++row) {
+    const int number = tile::number_of_key_row_lane(row % 8);
+    const int key = tile::key_of_column<TileLayout::places, 32>(tiles, 0, tile::column_of_key_row(row));
+    EXPECT_EQ(key, 4 * number + row / 8);
+    EXPECT_EQ(tile::key_row_lane_of_number(number), row % 8);
+    for (int x = 1; x < 8; ++x) {
+      EXPECT_EQ(tile::key_row_lane_of_number(number ^ x), row % 8 ^ tile::key_row_lane_of_number(x));
     }
   }
 }

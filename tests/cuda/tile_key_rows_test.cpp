@@ -49,7 +49,9 @@ TEST(KeyRows, FourRowsAreNeighboursWhereGroupsAreInterleaved) {
         if (grouping == Grouping::interleaved) {
           EXPECT_EQ(key_of(row), key_of(row / 4 * 4) + row % 4);
           // Rows g and g + 8 are a pair, or half of a group of four.
-          if (row % 16 < 8) EXPECT_EQ(key_of(row + 8), key_of(row) + kBlockKeys / pattern.group);
+          if (row % 16 < 8) {
+            EXPECT_EQ(key_of(row + 8), key_of(row) + kBlockKeys / pattern.group);
+          }
         }
       }
       EXPECT_EQ(met.size(), static_cast<std::size_t>(kBlockKeys));

@@ -24,4 +24,15 @@ DSPATTN_HOST_DEVICE inline KeptElements kept_elements(const Kept& kept) {
            lop3<kIf>(kept.both_high, kept.both_low, kept.d_over_c)}};
 }
 
+// The first of the largest of four; no NaN among them.
+DSPATTN_HOST_DEVICE inline KeptElements keep_one_of_four(std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                                         std::uint32_t d) {
+  using namespace ptx;
+  constexpr int kNeither = 0x02;  // ~x & ~y & z
+  const std::uint32_t top = max_f16x2(max_f16x2(a, b), max_f16x2(c, d));
+  const std::uint32_t is_a = equal_f16x2(a, top), is_b = equal_f16x2(b, top) & ~is_a;
+  const std::uint32_t is_c = lop3<kNeither>(is_a, is_b, equal_f16x2(c, top));
+  return {{is_a, is_b, is_c, ~(is_a | is_b | is_c)}};
+}
+
 }  // namespace dspattn::cuda::tile

@@ -52,6 +52,7 @@ template <DType kType>
 struct Chunk {
   float values[kChunk<kType>] = {};
 
+  Chunk() = default;
   __device__ __forceinline__ Chunk(const void* data, std::int64_t offset, int column, int columns, int vector,
                                    bool fp32) {
     if (vector != 0 && column < columns && (kType == DType::f32 || !fp32)) {

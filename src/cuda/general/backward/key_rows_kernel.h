@@ -74,22 +74,12 @@ __device__ __forceinline__ void pack_rows(const KeyRowScores& values, KeyRowWord
 // sums += words * rows: the warp's 32 query rows of dO or Q. row: along.
 template <typename C>
 __device__ __forceinline__ void add_key_rows(KeySums<C>& sums, const KeyRowWords& words, std::uint32_t row) {
-  using Element = ElementOf<C::kType>;
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
     std::uint32_t a[2][4];
 #pragma unroll
     for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = words[8 * step + i % 4 / 2 * 4 + i / 4 * 2 + i % 2];
-#pragma unroll
-    for (int columns = 0; columns < C::kHeadDim / 8; columns += 2) {
-      std::uint32_t b[4];
-      ptx::ldmatrix_x4_trans(b, row + step * 16 * C::kStride + columns * 16);
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        ptx::mma_32_bytes<Element>(four(sums[m] + 4 * columns), a[m], b[0], b[1]);
-        ptx::mma_32_bytes<Element>(four(sums[m] + 4 * columns + 4), a[m], b[2], b[3]);
-      }
-    }
+    add_sixteen<C>(sums, a, row + step * 16 * C::kStride);
   }
 }
 

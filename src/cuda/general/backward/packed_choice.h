@@ -36,9 +36,11 @@ struct PackedChoice {
     if (params.keep == 0) return;
     const int groups = params.tiles.places_log2;
     if (groups == 2 && params.keep == 2) {
-      choose_fours([](auto... four) { return tile::keep_two_of_four(four...); });
+      choose_fours([](auto... four) { return tile::kept_elements(tile::keep_two_of_four(four...)); });
     } else if (groups == 1) {
-      choose_fours([](auto... four) { return tile::keep_one_of_two(four...); });
+      choose_fours([](auto... four) { return tile::kept_elements(tile::keep_one_of_two(four...)); });
+    } else if (groups == 2 && params.keep == 1) {
+      choose_fours([](auto... four) { return tile::keep_one_of_four(four...); });
     } else {
       choose_largest(params.keep, groups, exchange);
     }
@@ -53,7 +55,7 @@ struct PackedChoice {
   __device__ __forceinline__ void choose_fours(Keep keep) {
 #pragma unroll
     for (int i = 0; i < kWords; i += 4) {
-      const tile::KeptElements elements = tile::kept_elements(keep(words[i], words[i + 1], words[i + 2], words[i + 3]));
+      const tile::KeptElements elements = keep(words[i], words[i + 1], words[i + 2], words[i + 3]);
 #pragma unroll
       for (int e = 0; e < 4; ++e) kept[i + e] = elements.mask[e];
     }

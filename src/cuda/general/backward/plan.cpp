@@ -140,8 +140,8 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
   }
   plan.finds_references = problem.mask.bias.present();
   // Every key is loaded by one CTA, once; a bias asks for the query-stationary kernel, which wants prepared ones.
-  plan.loads_keys =
-      plan.adds_queries && !problem.mask.bias.present() && blocks::is_vector(problem.k) && blocks::is_vector(problem.v);
+  plan.loads_keys = plan.adds_queries && !problem.mask.bias.present() && !d_bias.present() &&
+                    blocks::is_vector(problem.k) && blocks::is_vector(problem.v);
   plan.workspace = lay_out(plan, geometry, d_bias);
   return plan;
 }

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <type_traits>
 
 #include "cuda/device/device.h"
 #include "cuda/general/backward/chunk.h"
@@ -49,11 +50,16 @@ __device__ __forceinline__ float dot_of(float sum, const Chunk<kType>& q, const 
   return sum;
 }
 
-// Rows whose loads a thread has on their way at once: one alone leaves the memory idle.
-inline constexpr int kRowsAtOnce = 2;
+// Rows whose loads a thread has on their way at once: one alone leaves the memory idle. Of vectors four, as 16 bytes
+// that are looked at when all are on their way.
+template <bool kVectors>
+inline constexpr int kRowsAtOnce = kVectors ? 4 : 2;
+template <DType kType, bool kVectors>
+using Loaded = std::conditional_t<kVectors, uint4, Chunk<kType>>;
 
-// A CTA's kRowUnit rows of a (sequence, head).
-template <DType kType>
+// A CTA's kRowUnit rows of a (sequence, head). kVectors: rows of Q, dO and O are aligned to 16 bytes, and of type
+// kType.
+template <DType kType, bool kVectors>
 __global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constant__ BackwardParams params) {
   const int sequence_head = static_cast<int>(blockIdx.x) / params.row_units;
   const int begin = (static_cast<int>(blockIdx.x) - sequence_head * params.row_units) * kRowUnit;
@@ -72,13 +78,21 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constan
   if (params.adds_queries != 0 && blockIdx.x == 0 && threadIdx.x == 0) *params.prepared.taken = 0;
   if (begin >= rows.rows) return;
   const RowLanes own(params.stride);
+  constexpr int kAtOnce = kRowsAtOnce<kVectors>;
 #pragma unroll 1
-  for (int row = begin + own.first; row < begin + kRowUnit; row += kRowsAtOnce * own.step) {
+  for (int row = begin + own.first; row < begin + kRowUnit; row += kAtOnce * own.step) {
     const auto is_present = [&](int i) { return row + i * own.step < rows.rows; };
     const auto at = [&](int i) { return std::int64_t{rows.q_row + (is_present(i) ? row + i * own.step : 0)}; };
-    const auto load = [&](int i, const RowsView& view, int chunk, int columns, int vector, bool fp32) {
-      return Chunk<kType>(view.data, view.offset(rows.batch, head, at(i)), chunk * kChunk<kType>,
-                          is_present(i) ? columns : 0, vector, fp32);
+    const auto load = [&](int i, const RowsView& view, int chunk, int columns, int vector,
+                          bool fp32) -> Loaded<kType, kVectors> {
+      const std::int64_t offset = view.offset(rows.batch, head, at(i));
+      const int column = chunk * kChunk<kType>;
+      if constexpr (kVectors) {
+        const auto* from = static_cast<const std::uint8_t*>(view.data) + (offset + column) * (16 / kChunk<kType>);
+        return is_present(i) && column < columns ? *reinterpret_cast<const uint4*>(from) : uint4{};
+      } else {
+        return Chunk<kType>(view.data, offset, column, is_present(i) ? columns : 0, vector, fp32);
+      }
     };
     const auto load_q = [&](int i, int chunk) { return load(i, params.q, chunk, params.d, params.vector_q, false); };
     const auto load_d_out = [&](int i, int chunk) {
@@ -87,20 +101,22 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constan
     const auto load_out = [&](int i, int chunk) {
       return load(i, params.out, chunk, params.value_d, params.vector_out, params.fp32_out != 0);
     };
-    static_assert(kRowsAtOnce == 2);
-    Chunk<kType> q[kRowsAtOnce] = {load_q(0, own.lane), load_q(1, own.lane)};
-    Chunk<kType> d_out[kRowsAtOnce] = {load_d_out(0, own.lane), load_d_out(1, own.lane)};
-    const Chunk<kType> out[kRowsAtOnce] = {load_out(0, own.lane), load_out(1, own.lane)};
-    float lse[kRowsAtOnce];
+    Loaded<kType, kVectors> q[kAtOnce], d_out[kAtOnce], out[kAtOnce];
+    float lse[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
+      q[i] = load_q(i, own.lane);
+      d_out[i] = load_d_out(i, own.lane);
+      out[i] = load_out(i, own.lane);
       lse[i] = is_present(i) ? params.lse.data[params.lse.offset(rows.batch, head, at(i))] : 0.0f;
     }
 #pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) {
-      float sum = dot_of(0.0f, q[i], d_out[i], out[i]);
+    for (int i = 0; i < kAtOnce; ++i) {
+      Chunk<kType> own_q(q[i]), own_d_out(d_out[i]);
+      float sum = dot_of(0.0f, own_q, own_d_out, Chunk<kType>(out[i]));
       for (int chunk = own.lane + own.lanes; chunk < own.chunks; chunk += own.lanes) {
-        sum = dot_of(sum, load_q(i, chunk), load_d_out(i, chunk), load_out(i, chunk));
+        sum = dot_of(sum, Chunk<kType>(load_q(i, chunk)), Chunk<kType>(load_d_out(i, chunk)),
+                     Chunk<kType>(load_out(i, chunk)));
       }
       for (int with = 1; with < own.lanes; with *= 2) sum += __shfl_xor_sync(~0u, sum, with);
       RowNumbers numbers{INFINITY, 0, 0, 0};
@@ -113,18 +129,18 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constan
         }
       }
       const std::int64_t to = head * params.prepared.head_rows + rows.prepared_row + row + i * own.step;
-      const auto store = [&](int chunk, Chunk<kType>& own_q, Chunk<kType>& own_d_out) {
+      const auto store = [&](int chunk, Chunk<kType>& of_q, Chunk<kType>& of_d_out) {
         if (!used) {
-          own_q.clear();
-          own_d_out.clear();
+          of_q.clear();
+          of_d_out.clear();
         }
-        own_q.clear_nan();  // of a row that is defined: it sees no key, but may have a sink
-        own_q.store(params.prepared.q + to * params.stride + 16 * chunk, params.tf32 != 0, params.scales.q_scale);
-        own_d_out.store(params.prepared.d_out + to * params.stride + 16 * chunk, params.tf32 != 0, kOnePair<kType>);
+        of_q.clear_nan();  // of a row that is defined: it sees no key, but may have a sink
+        of_q.store(params.prepared.q + to * params.stride + 16 * chunk, params.tf32 != 0, params.scales.q_scale);
+        of_d_out.store(params.prepared.d_out + to * params.stride + 16 * chunk, params.tf32 != 0, kOnePair<kType>);
       };
-      store(own.lane, q[i], d_out[i]);
+      store(own.lane, own_q, own_d_out);
       for (int chunk = own.lane + own.lanes; chunk < own.chunks; chunk += own.lanes) {
-        Chunk<kType> next_q = load_q(i, chunk), next_d_out = load_d_out(i, chunk);
+        Chunk<kType> next_q(load_q(i, chunk)), next_d_out(load_d_out(i, chunk));
         store(chunk, next_q, next_d_out);
       }
       if (own.lane == 0) params.prepared.numbers[to] = numbers;
@@ -143,13 +159,14 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_keys(const __grid_constan
   const SequenceRows rows = sequence_rows(params, sequence);
   if (params.tiles.first_key(unit * kTileUnit) >= rows.keys) return;
   const RowLanes own(params.stride);
+  constexpr int kAtOnce = kRowsAtOnce<false>;
   const auto key_of = [&](int i) {
     const int row = i % kTileK;
     return key_of_tile_column(params.tiles, rows.band, unit * kTileUnit + i / kTileK,
                               params.key_rows != 0 ? tile::column_of_key_row(row) : row);
   };
 #pragma unroll 1
-  for (int first = own.first; first < kTileUnit * kTileK; first += kRowsAtOnce * own.step) {
+  for (int first = own.first; first < kTileUnit * kTileK; first += kAtOnce * own.step) {
 #pragma unroll 1
     for (int chunk = own.lane; chunk < own.chunks; chunk += own.lanes) {
       const auto load = [&](int i, const RowsView& view, int columns, int vector) {
@@ -157,13 +174,13 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_keys(const __grid_constan
         return Chunk<kType>(view.data, view.offset(rows.batch, kv_head, rows.k_row + max(key, 0)),
                             chunk * kChunk<kType>, key >= 0 ? columns : 0, vector, false);
       };
-      static_assert(kRowsAtOnce == 2);
-      Chunk<kType> k[kRowsAtOnce] = {load(0, params.k, params.d, params.vector_k),
-                                     load(1, params.k, params.d, params.vector_k)};
-      Chunk<kType> v[kRowsAtOnce] = {load(0, params.v, params.value_d, params.vector_v),
-                                     load(1, params.v, params.value_d, params.vector_v)};
+      static_assert(kAtOnce == 2);
+      Chunk<kType> k[kAtOnce] = {load(0, params.k, params.d, params.vector_k),
+                                 load(1, params.k, params.d, params.vector_k)};
+      Chunk<kType> v[kAtOnce] = {load(0, params.v, params.value_d, params.vector_v),
+                                 load(1, params.v, params.value_d, params.vector_v)};
 #pragma unroll
-      for (int i = 0; i < kRowsAtOnce; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
         const int at = first + i * own.step;
         const std::int64_t tile =
             kv_head * params.prepared.head_tiles + rows.prepared_tile + unit * kTileUnit + at / kTileK;
@@ -327,7 +344,10 @@ template <DType kType>
 void prepare(const BackwardParams& params, cudaStream_t stream) {
   const std::int64_t sequences = params.sequences;
   if (const unsigned ctas = grid_of(sequences * params.work.heads.value * params.row_units); ctas > 0) {
-    launch("prepare_rows", &prepare_rows<kType>, {.ctas = ctas, .threads = kThreads}, stream, params);
+    const bool mixed = kType != DType::f32 && (params.fp32_out != 0 || params.fp32_d_out != 0);
+    const bool vectors = params.vector_q != 0 && params.vector_out != 0 && params.vector_d_out != 0 && !mixed;
+    launch("prepare_rows", vectors ? &prepare_rows<kType, true> : &prepare_rows<kType, false>,
+           {.ctas = ctas, .threads = kThreads}, stream, params);
   }
   if (const unsigned ctas = grid_of(sequences * params.kv_heads * params.tile_units);
       ctas > 0 && params.loads_keys == 0) {

@@ -87,6 +87,24 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   return C::kType == DType::bf16 ? ptx::pack_bf16x2(low, high) : ptx::pack_f16x2(low, high);
 }
 
+// sums += a * rows, 16-bit: a, the left operand of 16 kBlocks rows; rows, 16 of them as the lane's ldmatrix addresses
+// them, from the first of the columns on.
+template <typename C, int kBlocks, int kElements>
+__device__ __forceinline__ void add_sixteen(float (&sums)[kBlocks][kElements], const std::uint32_t (&a)[kBlocks][4],
+                                            std::uint32_t rows) {
+  using Element = ElementOf<C::kType>;
+#pragma unroll
+  for (int columns = 0; columns < kElements / 4; columns += 2) {
+    std::uint32_t b[4];
+    ptx::ldmatrix_x4_trans(b, rows + columns * 16);
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      ptx::mma_32_bytes<Element>(four(sums[i] + 4 * columns), a[i], b[0], b[1]);
+      ptx::mma_32_bytes<Element>(four(sums[i] + 4 * columns + 4), a[i], b[2], b[3]);
+    }
+  }
+}
+
 // sums += values * keys: 16 kBlocks rows by columns of K, whose tile is at `keys`, from the first of them on.
 template <typename C, int kBlocks>
 __device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::Queries::kColumns / 2],
@@ -150,16 +168,7 @@ __device__ __forceinline__ void add_queries(float (&sums)[kBlocks][C::Queries::k
         for (int i = 0; i < 4; ++i)
           a[block][i] = pack<C>(values[block][8 * step + 2 * i], values[block][8 * step + 2 * i + 1]);
       }
-#pragma unroll
-      for (int columns = 0; columns < C::Queries::kColumns / 8; columns += 2) {
-        std::uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, own + step * 16 * C::kStride + columns * 16);
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          ptx::mma_32_bytes<Element>(four(sums[block] + 4 * columns), a[block], b[0], b[1]);
-          ptx::mma_32_bytes<Element>(four(sums[block] + 4 * columns + 4), a[block], b[2], b[3]);
-        }
-      }
+      add_sixteen<C>(sums, a, own + step * 16 * C::kStride);
     }
   }
 }
@@ -220,16 +229,7 @@ __device__ __forceinline__ void add_keys(KeySums<C>& sums, std::uint32_t weights
       std::uint32_t a[2][4];
 #pragma unroll
       for (int m = 0; m < 2; ++m) ptx::ldmatrix_x4_trans(a[m], own + step * 16 * K::kWeightStride + m * 32);
-#pragma unroll
-      for (int columns = 0; columns < K::kColumns / 8; columns += 2) {
-        std::uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, row + step * 16 * C::kStride + columns * 16);
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          ptx::mma_32_bytes<Element>(four(sums[m] + 4 * columns), a[m], b[0], b[1]);
-          ptx::mma_32_bytes<Element>(four(sums[m] + 4 * columns + 4), a[m], b[2], b[3]);
-        }
-      }
+      add_sixteen<C>(sums, a, row + step * 16 * C::kStride);
     }
   }
 }
@@ -241,7 +241,6 @@ using ShareSums = float[C::Share::kRowBlocks][C::Share::kColumns / 2];
 // share += d_scores * keys of one key tile, 16-bit: as the lane's ldmatrix addresses them.
 template <typename C>
 __device__ __forceinline__ void add_share_of_lanes(ShareSums<C>& share, std::uint32_t d_scores, std::uint32_t keys) {
-  using Element = ElementOf<C::kType>;
   using K = typename C::Keys;
   using S = typename C::Share;
 #pragma unroll
@@ -255,16 +254,7 @@ __device__ __forceinline__ void add_share_of_lanes(ShareSums<C>& share, std::uin
         ptx::ldmatrix_x4(a[i], d_scores + i * 16 * K::kWeightStride + step * 32);
       }
     }
-#pragma unroll
-    for (int columns = 0; columns < S::kColumns / 8; columns += 2) {
-      std::uint32_t b[4];
-      ptx::ldmatrix_x4_trans(b, keys + step * 16 * C::kStride + columns * 16);
-#pragma unroll
-      for (int i = 0; i < S::kRowBlocks; ++i) {
-        ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns), a[i], b[0], b[1]);
-        ptx::mma_32_bytes<Element>(four(share[i] + 4 * columns + 4), a[i], b[2], b[3]);
-      }
-    }
+    add_sixteen<C>(share, a, keys + step * 16 * C::kStride);
   }
 }
 
