@@ -33,6 +33,8 @@ PIPE_OF = {opcode: pipe for pipe, opcodes in PIPES.items() for opcode in opcodes
 SPILLS = ("LDL", "STL")
 SHARED_LOADS = ("LDS", "LDSM")
 JUMPS = ("BRA", "JMP", "CALL", "WARPSYNC", "BSSY")
+ENDS = ("EXIT", "RET", "BRX", "BRXU", "JMX", "JMXU", "KILL")
+MAY_LEAVE = frozenset([*JUMPS, *ENDS, "BSYNC"])  # all others go on to the next instruction
 NO_SCOREBOARD = 7
 
 INSTRUCTION = re.compile(
@@ -57,9 +59,12 @@ class Instruction:
     operands: str
     code: tuple[str, ...] = ()
 
-    @functools.cached_property
-    def base(self):
-        return self.opcode.split(".")[0]
+    def __post_init__(self):
+        # Asked of each of hundreds of thousands.
+        self.base = self.opcode.partition(".")[0]
+        self.arrives = self.base == "ARRIVES" or self.opcode.startswith("SYNCS.ARRIVE")
+        # The compiler fills up with loads that never run.
+        self.loads_shared = self.base in SHARED_LOADS and self.guard != "@!PT"
 
     @property
     def pipe(self):
@@ -91,14 +96,6 @@ class Instruction:
             mask |= 1 << int(match[1])
         return mask
 
-    @functools.cached_property
-    def arrives(self):
-        return self.opcode.startswith("SYNCS.ARRIVE") or self.base == "ARRIVES"
-
-    @functools.cached_property
-    def loads_shared(self):
-        return self.base in SHARED_LOADS and self.guard != "@!PT"  # the compiler fills up with loads that never run
-
     @property
     def by_lanes(self):
         """Whether each lane has an address of its own."""
@@ -109,7 +106,7 @@ class Instruction:
 
     @property
     def falls_through(self):
-        if self.base == "EXIT" or self.base in ("RET", "BRX", "BRXU", "JMX", "JMXU", "KILL"):
+        if self.base in ENDS:
             return self.guard is not None
         if self.base in ("BRA", "JMP"):  # a predicate may come as an operand too; .DIV goes there only when diverged
             return self.guard is not None or ".DIV" in self.opcode or not self.operands.startswith("0x")
@@ -194,8 +191,10 @@ def blocks_of(instructions):
     for instruction in instructions:
         if instruction.base == "BSSY" and instruction.target is not None:
             rejoin[instruction.operands.split(",")[0]].add(instruction.target)
-    follow = {}
+    follow = {}  # of those that may leave: for most what follows is the next
     for index, instruction in enumerate(instructions):
+        if instruction.base not in MAY_LEAVE:
+            continue
         following = instructions[index + 1].address if index + 1 < len(instructions) else None
         addresses = set()
         if instruction.falls_through and following is not None:
@@ -207,18 +206,24 @@ def blocks_of(instructions):
         elif instruction.base != "BSSY" and instruction.target is not None:
             addresses.add(instruction.target)
         follow[instruction.address] = {address for address in addresses if address in at}
+
+    def next_of(address):
+        index = at[address] + 1
+        return {instructions[index].address} if index < len(instructions) else set()
+
     begins = {instructions[0].address} if instructions else set()
-    for index, instruction in enumerate(instructions[:-1]):
-        following = instructions[index + 1].address
-        if follow[instruction.address] != {following}:
-            begins |= follow[instruction.address] | {following}
-    blocks, edges = {}, {}
+    for address, addresses in follow.items():
+        if addresses != next_of(address) and next_of(address):
+            begins |= addresses | next_of(address)
+    blocks = {}
     for instruction in instructions:
         if instruction.address in begins:
             blocks[instruction.address] = block = []
-            first = instruction.address
         block.append(instruction)
-        edges[first] = follow[instruction.address]
+    edges = {}
+    for first, block in blocks.items():
+        last = block[-1].address
+        edges[first] = follow[last] if last in follow else next_of(last)
     return blocks, edges
 
 

@@ -30,8 +30,6 @@ void require_type(const Tensor& tensor, std::int32_t code, std::string_view argu
     throw Error(std::string(argument) + ": expected " + expected + ", got another type");
 }
 
-Grouping grouping_of(bool interleaved) { return interleaved ? Grouping::interleaved : Grouping::consecutive; }
-
 // Slots are counted with it before the library sees the call.
 Pattern pattern_of(const PatternNumbers& given, Grouping grouping) {
   const Pattern pattern = given.checked();

@@ -41,8 +41,6 @@ std::int64_t metadata_columns(const SparseShape& shape) {
   return rows == 0 ? 0 : static_cast<std::int64_t>(shape.metadata_bytes()) / 2 / rows;
 }
 
-Grouping grouping_of(bool interleaved) { return interleaved ? Grouping::interleaved : Grouping::consecutive; }
-
 // sparse_scores(q, k, allowed, bias, keep, group, interleaved, causal, top_left, scale) -> (nonzeros, metadata)
 void run_scores(Stack& stack) {
   const Tensor q = stack.tensor();

@@ -93,4 +93,7 @@ void boxed(StableIValue* values, std::uint64_t, std::uint64_t) {
   }
 }
 
+// Of the flag that operators take.
+inline Grouping grouping_of(bool interleaved) { return interleaved ? Grouping::interleaved : Grouping::consecutive; }
+
 }  // namespace dspattn::torch_binding

@@ -45,7 +45,7 @@ TEST(BackwardPlan, AnItemIsAKeyTileOfAKeyHead) {
   EXPECT_EQ(large.ctas, 132);
 }
 
-TEST(BackwardPlan, WalksGoAroundWhereNoDiagonalBoundsThem) {
+TEST(BackwardPlan, WalksGoAroundWhereHeadsAreTooFewToTakeTurns) {
   Problem problem = problem_of(2, 4, 4, 1024, 1024, 128);
   EXPECT_TRUE(plan_of(problem, 128).wraps);
   problem.mask.window_left = 100;
@@ -55,15 +55,39 @@ TEST(BackwardPlan, WalksGoAroundWhereNoDiagonalBoundsThem) {
   EXPECT_FALSE(plan_of(problem_of(2, 4, 4, 64, 1024, 128), 128).wraps);  // one query tile
 }
 
+// As many heads at a time as the cache holds, 8 bytes for every row and column of a query head.
+TEST(BackwardPlan, HeadsTakeTurnsWithoutADiagonal) {
+  const auto expect = [](const Problem& problem, int dim, bool wraps, int group) {
+    const BackwardPlan plan = plan_of(problem, dim);
+    EXPECT_EQ(plan.wraps, wraps);
+    EXPECT_EQ(plan.head_group, group);
+  };
+  expect(problem_of(16, 16, 16, 1024, 1024, 128), 128, false, 32);
+  expect(problem_of(16, 16, 4, 1024, 1024, 128), 128, false, 8);
+  expect(problem_of(4, 32, 32, 4096, 4096, 64), 64, false, 16);
+  expect(problem_of(1, 16, 16, 16384, 16384, 128), 128, true, 1);
+}
+
 // Twice the heads that 132 CTAs work on at a time.
 TEST(BackwardPlan, HeadsTakeTurnsUnderADiagonal) {
   Problem problem = problem_of(4, 32, 32, 4096, 4096, 64);
-  EXPECT_EQ(plan_of(problem, 64).head_group, 1);
   problem.mask.causal = true;
   EXPECT_EQ(plan_of(problem, 64).head_group, 10);
   problem = problem_of(1, 32, 32, 16384, 16384, 64);
   problem.mask.causal = true;
   EXPECT_EQ(plan_of(problem, 64).head_group, 4);
+}
+
+// Where a CTA has more than one item, and they differ in length.
+TEST(BackwardPlan, TheLongestWalksOfTheLastHeadsComeFirstUnderADiagonal) {
+  Problem problem = problem_of(4, 16, 16, 4096, 4096, 128);
+  EXPECT_FALSE(plan_of(problem, 128).last_ascends);
+  problem.mask.causal = true;
+  EXPECT_TRUE(plan_of(problem, 128).last_ascends);
+  EXPECT_NE(to_string(plan_of(problem, 128)).find("the first keys first"), std::string::npos);
+  problem = problem_of(1, 4, 4, 4096, 4096, 128);
+  problem.mask.causal = true;
+  EXPECT_FALSE(plan_of(problem, 128).last_ascends);  // 128 items, 132 multiprocessors
 }
 
 TEST(BackwardPlan, TheWorkspaceIsLinearInTheRows) {

@@ -376,8 +376,10 @@ TEST_P(DecodeRow, HeadsChooseTogether) {
   struct Shape {
     std::int64_t heads, n_q, n_k;
   };
-  // Scores that stay in shared memory, of one query and of several; so many that a few multiprocessors have no room.
-  for (const auto& [heads, n_q, n_k] : {Shape{4, 1, 500}, Shape{4, 3, 500}, Shape{3, 2, 300}, Shape{16, 1, 22000}}) {
+  // Scores that stay in shared memory, of half a tile's rows and of all; of several queries; so many that a few
+  // multiprocessors have no room.
+  for (const auto& [heads, n_q, n_k] :
+       {Shape{4, 1, 500}, Shape{7, 1, 500}, Shape{4, 3, 500}, Shape{3, 2, 300}, Shape{16, 1, 22000}}) {
     if (n_k > 500 && row().dim > 64) continue;
     for (const Pattern pattern : {Pattern{2, 4}, Pattern{1, 2}}) {
       if (n_k > 500 && pattern.group == 2) continue;

@@ -122,6 +122,9 @@ TEST(DecodePlan, ClustersLieWithinGroupsOfMultiprocessors) {
   EXPECT_EQ(slots_of(kH200, 4, 2), 240);
   EXPECT_EQ(slots_of(kH200, 16, 1), 112);
   EXPECT_EQ(slots_of(kH200, 16, 2), 224);
+  ClusterRoom room;
+  room.of[14] = 8;
+  EXPECT_EQ(slots_of(kH200, 14, 1, room), 112) << "as the driver says";
 }
 
 TEST(DecodePlan, NoMoreSplitsAndTeamsThanTiles) {
@@ -173,10 +176,10 @@ TEST(DecodePlan, YieldsWhereQueriesAreMany) {
 }
 
 TEST(DecodePlan, HeadsThatChooseTogetherShareTheirRowsOfV) {
-  const auto together = [](const Asked& asked) {
+  const auto together = [](const Asked& asked, const ClusterRoom& room = {}) {
     Problem problem = asked.problem();
     problem.choice = Choice::shared;
-    return plan_of(static_cast<int>(asked.d), problem, kH200);
+    return plan_of(static_cast<int>(asked.d), problem, kH200, room);
   };
   const Plan one = together({});
   EXPECT_EQ(one.teams.gather, 1);
@@ -195,6 +198,19 @@ TEST(DecodePlan, HeadsThatChooseTogetherShareTheirRowsOfV) {
   EXPECT_LE(packed.teams.cta_warps() * packed.ctas_per_multiprocessor, kMaxWarps) << "registers of a multiprocessor";
   // Clusters of 16 would have eight units in two rounds: 303 us, where two kernels take 129.
   EXPECT_EQ(together({.n_k = 1 << 17}).teams.stay, 0);
+  // But where a card has room for eight clusters of 14 they are as good as all multiprocessors.
+  ClusterRoom room;
+  room.of[14] = 8;
+  const Plan fourteen = together({.n_k = 1 << 17}, room);
+  EXPECT_EQ(fourteen.cluster, 14);
+  EXPECT_GE(fourteen.teams.stay * fourteen.teams.count * fourteen.splits, fourteen.tiles);
+  EXPECT_LE(fourteen.layout.bytes, kH200.shared_bytes);
+  EXPECT_EQ(fourteen.teams.fetch, 0);
+  EXPECT_EQ(together({.n_k = 2048}).teams.fetch, 1) << "a tile a team: its latency counts, not its bytes";
+  // Scores of more rows than these, or of several queries, are in the workspace.
+  EXPECT_NE(together({.heads = 64}).teams.stay, 0);
+  EXPECT_EQ(together({.heads = 72}).teams.stay, 0);
+  EXPECT_EQ(together({.n_q = 2}).teams.stay, 0);
   // A cluster has no room for these.
   const Plan large = together({.n_k = 1 << 20});
   EXPECT_EQ(large.teams.stay, 0);

@@ -86,7 +86,13 @@ TEST(GeneralBackwardPlan, FeaturesHaveAnInstanceOfTheirOwn) {
   EXPECT_FALSE(is_plain());
   problem.mask.allowed = {};
   problem.pattern = {1, 4};
-  EXPECT_FALSE(is_plain());
+  EXPECT_TRUE(is_plain());
+  problem.pattern = {5, 32};
+  EXPECT_TRUE(is_plain());
+  problem.pattern = {3, 5};
+  problem.grouping = Grouping::consecutive;
+  EXPECT_FALSE(is_plain());  // tiles of 20 keys
+  problem.grouping = Grouping::interleaved;
   problem.pattern = Pattern::dense();
   EXPECT_TRUE(is_plain());
   EXPECT_FALSE(plan_backward(problem_of(DType::bf16, 512, 512, 256), {}, kH200).is_plain);

@@ -228,7 +228,7 @@ TEST(GeneralPlan, ChoosesStagesByWhatACardHas) {
     return general::plan_forward(problem, out_for(problem), device);
   };
   // Two CTAs with two stages where they fit, with one stage where not.
-  EXPECT_EQ(plan(DType::bf16, 64, kAda).stages, 1);
+  EXPECT_EQ(plan(DType::bf16, 64, kAda).stages, 2);
   EXPECT_EQ(plan(DType::bf16, 64, kAda).resident, 2);
   EXPECT_EQ(plan(DType::bf16, 128, kHopper).stages, 2);
   EXPECT_EQ(plan(DType::bf16, 128, kHopper).resident, 2);

@@ -65,9 +65,11 @@ TEST(GradientWalk, SharesOfLowerItemsComeFirstAndNoneIsMissing) {
   for (int i = 0; i < 300; ++i) {
     const Case drawn = draw(random);
     const Divisor key_tiles(drawn.parts * divide_up(drawn.keys, kBlockKeys));
+    const bool ascends = !drawn.wraps && i % 2 == 0;
     std::map<std::pair<int, int>, std::vector<int>> shares;  // (tile, sum): which turn each item in its order has
     for (int item = 0; item < key_tiles.value; ++item) {
-      const GradientItem index = GradientItems{key_tiles, 1, 4}.item(item);
+      const GradientItem index = GradientItems{key_tiles, 1, 4, ascends}.item(item);
+      ASSERT_EQ(index.ascends, ascends);
       ASSERT_EQ(index.sequence_head, 0);
       const int block = index.key_tile / drawn.parts, part = index.key_tile % drawn.parts;
       const TileRange tiles = query_tiles_of(drawn.band, drawn.rows, block, drawn.tile_q);
@@ -78,7 +80,8 @@ TEST(GradientWalk, SharesOfLowerItemsComeFirstAndNoneIsMissing) {
         ASSERT_TRUE(tile >= tiles.begin && tile < tiles.end);
         walked.insert(tile);
         const KeyBlockRange seen = key_blocks_of(drawn.band, tile * drawn.tile_q, last_row(drawn, tile));
-        const Turn turn = turn_of(seen, tile, drawn.tile_q, block, part, drawn.parts, drawn.wraps);
+        const Turn turn = ascends ? ascending_turn_of(seen, block, part, drawn.parts)
+                                  : turn_of(seen, tile, drawn.tile_q, block, part, drawn.parts, drawn.wraps);
         EXPECT_TRUE(drawn.wraps || turn.sum == 0);
         std::vector<int>& before = shares[{tile, turn.sum}];
         // The shares before it are those of items with lower numbers, all of them.
@@ -112,22 +115,28 @@ TEST(GradientWalk, InsideAreTheTilesAllOfWhoseRowsSeeTheWholeBlock) {
   }
 }
 
-// Every key tile of every head is one item; of a head the last comes first, and the heads of a group take turns.
+// Every key tile of every head is one item; of a head the last comes first, and the heads of a group take turns. The
+// last group is a whole one, and where it ascends the first key tile of a head comes first.
 TEST(GradientWalk, ItemsOfAGroupOfHeadsComeInTurn) {
+  constexpr int kKeyTiles = 5;
   for (const auto& [heads, group] : {std::pair(1, 1), {6, 1}, {6, 3}, {7, 3}, {2, 5}}) {
-    constexpr int kKeyTiles = 5;
-    std::vector<int> next(static_cast<std::size_t>(heads), kKeyTiles - 1);
-    std::vector<int> last(static_cast<std::size_t>(heads), -1);
-    for (int index = 0; index < kKeyTiles * heads; ++index) {
-      const GradientItem item = GradientItems{Divisor(kKeyTiles), heads, group}.item(index);
-      ASSERT_TRUE(item.sequence_head >= 0 && item.sequence_head < heads);
-      const auto head = static_cast<std::size_t>(item.sequence_head);
-      EXPECT_EQ(item.key_tile, next[head]--);
-      const int size = std::min(group, heads - item.sequence_head / group * group);
-      if (last[head] >= 0) {
-        EXPECT_EQ(index - last[head], size);
+    for (const bool last_ascends : {false, true}) {
+      std::vector<int> taken(static_cast<std::size_t>(heads), 0);
+      std::vector<int> last(static_cast<std::size_t>(heads), -1);
+      for (int index = 0; index < kKeyTiles * heads; ++index) {
+        const GradientItem item = GradientItems{Divisor(kKeyTiles), heads, group, last_ascends}.item(index);
+        ASSERT_TRUE(item.sequence_head >= 0 && item.sequence_head < heads);
+        const auto head = static_cast<std::size_t>(item.sequence_head);
+        EXPECT_EQ(item.ascends, last_ascends && item.sequence_head >= heads - group);
+        EXPECT_EQ(item.key_tile, item.ascends ? taken[head] : kKeyTiles - 1 - taken[head]);
+        ++taken[head];
+        const int behind = (heads - 1 - item.sequence_head) / group * group;  // heads of groups behind its own
+        const int size = std::min(group, heads - behind);
+        if (last[head] >= 0) {
+          EXPECT_EQ(index - last[head], size);
+        }
+        last[head] = index;
       }
-      last[head] = index;
     }
   }
 }

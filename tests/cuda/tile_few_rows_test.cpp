@@ -112,5 +112,21 @@ TEST(FewRows, ALaneHasAGroupInTwoAccumulators) {
   }
 }
 
+TEST(FewRows, ChosenOfFourAreThoseThatAreKept) {
+  for (int case_index = 0; case_index < 256; ++case_index) {  // all of four numbers in 0 ... 3, ties among them
+    float x[4];
+    for (int e = 0; e < 4; ++e) x[e] = static_cast<float>(case_index >> (2 * e) & 3);
+    const int elements[4] = {0, 1, 2, 3};
+    for (const bool pairs : {false, true}) {
+      const KeptOfFour kept = pairs ? one_of_each_two(x[0], x[1], x[2], x[3]) : two_of_four(x[0], x[1], x[2], x[3]);
+      const ChosenOfFour chosen = choose_of_four(x, pairs);
+      EXPECT_EQ(chosen.first(elements), kept.first);
+      EXPECT_EQ(chosen.second(elements), kept.second);
+      EXPECT_EQ(chosen.code(), kept_code(kept, false, false));
+      EXPECT_EQ(chosen.left_out(x), x[0] + x[1] + x[2] + x[3] - x[kept.first] - x[kept.second]);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace dspattn::cuda::tile

@@ -20,8 +20,8 @@ TEST(KeyRows, TwoLanesHoldAGroup) {
     for (int lane = 0; lane < 32; lane += 4) {
       const int row = 16 * warp + lane / 4;
       const Slot first = slot_of_key_row(row), second = slot_of_key_row(row + 8);
-      const Slot beside = slot_of_key_row(16 * warp + (lane ^ 4) / 4);
-      EXPECT_EQ(first.element, (lane & 4) != 0 ? 2 : 0);
+      const Slot beside = slot_of_key_row(16 * warp + (lane ^ kLanesApart) / 4);
+      EXPECT_EQ(first.element, (lane & kLanesApart) != 0 ? 2 : 0);
       EXPECT_EQ(second.element, first.element + 1);
       EXPECT_EQ(second.group, first.group);
       EXPECT_EQ(beside.group, first.group);
@@ -31,6 +31,31 @@ TEST(KeyRows, TwoLanesHoldAGroup) {
   }
   EXPECT_EQ(slots.size(), 64u);
   EXPECT_EQ(slots.rbegin()->first, 15);
+}
+
+// Every key of a block stands at one row of its tiles, groups are the pattern's, and where they are interleaved four
+// rows are four neighbouring keys: what copies of a bias rest on.
+TEST(KeyRows, FourRowsAreNeighboursWhereGroupsAreInterleaved) {
+  for (const Pattern pattern : {Pattern{2, 4}, Pattern{1, 2}}) {
+    for (const Grouping grouping : {Grouping::interleaved, Grouping::consecutive}) {
+      const KeyMap keys = key_row_map(pattern, grouping, 64);
+      std::set<int> met;
+      for (int row = 0; row < kBlockKeys; ++row) {
+        const auto key_of = [&](int r) {
+          const Slot slot = slot_of_key_row(r % 64);
+          return keys.key(r / 64, slot.group, slot.element);
+        };
+        met.insert(key_of(row));
+        if (grouping == Grouping::interleaved) {
+          EXPECT_EQ(key_of(row), key_of(row / 4 * 4) + row % 4);
+          // Rows g and g + 8 are a pair, or half of a group of four.
+          if (row % 16 < 8) EXPECT_EQ(key_of(row + 8), key_of(row) + kBlockKeys / pattern.group);
+        }
+      }
+      EXPECT_EQ(met.size(), static_cast<std::size_t>(kBlockKeys));
+      EXPECT_TRUE(*met.begin() == 0 && *met.rbegin() == kBlockKeys - 1);
+    }
+  }
 }
 
 // Few different scores, so that most groups have ties; signed zeros, the lowest score and infinities among them.
@@ -77,6 +102,8 @@ TEST(KeyRows, QueriesSeeTheKeysTheyReach) {
     for (int row = 0; row < 64; ++row) {
       const bool visible = key >= band.begin(first + row) && key < band.end(first + row);
       ASSERT_EQ(seen.holds(row), visible) << "key " << key << ", row " << first + row;
+      const std::uint32_t pair = QueryPairs::of(seen).holds(ptx::pack_f16x2(static_cast<float>(row), 0.0f));
+      ASSERT_EQ(pair & 0xFFFF, visible ? 0xFFFFu : 0u) << "key " << key << ", row " << first + row;
     }
   }
 }

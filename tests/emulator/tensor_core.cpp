@@ -1,5 +1,6 @@
 #include "emulator/tensor_core.h"
 
+#include <cstring>
 #include <deque>
 #include <vector>
 
@@ -128,6 +129,9 @@ std::vector<float> read_b(const Product& product, int depth) {
   return b;
 }
 
+// Four columns: compilers leave an array of sums that is not called a vector to scalar instructions.
+using FourColumns = float __attribute__((vector_size(16)));
+
 void compute(Issued& of) {
   constexpr int kBlock = 16;  // columns whose sums stay in registers
   const int columns = of.product.columns;
@@ -138,14 +142,18 @@ void compute(Issued& of) {
     Operands* quad = &of.operands[std::size_t(row / 16 * 32 + row % 8 * 4)];
     const int upper = row % 16 >= 8 ? 2 : 0;
     for (int begin = 0; begin < columns; begin += kBlock) {
-      std::array<float, kBlock> sums{};
+      std::array<FourColumns, kBlock / 4> sums{};
       for (std::size_t i = 0; i < std::size_t(count); ++i) {
         const float* y = b.data() + a.k[i] * columns + begin;
-        for (std::size_t column = 0; column < kBlock; ++column) sums[column] += a.values[i] * y[column];
+        for (std::size_t four = 0; four < sums.size(); ++four) {
+          FourColumns values;
+          std::memcpy(&values, y + 4 * four, sizeof values);
+          sums[four] += a.values[i] * values;
+        }
       }
       for (int column = 0; column < kBlock; ++column) {
         float& to = quad[column % 8 / 2].accumulators[(begin + column) / 8 * 4 + upper + column % 2];
-        to = (of.product.accumulate ? to : 0.0f) + sums[std::size_t(column)];
+        to = (of.product.accumulate ? to : 0.0f) + sums[std::size_t(column / 4)][column % 4];
       }
     }
   }

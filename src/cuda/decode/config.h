@@ -52,28 +52,31 @@ struct Config {
 
 // What a launch decides: how the warps are teamed, how many rows each has room for, and whether V's rows are gathered.
 struct Teams {
-  int warps = 1;    // of a team: 1, 2 or 4
-  int rows = 16;    // of a warp, rounded up to a power of two: 1, 2, 4, 8 or 16
-  int gather = 0;   // 1: only the kept rows of V are read: all rows of a key head keep the same
-  int count = 4;    // of a CTA
-  int chosen = 0;   // 1: heads choose together, from scores that are there already
-  int stay = 0;     // and of so many tiles a team these stay in shared memory; 0: they are in the workspace
+  int warps = 1;   // of a team: 1, 2 or 4
+  int rows = 16;   // of a warp, rounded up to a power of two: 1, 2, 4, 8 or 16
+  int gather = 0;  // 1: only the kept rows of V are read: all rows of a key head keep the same
+  int count = 4;   // of a CTA
+  int chosen = 0;  // 1: heads choose together, from scores that are there already
+  int stay = 0;    // and of so many tiles a team these stay in shared memory; 0: they are in the workspace. 4 or 8 rows
+  int fetch = 0;   // 1: and V comes to the L2 cache beside K, before it is known what stays of it
   int scoring = 0;  // 1: these scores are what is computed, of K alone
 
   DSPATTN_HOST_DEVICE constexpr int cta_warps() const { return warps * count; }
 };
 
-// Heads that choose together: tiles that are chosen at once, and whose V is on its way while the next ones are chosen.
+// Heads that choose together, by scores of the workspace: tiles that are chosen at once, and whose V is on its way
+// while the next ones are chosen. Else as many places for V.
 inline constexpr int kChoiceTiles = 2;
+inline constexpr int kRowsThatStay = 8;  // at most, of one query: where scores are chosen by in registers
 
 // Byte offsets in a CTA's shared memory. While keys are walked:
 //
 //   q        rows of all warps of a team, swizzled (16-bit) or plain (fp32)
-//   ring     of every team: K and V tiles (kernel.h); where heads have scores, V tiles and scores of the workspace
+//   ring     of every team: K and V tiles (kernel.h); where heads choose, V tiles and scores of the workspace
 //   scores   of every warp, where not in registers: [rows][tile keys + 8] fp32, 16 lanes' pairs in different banks
 //   weights  of every warp, the same, `buffers` times: [rows][kept keys + 16 bytes], 8 rows in different banks
 //   codes    of every warp, where weights are or V is gathered, `buffers` times: [rows][groups] bytes (tile/few_rows.h)
-//   kept     of every team, where scores stay: [tiles][rows][tile keys] fp16
+//   kept     of every team, where scores stay, as its lanes have them: [tiles][rows][tile keys] fp16
 //
 // and at the end, over all of it, every warp's 16 rows of output in fp32; behind both
 //
@@ -105,12 +108,12 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
   s.v_bytes = teams.gather != 0 ? s.tile_bytes / 2 : s.tile_bytes;
   s.batch_scores_bytes = teams.rows * keys * 2;
   s.ring = teams.warps * kWarpRows * row_bytes;
-  if (teams.chosen != 0) {
+  if (teams.stay != 0) {
+    const int of_v = 2 * kChoiceTiles * s.v_bytes;
+    s.ring_bytes = of_v > 2 * s.tile_bytes ? of_v : 2 * s.tile_bytes;
+  } else if (teams.chosen != 0) {
     s.batch_scores = 2 * kChoiceTiles * s.v_bytes;
-    const int loaded = teams.stay != 0 ? 0 : 2 * kChoiceTiles * s.batch_scores_bytes;
-    const int least = teams.stay != 0 ? 2 * s.tile_bytes : 0;
-    s.ring_bytes = s.batch_scores + loaded > least ? s.batch_scores + loaded : least;
-    s.ring_bytes = (s.ring_bytes + 1023) / 1024 * 1024;
+    s.ring_bytes = (s.batch_scores + 2 * kChoiceTiles * s.batch_scores_bytes + 1023) / 1024 * 1024;
     s.buffers = 2 * kChoiceTiles;
   } else if (teams.scoring != 0) {
     s.ring_bytes = 2 * s.tile_bytes;
@@ -118,9 +121,9 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
     s.ring_bytes = teams.gather != 0 ? 2 * (s.tile_bytes + s.v_bytes) : 3 * s.tile_bytes;
     s.buffers = teams.gather != 0 ? 2 : 1;
   }
-  // Where scores are in registers, so are weights, but of heads that choose together, and codes where nothing is
-  // gathered.
-  const bool scored = !weighs_in_registers(type, dim), stored = scored || teams.chosen != 0;
+  // Where scores are in registers, so are weights, but those that heads choose by the workspace, and codes where
+  // nothing is gathered.
+  const bool scored = !weighs_in_registers(type, dim), stored = scored || (teams.chosen != 0 && teams.stay == 0);
   s.scores = s.ring + teams.count * s.ring_bytes;
   s.scores_stride = 4 * (keys + 8);
   s.scores_bytes = scored ? teams.rows * s.scores_stride : 0;

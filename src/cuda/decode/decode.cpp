@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <map>
+#include <mutex>
 #include <numbers>
 
 #include "cuda/blocks/problem_params.h"
@@ -97,6 +99,28 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   return p;
 }
 
+// Asked of a device once, when the first plan depends on it.
+ClusterRoom room_of(int device_index) {
+  static std::mutex mutex;
+  static std::map<int, ClusterRoom> rooms;
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = rooms.try_emplace(device_index);
+  if (is_new) {
+    const CurrentDevice device(device_index);
+    for (int ctas = 2; ctas <= kMaxCluster; ++ctas) {
+      found->second.of[static_cast<std::size_t>(ctas)] = room_for_clusters(ctas);
+    }
+  }
+  return found->second;
+}
+
+Plan plan_for(const DecodeRow& row, const Problem& problem) {
+  const DeviceFacts& device = device_facts(problem.device.index);
+  // Others' plans are fitted to what times say.
+  const bool asks = problem.choice == Choice::shared && device.present && device.major >= 9;
+  return plan_of(row.dim, problem, device, asks ? room_of(problem.device.index) : ClusterRoom{});
+}
+
 }  // namespace
 
 std::string row_name(const DecodeRow& row) {
@@ -119,7 +143,7 @@ void why_not(const DecodeRow& row, const Problem& problem, core::Refusals& refus
              std::to_string(rows);
     });
   } else if (device.present && problem.q.dtype == row.type && !is_empty(geometry)) {
-    if (const int bytes = plan_of(row.dim, problem, device).layout.bytes; bytes > device.shared_bytes) {
+    if (const int bytes = plan_for(row, problem).layout.bytes; bytes > device.shared_bytes) {
       refusals.add([&] {
         return "device: needs " + std::to_string(bytes) + " bytes of shared memory a CTA, got " +
                std::to_string(device.shared_bytes);
@@ -154,18 +178,18 @@ void why_not(const DecodeRow& row, const Problem& problem, core::Refusals& refus
 
 std::string describe_plan(const DecodeRow& row, const Problem& problem) {
   if (is_empty(core::geometry_of(problem))) return {};
-  return to_string(plan_of(row.dim, problem, device_facts(problem.device.index)));
+  return to_string(plan_for(row, problem));
 }
 
 std::size_t workspace(const DecodeRow& row, const ForwardArgs& args) {
   if (is_empty(core::geometry_of(args.problem))) return 0;
-  return plan_of(row.dim, args.problem, device_facts(args.problem.device.index)).workspace_bytes;
+  return plan_for(row, args.problem).workspace_bytes;
 }
 
 void forward_launch(const DecodeRow& row, const ForwardArgs& args) {
   const CurrentDevice device(args.problem.device.index);
   if (is_empty(core::geometry_of(args.problem))) return;
-  const Plan plan = plan_of(row.dim, args.problem, device_facts(args.problem.device.index));
+  const Plan plan = plan_for(row, args.problem);
   const Params params = params_of(args, plan);
   auto* stream = static_cast<cudaStream_t>(args.run.stream);
   const auto launch = row.type == DType::bf16 ? launch_bf16 : row.type == DType::f16 ? launch_f16 : launch_f32;

@@ -27,10 +27,9 @@
 
 namespace dspattn::cuda::decode {
 
-// The first tiles: three groups of copies.
+// The first tiles after Team::begin(): two groups of copies.
 template <typename C>
 __device__ __forceinline__ void begin_whole(const Team<C>& team) {
-  team.load_k(team.first_tile(), team.place(0));
   team.load_v(team.first_tile(), team.place(1));
   team.load_k(team.first_tile() + team.step(), team.place(2));
 }
@@ -87,10 +86,9 @@ __device__ __forceinline__ void walk_registers(Team<C>& team, RegisterRows<C>& r
       [&](const Operands& operands, std::uint32_t v) { rows.accumulate(operands, v); });
 }
 
-// The first two K tiles: two groups of copies.
+// The second K tile, after Team::begin(): a group of copies.
 template <typename C>
 __device__ __forceinline__ void begin_keys(const Team<C>& team) {
-  team.load_k(team.first_tile(), team.place(0));
   team.load_k(team.first_tile() + team.step(), team.place(1));
 }
 
@@ -165,7 +163,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode_kernel(const __grid_
   ptx::wait_for_kernels_before();  // inputs are written, and what the workspace held is read
   const Part part = Part::of_cta<C>(p);
   Team<C> team(p, part, shared);
-  team.load_q();
+  team.begin();
   const bool gathers = p.teams.gather != 0;
   if (gathers) {
     begin_keys(team);
@@ -175,13 +173,13 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode_kernel(const __grid_
   }
   if constexpr (!weighs_in_registers(C::kType, C::kHeadDim)) {
     team.clear_weights();
-    ptx::cp_async_wait<3>();  // K and V may still be on their way
+    ptx::cp_async_wait<2>();  // later tiles may still be on their way
     __syncthreads();          // Q is there, and weights are cleared
     gathers ? gather_stored(team) : walk_stored(team);
     team.weigher.deposit_stats(stats_of_warp(team, shared));
   } else {
     RegisterRows<C> rows(team);
-    ptx::cp_async_wait<3>();  // K and V may still be on their way
+    ptx::cp_async_wait<2>();  // later tiles may still be on their way
     __syncthreads();          // Q is there
     gathers ? gather_registers(team, rows) : walk_registers(team, rows);
     rows.deposit_stats(stats_of_warp(team, shared));

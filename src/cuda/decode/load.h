@@ -137,10 +137,12 @@ struct PlainCopies {
     }
   }
 
-  // The kept rows of a tile, by one warp: two of a group, which 16 lanes have. Offsets of a group's elements from its
-  // first, in keys, are bytes of `elements`. `from`: the thread's chunk of group 0's first element.
+  // The kept rows of a tile, by one warp: two of a group, which 16 lanes have; code_at(i): of group 2 i + lane / 16.
+  // Offsets of a group's elements from its first, in keys, are bytes of `elements`. `from`: the thread's chunk of group
+  // 0's first element.
+  template <typename CodeAt>
   __device__ __forceinline__ void copy_kept(std::uint32_t tile, const std::uint8_t* from, int group_step,
-                                            std::uint32_t elements, const std::uint8_t* kept, int lane) const {
+                                            std::uint32_t elements, CodeAt code_at, int lane) const {
     const int which = lane >> 3 & 1;
     const std::uint32_t to = tile + static_cast<std::uint32_t>(tile::swizzled_offset(lane >> 3, lane & 7));
     const std::uint32_t beside = tile + static_cast<std::uint32_t>(tile::swizzled_offset(4 + (lane >> 3), lane & 7));
@@ -148,7 +150,7 @@ struct PlainCopies {
     from += static_cast<std::uint64_t>(group_bytes) * static_cast<std::uint32_t>(lane >> 4);
 #pragma unroll kUnrolled
     for (int i = 0; i < C::kGroups / 2; ++i) {
-      const std::uint32_t code = kept[2 * i + (lane >> 4)];
+      const std::uint32_t code = code_at(i);
       const std::uint32_t key = elements >> (8 * tile::kept_element(code, which)) & 0xFFu;
       copy<C::kTileK / 2>((i % 2 == 0 ? to : beside) + static_cast<std::uint32_t>(i / 2 * 1024),
                           from + static_cast<std::uint64_t>(key) * row_bytes, tile::kept_is_hidden(code, which));
@@ -157,8 +159,9 @@ struct PlainCopies {
   }
 
   // The same of pages where keys lie in runs: lane l has in `run` where that of element l % 4 begins.
+  template <typename CodeAt>
   __device__ __forceinline__ void copy_kept_of_runs(std::uint32_t tile, const std::uint8_t* run, int group_step,
-                                                    const std::uint8_t* kept, int lane) const {
+                                                    CodeAt code_at, int lane) const {
     const int which = lane >> 3 & 1;
     const std::uint32_t to = tile + static_cast<std::uint32_t>(tile::swizzled_offset(lane >> 3, lane & 7));
     const std::uint32_t beside = tile + static_cast<std::uint32_t>(tile::swizzled_offset(4 + (lane >> 3), lane & 7));
@@ -167,7 +170,7 @@ struct PlainCopies {
     std::uint64_t at = std::uint64_t{group_bytes} * static_cast<std::uint32_t>(lane >> 4) + 16u * (lane & 7);
 #pragma unroll kUnrolled
     for (int i = 0; i < C::kGroups / 2; ++i) {
-      const std::uint32_t code = kept[2 * i + (lane >> 4)];
+      const std::uint32_t code = code_at(i);
       const std::uint64_t of_element = __shfl_sync(~0u, begin, tile::kept_element(code, which));
       copy<C::kTileK / 2>((i % 2 == 0 ? to : beside) + static_cast<std::uint32_t>(i / 2 * 1024),
                           reinterpret_cast<const std::uint8_t*>(static_cast<std::uintptr_t>(of_element + at)),

@@ -20,7 +20,9 @@ constexpr std::int64_t kClusterCtaCycles = 500;
 constexpr std::int64_t kMergeCycles = 4600;  // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
 constexpr std::int64_t kChoiceCycles = 24000;  // a kernel for scores before the one that chooses, 5 us and more
-constexpr int kReserved = 1024;                // of a multiprocessor's shared memory, by every CTA
+constexpr std::int64_t kChoiceQuarters = 5;  // of what a tile takes: its choice through shared memory (135 us, not 110)
+constexpr int kFetchTiles = 1;               // of a team that chooses: with so few their latency is what counts
+constexpr int kReserved = 1024;              // of a multiprocessor's shared memory, by every CTA
 
 // Tiles that some row of a sequence may see: of windows, wherever they stand.
 int most_tiles(const Problem& problem, const core::Geometry& geometry, int keys_of_tile) {
@@ -49,15 +51,17 @@ std::int64_t rows_of_key_head(const core::Geometry& geometry) {
   return geometry.kv_heads == 0 ? 0 : geometry.n_q * (geometry.heads / geometry.kv_heads);
 }
 
-std::int64_t slots_of(const DeviceFacts& device, int cluster, int ctas_per_multiprocessor) {
+std::int64_t slots_of(const DeviceFacts& device, int cluster, int ctas_per_multiprocessor, const ClusterRoom& room) {
   constexpr int kPair = 2;  // multiprocessors that share a cluster of two, always
+  const int known = room.of[static_cast<std::size_t>(cluster)];
+  if (ctas_per_multiprocessor == 1 && known > 0) return std::int64_t{known} * cluster;
   if (cluster <= kPair || device.multiprocessors < kMaxCluster) {
     return std::int64_t{device.multiprocessors} * ctas_per_multiprocessor / cluster * cluster;
   }
   // Larger ones lie in neighbourhoods of 8 or 16, of which a card has one less than it has multiprocessors for.
   const int neighbours = cluster <= kPortableCluster ? kPortableCluster : kMaxCluster;
-  const int room = neighbours * ctas_per_multiprocessor / cluster * cluster;
-  return std::int64_t{device.multiprocessors / neighbours - 1} * room;
+  const int fitting = neighbours * ctas_per_multiprocessor / cluster * cluster;
+  return std::int64_t{device.multiprocessors / neighbours - 1} * fitting;
 }
 
 namespace {
@@ -72,8 +76,9 @@ struct Deal {
 
 class Dealer {
  public:
-  Dealer(DType type, int dim, const Teams& teams, std::int64_t units, int tiles, const DeviceFacts& device)
-      : type_(type), dim_(dim), teams_(teams), units_(units), tiles_(tiles), device_(device) {}
+  Dealer(DType type, int dim, const Teams& teams, std::int64_t units, int tiles, const DeviceFacts& device,
+         const ClusterRoom& room)
+      : type_(type), dim_(dim), teams_(teams), units_(units), tiles_(tiles), device_(device), room_(room) {}
 
   // stay: scores of heads that choose together stay in the shared memory of one cluster. A cost of the largest number:
   // there is no way.
@@ -136,11 +141,12 @@ class Dealer {
         if (fits(deal.teams, packed)) break;
       }
       if (deal.teams.count == 0) return deal;
+      deal.teams.fetch = deal.teams.stay <= kFetchTiles ? 1 : 0;
     }
     deal.splits = splits;
     deal.cluster = cluster;
     deal.ctas_per_multiprocessor = packed;
-    const std::int64_t slots = slots_of(device_, cluster, packed);
+    const std::int64_t slots = slots_of(device_, cluster, packed, room_);
     if (slots == 0) return deal;
     const std::int64_t rounds = (units_ * splits + slots - 1) / slots;
     const std::int64_t own = tile::divide_up(tiles_of_cta, deal.teams.count);
@@ -160,11 +166,12 @@ class Dealer {
   std::int64_t units_;
   int tiles_;
   const DeviceFacts& device_;
+  const ClusterRoom& room_;
 };
 
 }  // namespace
 
-Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
+Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device, const ClusterRoom& room) {
   const core::Geometry geometry = core::geometry_of(problem);
   const DType type = problem.q.dtype;
   Plan plan;
@@ -178,12 +185,16 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device) {
   teams.rows = rounded_up(std::min(plan.rows, kWarpRows));
   teams.chosen = problem.choice == Choice::shared ? 1 : 0;
   teams.gather = plan.rows == 1 || (teams.chosen != 0 && geometry.n_q == 1) ? 1 : 0;
-  const Dealer dealer(type, dim, teams, plan.units, plan.tiles, device);
+  const Dealer dealer(type, dim, teams, plan.units, plan.tiles, device, room);
   Deal deal = dealer.best(false);
   if (teams.chosen != 0) {
     // In one kernel, whose clusters may leave multiprocessors idle, or in two.
-    const Deal stays = dealer.best(true);
-    if (stays.cost < deal.cost + kChoiceCycles) deal = stays;
+    Teams staying = teams;
+    staying.rows = std::max(teams.rows, kRowsThatStay / 2);
+    if (geometry.n_q == 1 && plan.rows <= kRowsThatStay) {
+      const Deal stays = Dealer(type, dim, staying, plan.units, plan.tiles, device, room).best(true);
+      if (stays.cost < deal.cost * kChoiceQuarters / 4 + kChoiceCycles) deal = stays;
+    }
   }
   plan.teams = deal.teams;
   plan.splits = deal.splits;

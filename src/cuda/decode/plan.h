@@ -2,6 +2,7 @@
 // `dspattn kernels`.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -36,13 +37,20 @@ struct Plan {
 // Query rows of a key head: those of all heads that share it, side by side.
 std::int64_t rows_of_key_head(const core::Geometry& geometry);
 
+// Clusters of so many CTAs, each of which fills a multiprocessor, that a device has room for at once, as its driver
+// says (room.cu). Cards of a kind differ, since not the same of their multiprocessors are in use. 0: nobody asked.
+struct ClusterRoom {
+  std::array<int, kMaxCluster + 1> of{};
+};
+
 // Of a problem that is not empty and that the kernel serves.
-Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device);
+Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device, const ClusterRoom& room = {});
 std::string to_string(const Plan& plan);
 
 // CTAs that a device has room for at once, of clusters of `cluster`, so many a multiprocessor. A cluster lies within
-// one of the groups of 16 or 18 multiprocessors.
-std::int64_t slots_of(const DeviceFacts& device, int cluster, int ctas_per_multiprocessor);
+// one of the groups of 16 or 18 multiprocessors, or fewer.
+std::int64_t slots_of(const DeviceFacts& device, int cluster, int ctas_per_multiprocessor,
+                      const ClusterRoom& room = {});
 
 // A kernel made for long query sequences is the faster one, where it serves the problem.
 bool yields(const Problem& problem, const DeviceFacts& device);

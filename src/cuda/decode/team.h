@@ -8,6 +8,7 @@
 #include "cuda/decode/products16.h"
 #include "cuda/decode/products32.h"
 #include "cuda/decode/weigh.h"
+#include "cuda/ptx/prefetch.h"
 
 namespace dspattn::cuda::decode {
 
@@ -63,11 +64,15 @@ struct Team {
     }
   }
 
-  // The part's rows, for all teams, by all of the CTA's threads, and zeros in the others' places.
-  __device__ __forceinline__ void load_q() const {
+  // A group of copies: the team's first K tile, which takes longest to arrive and is asked for first, and Q: the part's
+  // rows, for all teams, by all of the CTA's threads, and zeros in the others' places. From row `period` on, a power of
+  // two, they repeat.
+  __device__ __forceinline__ void begin(int period = kMaxRows) const {
+    copy_k(first_tile(), place(0));
     const auto* data = static_cast<const Bits<C>*>(p.q.data);
     copy_rows<C>(q, p.teams.warps * kWarpRows, p.teams.warps * kWarpRows, p.d, p.vector_q,
-                 static_cast<int>(threadIdx.x), 32 * p.teams.cta_warps(), data, [&](int row) -> const Bits<C>* {
+                 static_cast<int>(threadIdx.x), 32 * p.teams.cta_warps(), data, [&](int any_row) -> const Bits<C>* {
+                   const int row = any_row & (period - 1);
                    if (row >= part.rows) return nullptr;
                    const tile::PackedRow which = part.packed_row(p, row);
                    return data + p.q.offset(part.batch, part.kv_head * p.heads_per_kv_head + which.head, which.query);
@@ -89,8 +94,11 @@ struct Team {
   // Asks for a tile, which is a group of copies; of one at or past the team's end for nothing. Row 4 u + e of it is
   // element e of group u.
   __device__ __forceinline__ void load_k(int index, std::uint32_t to) const {
-    if (index < part.tiles.end) load_tile(to, k, p.k, p.k_row_bytes, p.d, 0, index);
+    copy_k(index, to);
     ptx::cp_async_commit();
+  }
+  __device__ __forceinline__ void copy_k(int index, std::uint32_t to) const {
+    if (index < part.tiles.end) load_tile(to, k, p.k, p.k_row_bytes, p.d, 0, index);
   }
   __device__ __forceinline__ void load_v(int index, std::uint32_t to) const {
     if (index < part.tiles.end) copy_v(index, to);
@@ -101,16 +109,38 @@ struct Team {
   }
   // Asks for the kept rows of V; `kept`: codes of the team's first row. A team is one warp.
   __device__ __forceinline__ void gather_v(int index, std::uint32_t to, const std::uint8_t* kept) const {
-    if (p.v_row_bytes == 0 || p.runs == 0) {
-      copy_other_tile<C>(p, 1, part.batch, part.kv_head, part.begin, part.end, index, to, kept, thread, threads);
-      return;
-    }
+    if (!gathers_plainly()) return gather_other(index, to, kept);
+    gather_plain(index, to, [&](int i) { return std::uint32_t{kept[2 * i + (lane >> 4)]}; });
+  }
+  __device__ __forceinline__ bool gathers_plainly() const { return p.v_row_bytes != 0 && p.runs != 0; }
+  __device__ __forceinline__ void gather_other(int index, std::uint32_t to, const std::uint8_t* kept) const {
+    copy_other_tile<C>(p, 1, part.batch, part.kv_head, part.begin, part.end, index, to, kept, thread, threads);
+  }
+  // code_at(i): of group 2 i + lane / 16.
+  template <typename CodeAt>
+  __device__ __forceinline__ void gather_plain(int index, std::uint32_t to, CodeAt code_at) const {
     const PlainCopies<C> copies(p.v_row_bytes, p.results.out.columns, lane);
     if (p.pages.table == nullptr) {
-      copies.copy_kept(to, run_of(v, p.v, index, 0) + 16 * (lane & 7), p.keys.group_step, elements_of(p.keys), kept,
+      copies.copy_kept(to, run_of(v, p.v, index, 0) + 16 * (lane & 7), p.keys.group_step, elements_of(p.keys), code_at,
                        lane);
     } else {
-      copies.copy_kept_of_runs(to, run_of(v, p.v, index, lane & 3), p.keys.group_step, kept, lane);
+      copies.copy_kept_of_runs(to, run_of(v, p.v, index, lane & 3), p.keys.group_step, code_at, lane);
+    }
+  }
+
+  // Brings the V of a tile that all rows see to the L2 cache, a line of 128 bytes a thread twice. A team is one warp.
+  __device__ __forceinline__ void fetch_v(int index) const {
+    static_assert(C::kPanels > 2 || C::kGroups * C::kPanels == 16);
+    const int block = block_of<C>(index);
+    if (index >= part.tiles.end || !gathers_plainly() || block < part.begin || block + tile::kBlockKeys > part.end)
+      return;
+    const std::uint8_t* run = run_of(v, p.v, index, lane >> 3);
+    if (run == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int group = (lane & 7) + (C::kPanels == 1 ? 8 * i : 0), panel = C::kPanels == 1 ? 0 : i;
+      ptx::prefetch_line(run + static_cast<std::uint32_t>(group * p.keys.group_step) * std::uint64_t{p.v_row_bytes} +
+                         128 * panel);
     }
   }
 

@@ -1,10 +1,9 @@
 // Heads that share keys and choose together. The choice needs every key's share of every head's weights, hence the
 // scores of all keys, before any row of V.
 //
-//   together_kernel   a cluster has a unit: scores stay in its CTAs' shared memory, rows' references and sums are
-//                     exchanged, then keys are chosen and V is gathered
+//   together_kernel   in one kernel, of one query and few heads (together_registers.h)
 //
-// and where a cluster has no room for a unit's scores
+// and here for several queries, for many heads, and where a cluster's shared memory has no room for a unit's scores
 //
 //   score_kernel      scores of all keys to the workspace, and of every row the reference and sum over all visible keys
 //   choice_kernel     keys are chosen by these, and V is gathered
@@ -54,28 +53,24 @@ struct Chooser {
 
   Team<C>& team;
   const RowStats* whole;  // of every row, over all visible keys: what scores are shifted by, and the sum
-  const bool stay;        // scores are in shared memory, all of the team's
 
-  __device__ __forceinline__ Chooser(Team<C>& of, const RowStats* of_rows)
-      : team(of), whole(of_rows), stay(of.p.teams.stay != 0) {}
+  __device__ __forceinline__ Chooser(Team<C>& of, const RowStats* of_rows) : team(of), whole(of_rows) {}
 
   // Tiles of the step that begins at `index`.
   __device__ __forceinline__ int count(int index) const {
     const int left = (team.part.tiles.end - index + team.step() - 1) / team.step();
     return min(kChoiceTiles, max(left, 0));
   }
-  // A group of copies, though of nothing where scores stay.
+  // A group of copies.
   __device__ __forceinline__ void load_scores(int index, int half) const {
-    if (!stay) {
-      const int chunks = team.p.rows * C::kTileK / 8;
-      for (int i = 0; i < count(index); ++i) {
-        const std::uint16_t* from = workspace_scores<C>(team.p, team.part.unit, index + i * team.step());
-        const auto to =
-            team.ring + static_cast<std::uint32_t>(team.layout.batch_scores +
-                                                   (half * kChoiceTiles + i) * team.layout.batch_scores_bytes);
-        for (int chunk = team.lane; chunk < chunks; chunk += 32) {
-          ptx::cp_async_16(to + 16 * static_cast<std::uint32_t>(chunk), from + 8 * chunk);
-        }
+    const int chunks = team.p.rows * C::kTileK / 8;
+    for (int i = 0; i < count(index); ++i) {
+      const std::uint16_t* from = workspace_scores<C>(team.p, team.part.unit, index + i * team.step());
+      const auto to =
+          team.ring + static_cast<std::uint32_t>(team.layout.batch_scores +
+                                                 (half * kChoiceTiles + i) * team.layout.batch_scores_bytes);
+      for (int chunk = team.lane; chunk < chunks; chunk += 32) {
+        ptx::cp_async_16(to + 16 * static_cast<std::uint32_t>(chunk), from + 8 * chunk);
       }
     }
     ptx::cp_async_commit();
@@ -83,9 +78,8 @@ struct Chooser {
   // Of the warp's rows, a tile's keys each: of tile `i` of step `number`.
   __device__ __forceinline__ const uint2* scores_of(int number, int i) const {
     const SharedLayout& s = team.layout;
-    const int at = stay ? s.kept + team.team * s.kept_bytes + (number * kChoiceTiles + i) * s.batch_scores_bytes
-                        : s.ring + team.team * s.ring_bytes + s.batch_scores +
-                              ((number & 1) * kChoiceTiles + i) * s.batch_scores_bytes;
+    const int at =
+        s.ring + team.team * s.ring_bytes + s.batch_scores + ((number & 1) * kChoiceTiles + i) * s.batch_scores_bytes;
     return reinterpret_cast<const uint2*>(team.shared + at);
   }
   __device__ __forceinline__ static float4 unpacked(uint2 scores) {
@@ -284,10 +278,9 @@ struct Chooser {
   }
 };
 
-// Stats of a CTA's rows over its teams, after their last scores: join_cluster_stats() finds them.
+// Stats of a CTA's rows over its teams, after those of every warp's: join_cluster_stats() finds them.
 template <typename C>
-__device__ __forceinline__ CtaResults<C> join_scores(Team<C>& team, const RegisterRows<C>& rows, std::uint8_t* shared) {
-  rows.deposit_stats(stats_of_warp(team, shared));
+__device__ __forceinline__ CtaResults<C> join_scores(Team<C>& team, std::uint8_t* shared) {
   __syncthreads();  // stats are there
   const CtaResults<C> results{team.p, team.part, team.layout, shared};
   const auto row = static_cast<int>(threadIdx.x);
@@ -301,45 +294,20 @@ __device__ __forceinline__ RowStats shifted(const RowStats& row, float exponent)
 }
 
 template <typename C>
-__global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __grid_constant__ Params p) {
-  DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
-  ptx::start_next_kernel();
-  ptx::wait_for_kernels_before();  // inputs are written
-  const Part part = Part::of_cta<C>(p);
-  Team<C> team(p, part, shared);
-  team.load_q();
-  begin_keys(team);
-  team.clear_weights();
-  ptx::cp_async_wait<2>();  // K may still be on its way
-  __syncthreads();          // Q is there, and weights are cleared
-  auto* kept = reinterpret_cast<std::uint16_t*>(shared + team.layout.kept + team.team * team.layout.kept_bytes);
-  RegisterRows<C> rows(team);
-  write_scores(team, rows, [&](int number, int) { return kept + number * p.teams.rows * C::kTileK; });
-  const CtaResults<C> results = join_scores(team, rows, shared);
-  ptx::sync_whole_cluster();  // every CTA's stats are there
-  auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.whole);
-  const auto row = static_cast<int>(threadIdx.x);
-  if (row < p.rows) whole[row] = shifted(results.join_cluster_stats(row, 1), p.scales.exponent);
-  __syncthreads();  // every row's reference and sum are there
-  Chooser<C>(team, whole).walk();
-  team.weigher.deposit_stats(stats_of_warp(team, shared));
-  finish(team, shared);
-}
-
-template <typename C>
 __global__ void __launch_bounds__(32 * kMaxWarps, 1) score_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
   ptx::start_next_kernel();        // the choice kernel, which waits for the end of this one
   ptx::wait_for_kernels_before();  // inputs are written
   const Part part = Part::of_cta<C>(p);
   Team<C> team(p, part, shared);
-  team.load_q();
+  team.begin();
   begin_keys(team);
-  ptx::cp_async_wait<2>();  // K may still be on its way
+  ptx::cp_async_wait<1>();  // the second K tile may still be on its way
   __syncthreads();          // Q is there
   RegisterRows<C> rows(team);
   write_scores(team, rows, [&](int, int index) { return workspace_scores<C>(p, part.unit, index); });
-  const CtaResults<C> results = join_scores(team, rows, shared);
+  rows.deposit_stats(stats_of_warp(team, shared));
+  const CtaResults<C> results = join_scores(team, shared);
   const auto row = static_cast<int>(threadIdx.x);
   if (row < p.rows) {
     p.together.stats[(static_cast<std::int64_t>(part.unit) * p.splits.value + part.split) * p.rows + row] =

@@ -56,7 +56,9 @@ struct Config {
   // A warp owns 16 query rows, or twice 16: each fragment of K and V that it reads from shared memory, whose bandwidth
   // is what mma.sync lacks first, then serves two products. At d = 256 the output alone takes half of the registers.
   static constexpr int kRowBlocks = kDim <= 128 && !kAll ? 2 : 1;
-  static constexpr int kTileK = (kIsFp32 && kDim > 64) || kDim > 256 ? 32 : 64;
+  static constexpr bool kNarrow = !kIsFp32 && kDim == 64 && !kAll;
+  static constexpr int kNarrowTileK = 64;
+  static constexpr int kTileK = (kIsFp32 && kDim > 64) || kDim > 256 ? 32 : kNarrow ? kNarrowTileK : 64;
   // fp32 at d = 512: what fits into 99 KiB.
   static constexpr int kWarps = kIsFp32 && kDim > 256 ? 1 : 4;
   static constexpr int kThreads = 32 * kWarps;
@@ -64,10 +66,14 @@ struct Config {
   static_assert(!kAll || (kTileQ <= kMostTileRows && kThreads == 2 * kTileQ));
   // 16-bit at d = 64: a third CTA a multiprocessor, of 168 registers a thread, hides some of the others' waits. For
   // that scores of half a tile's columns are in registers at once; packed, they take half.
-  static constexpr bool kNarrow = !kIsFp32 && kDim == 64 && !kAll;
   static constexpr int kCtas = kNarrow ? 3 : 2;  // a multiprocessor, as far as registers go
   static constexpr int kScoreParts = kNarrow ? 2 : 1;
   static constexpr int kPartColumns = kTileK / kScoreParts;
+  // Scores that nothing is masked of are computed and packed in one straight piece of code.
+  static constexpr bool kStraightScores = kNarrow && kCtas == 2;
+  // A lane's addresses, and bounds of the walk, stay in registers; elsewhere they are computed, or read from shared
+  // memory, where they are needed. Then there are two stages on every card.
+  static constexpr bool kKeepsAddresses = kNarrow;
 
   // Rows are stored in panels of 128 bytes, one swizzle row; V of fp32, which no ldmatrix transposes, row by row, 8
   // floats further apart than they are wide, so that the rows of a quad's lanes lie in different banks.
@@ -81,7 +87,7 @@ struct Config {
   static constexpr int kQBytes = kPanels * kPanelQBytes;
   static constexpr int kKBytes = kPanels * kPanelKBytes;
   static constexpr int kVBytes = kIsFp32 ? kTileK * kVRowBytes : kVPanels * kPanelKBytes;
-  // Where the next tile is to be found is remembered, in shared memory.
+  // Where the next tile is to be found is remembered, in shared memory or in registers.
   static constexpr bool kCheapCopies = !kIsFp32 && kDim <= 128 && !kAll;
   // Where nothing is selected scores stay in fp32, which with 128 columns of output of 32 rows takes too many
   // registers.
@@ -91,12 +97,12 @@ struct Config {
   static constexpr bool kRoundsFragments = kIsTf32 && kDim == 256;
 
   // Beside these: the description of the CTA's rows, and addresses (item.h).
-  static constexpr int kOwnBytes = kCheapCopies ? 3072 : kAll ? 2048 : 1024;
+  static constexpr int kOwnBytes = kCheapCopies && !kKeepsAddresses ? 3072 : kAll ? 2048 : 1024;
   // No stage: K and V take turns in one place.
   static constexpr int shared_bytes(int stages) {
     return kQBytes + (stages == 0 ? (kKBytes > kVBytes ? kKBytes : kVBytes) : stages * (kKBytes + kVBytes));
   }
-  static constexpr int kLeastStages = kRowBytes >= 1024 ? 0 : 1;
+  static constexpr int kLeastStages = kRowBytes >= 1024 ? 0 : kKeepsAddresses ? 2 : 1;
   static_assert(shared_bytes(kLeastStages) + kOwnBytes <= 99 * 1024, "must fit where a CTA has 99 KiB");
 
   // Words of a lane's weights for 16 rows, and of metadata.

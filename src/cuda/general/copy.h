@@ -11,6 +11,7 @@
 #include "cuda/blocks/thread_copy.h"
 #include "cuda/blocks/views.h"
 #include "cuda/general/config.h"
+#include "cuda/general/params.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/pin.h"
 #include "cuda/ptx/single.h"
@@ -194,24 +195,23 @@ struct NextTile {
     const int key = tiles.first_key(tile) + key_of(tiles.part(tile), own_thread() >> 3);
     return {source.data + key * source.row_bytes + 16 * (own_thread() & 7)};
   }
-  __device__ __forceinline__ void advance(const tile::KeyTiles& tiles, int tile, int row_bytes) {
-    from += std::int64_t{tiles.step_from(tile)} * row_bytes;
-  }
-  template <typename C, typename Place, typename KeyOf>
-  __device__ __forceinline__ void copy(std::uint32_t to, int columns, int row_bytes, KeyOf key_of) const {
+  // Copies tile `tile`, the thread's first chunk to `target`, and goes on to the next.
+  template <typename C, typename Place>
+  __device__ __forceinline__ void copy(std::uint32_t target, int tile, int columns, const CopySteps& steps) {
     static_assert(kRowsOfAPass<C> % 8 == 0, "rows of a pass are swizzled alike");
-    const int chunk = own_thread() & 7;
-    const std::uint32_t target = to + static_cast<std::uint32_t>(Place::offset(own_thread() >> 3, 0, chunk));
-    const int bytes = columns * C::kElementBytes - 16 * chunk;
+    constexpr int kChunks = C::kTileK / kRowsOfAPass<C>;
+    static_assert(kChunks <= CopySteps::kMostChunks);
+    const int bytes = columns * C::kElementBytes - 16 * (own_thread() & 7);
 #pragma unroll
-    for (int row = 0; row < C::kTileK; row += kRowsOfAPass<C>) {
-      const std::uint8_t* at = from + key_of(0, row) * row_bytes;
+    for (int i = 0; i < kChunks; ++i) {
+      const std::uint8_t* at = i == 0 ? from : from + steps.chunk[i];
 #pragma unroll
       for (int panel = 0; panel < C::kPanels; ++panel) {
-        ptx::cp_async_16(target + static_cast<std::uint32_t>(Place::offset(row, panel, 0)), at + 128 * panel,
-                         bytes > 128 * panel ? 16 : 0);
+        ptx::cp_async_16(target + static_cast<std::uint32_t>(Place::offset(i * kRowsOfAPass<C>, panel, 0)),
+                         at + 128 * panel, bytes > 128 * panel ? 16 : 0);
       }
     }
+    from += steps.next[tile & 1];
   }
 };
 

@@ -53,6 +53,25 @@ Extras extras_of(const ForwardArgs& args, const ForwardPlan& plan, const ScoreSc
   return e;
 }
 
+// Of 16-bit inputs.
+template <Kind kKind, int kTileK>
+void set_copy_steps(ForwardParams& p, const Problem& problem) {
+  constexpr int kApart = kCopyingThreads / 8;
+  constexpr tile::TileLayout kLayout = layout_of(kKind);
+  const auto row_bytes = [](const ConstTensorView& rows) {
+    return rows.step(2) * static_cast<std::int64_t>(size_bytes(rows.dtype));
+  };
+  const std::int64_t k_bytes = row_bytes(problem.k), v_bytes = row_bytes(problem.v);
+  for (int i = 0; i < kTileK / kApart; ++i) {
+    p.k_steps.chunk[i] = k_bytes * tile::key_of_column<kLayout, kTileK>(p.tiles, 0, i * kApart);
+    p.v_steps.chunk[i] = v_bytes * tile::key_of_v_row<kLayout, kTileK, false>(p.tiles, 0, i * kApart);
+  }
+  for (int tile = 0; tile < 2; ++tile) {  // a span has one or two
+    p.k_steps.next[tile] = k_bytes * p.tiles.step_from(tile);
+    p.v_steps.next[tile] = v_bytes * p.tiles.step_from(tile);
+  }
+}
+
 ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   const Problem& problem = args.problem;
   const core::Geometry geometry = core::geometry_of(problem);
@@ -73,14 +92,15 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.row_tiles = tile::Divisor(std::max(plan.row_tiles, 1));
   p.column_parts = plan.column_parts;
   p.stages = plan.stages;
-  const auto bytes_of = [&](const ConstTensorView& rows) {
-    return rows.step(2) * static_cast<std::int64_t>(size_bytes(problem.q.dtype));
-  };
-  constexpr std::int64_t kFar = std::int64_t{1} << 24;  // times 128 keys within 32 bits
   if (plan.vector_k && plan.vector_v && !problem.block_table.present() && p.tiles.is_filled() &&
-      std::abs(bytes_of(problem.k)) < kFar && std::abs(bytes_of(problem.v)) < kFar) {
-    p.k_row_bytes = static_cast<int>(bytes_of(problem.k));
-    p.v_row_bytes = static_cast<int>(bytes_of(problem.v));
+      problem.q.dtype != DType::f32) {
+    p.cheap_copies = 1;
+    const bool fours = plan.kind == Kind::fours;
+    if (plan.shape.tile_k == 128) {
+      fours ? set_copy_steps<Kind::fours, 128>(p, problem) : set_copy_steps<Kind::any, 128>(p, problem);
+    } else {
+      fours ? set_copy_steps<Kind::fours, 64>(p, problem) : set_copy_steps<Kind::any, 64>(p, problem);
+    }
   }
   p.vector_q = plan.vector_q ? 1 : 0;
   p.vector_k = plan.vector_k ? 1 : 0;

@@ -39,7 +39,9 @@ struct RememberingItem : RowsItem {
   NextTile next_k[kCopyingThreads], next_v[kCopyingThreads];
 };
 template <typename C>
-using ItemOf = std::conditional_t<C::kAll, FullItem, std::conditional_t<C::kCheapCopies, RememberingItem, RowsItem>>;
+using ItemOf =
+    std::conditional_t<C::kAll, FullItem,
+                       std::conditional_t<C::kCheapCopies && !C::kKeepsAddresses, RememberingItem, RowsItem>>;
 
 // For one thread. valid: 0 where there are no rows.
 template <typename C>
@@ -73,7 +75,7 @@ __device__ __forceinline__ void describe_rows(const ForwardParams& params, ItemO
   item.k_row = work.k_row;
   item.column = C::kAll ? (cta - index * params.column_parts) * C::kHeadDim : 0;
   item.lacks_pages = 0;
-  item.cheap_end = params.k_row_bytes != 0 ? params.tiles.tiles_within(work.band.key_length) : 0;
+  item.cheap_end = params.cheap_copies != 0 ? params.tiles.tiles_within(work.band.key_length) : 0;
   item.out_offset = params.out.offset(work.batch, work.head, row) + item.column;
   item.lse_offset = params.lse.offset(work.batch, work.head, row);
   item.band = work.band;

@@ -25,25 +25,33 @@ template <typename C>
 __device__ __forceinline__ void walk(const ForwardParams& params, ItemOf<C>& item, Loader<C>& loader,
                                      Products<C>& products) {
   const tile::TileRange& tiles = item.tiles;
-  const int ahead = params.stages >> 1;  // 1: K and V come a tile ahead. 0: V beside the scores, K beside the output.
-  const auto stage_of = [&](int tile) { return ahead == 0 ? 0 : (tile - tiles.begin) & 1; };
-  if (tiles.begin < tiles.end) loader.load_q();
+  const tile::TileRange& interior = item.interior;  // no row misses a key
+  // 1: K and V come a tile ahead. 0: V beside the scores, K beside the output.
+  const int ahead = C::kKeepsAddresses ? 1 : params.stages >> 1;
   loader.begin(ahead);
 #pragma unroll 1
   for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-    loader.next_stage(tile, ahead);
+    int bare = 0, kept_stage = 0;
+    if constexpr (C::kKeepsAddresses) {  // asked for before the wait
+      kept_stage = (tile - tiles.begin) & 1;
+      bare = ptx::opaque(params.bare_scores != 0 && tile >= interior.begin && tile < interior.end ? 1 : 0);
+    }
+    const auto stage = [&] { return C::kKeepsAddresses ? kept_stage : ahead == 0 ? 0 : (tile - tiles.begin) & 1; };
+    loader.await_stage(tile, stage(), ahead);
+    if (!C::kKeepsAddresses && ahead != 0) loader.load_ahead(tile, stage() ^ 1);
 #pragma unroll 1
     for (int pass = C::kAll ? params.extras.choosing_passes : 0; pass >= 0; --pass) {
       if constexpr (C::kAll) {
         if (const int parts = item.group.parts(); parts > 1) loader.load_part(pass > 0 ? parts - pass : item.own_part);
       }
-      const std::uint32_t k = loader.k_tile(stage_of(tile));
+      const std::uint32_t k = loader.k_tile(stage());
       products.compute_scores(k);
       if (ahead == 0 && pass == 0) loader.wait_for_v(tile);
-      weigh_warp<C>({params, item, tile, pass}, products, [&](int part) { products.compute_scores(k, part); });
+      if (C::kKeepsAddresses && ahead != 0) loader.load_ahead(tile, stage() ^ 1);  // beside the products
+      weigh_warp<C>({params, item, tile, bare, pass}, products, [&](int part) { products.compute_scores(k, part); });
     }
     if (ahead == 0 && tile + 1 < tiles.end && !loader.takes_turns()) loader.load_k(tile + 1, 0);
-    if (!C::kAll || params.out.data != nullptr) products.add_output(loader.v_tile(stage_of(tile)));
+    if (!C::kAll || params.out.data != nullptr) products.add_output(loader.v_tile(stage()));
     if (loader.takes_turns() && tile + 1 < tiles.end) {
       __syncthreads();  // all have left V
       loader.load_k(tile + 1, 0);

@@ -19,7 +19,9 @@ struct Loader {
 
   const ForwardParams& params;
   ItemOf<C>& item;
-  std::uint32_t shared;  // Q, then K and V of one stage after the other
+  std::uint32_t shared;     // Q, then K and V of one stage after the other
+  NextTile next_k, next_v;  // kKeepsAddresses: of the thread
+  int cheap_next;           // the same: 1: the next tile is copied cheaply
 
   __device__ __forceinline__ Loader(const ForwardParams& p, ItemOf<C>& i, std::uint32_t address)
       : params(p), item(i), shared(address) {
@@ -70,26 +72,14 @@ struct Loader {
   __device__ __forceinline__ void load_k(int tile, int stage) {
     const tile::KeyTiles& tiles = params.tiles;
     if constexpr (C::kCheapCopies) {
-      if (tile < item.cheap_end) {
-        NextTile next = own_next_k();
-        next.template copy<C, PlaceK>(k_tile(stage), params.d, params.k_row_bytes, key_of_k());
-        next.advance(tiles, tile, params.k_row_bytes);
-        own_next_k() = next;
-        return;
-      }
+      if (tile < item.cheap_end) return copy_next_k(tile, stage);
     }
     copy_tile<C, PlaceK>(k_tile(stage), k_source(), tiles, tiles.first_key(tile), tiles.part(tile), key_of_k());
   }
   __device__ __forceinline__ void load_v(int tile, int stage) {
     const tile::KeyTiles& tiles = params.tiles;
     if constexpr (C::kCheapCopies) {
-      if (tile < item.cheap_end) {
-        NextTile next = own_next_v();
-        next.template copy<OfV<C>, PlaceV>(v_tile(stage), params.d_v, params.v_row_bytes, key_of_v());
-        next.advance(tiles, tile, params.v_row_bytes);
-        own_next_v() = next;
-        return;
-      }
+      if (tile < item.cheap_end) return copy_next_v(tile, stage);
     }
     copy_tile<OfV<C>, PlaceV>(v_tile(stage), v_source(), tiles, tiles.first_key(tile), tiles.part(tile), key_of_v());
   }
@@ -116,32 +106,42 @@ struct Loader {
     }
   }
 
-  // What is asked for before the first tile.
+  // Before the first tile: Q is there, as far as this thread has copied it, and K (two stages: and V) is asked for.
   __device__ __forceinline__ void begin(int ahead) {
     if (item.tiles.begin >= item.tiles.end) return;
+    load_q();
+    ptx::cp_async_commit();
     load_k(item.tiles.begin, 0);
     if (ahead != 0) load_v(item.tiles.begin, 0);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<1>();
+    finish_q();
   }
-  // Before tile `tile`: its K (two stages: and V) is there for all, and all have left the stage before, into which the
-  // next tile comes.
-  __device__ __forceinline__ void next_stage(int tile, int ahead) {
-    const int number = tile - item.tiles.begin;
+  // Before tile `tile`: its K (two stages: and V) is there for all, and all have left the stage before,
+  // into which the next tile comes.
+  __device__ __forceinline__ void await_stage(int tile, int stage, int ahead) {
+    if constexpr (C::kKeepsAddresses) {  // asked for before the wait
+      cheap_next = ptx::opaque(tile + 1 < min(item.cheap_end, item.tiles.end) ? 1 : 0);
+    }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
-    if (number == 0) finish_q();
-    if (ahead == 0) {
-      finish_k(0);
-      __syncthreads();
-      if (!takes_turns()) load_v(tile, 0);
-      return;
-    }
-    const int stage = number & 1;
     finish_k(stage);
-    finish_v(stage);
+    if (ahead != 0) finish_v(stage);
     __syncthreads();
+    if (ahead == 0 && !takes_turns()) load_v(tile, 0);
+  }
+  // Two stages: asks for the tile after `tile`, to stage `stage`.
+  __device__ __forceinline__ void load_ahead(int tile, int stage) {
+    if constexpr (C::kKeepsAddresses) {
+      if (cheap_next != 0) {
+        copy_next_k(tile + 1, stage);
+        copy_next_v(tile + 1, stage);
+        return;
+      }
+    }
     if (tile + 1 >= item.tiles.end) return;
-    load_k(tile + 1, stage ^ 1);
-    load_v(tile + 1, stage ^ 1);
+    load_k(tile + 1, stage);
+    load_v(tile + 1, stage);
   }
 
   // One stage: V is there for all, and all have left K.
@@ -157,8 +157,35 @@ struct Loader {
   }
 
  private:
-  __device__ __forceinline__ NextTile& own_next_k() { return item.next_k[own_thread()]; }
-  __device__ __forceinline__ NextTile& own_next_v() { return item.next_v[own_thread()]; }
+  __device__ __forceinline__ NextTile& own_next_k() {
+    if constexpr (C::kKeepsAddresses) {
+      return next_k;
+    } else {
+      return item.next_k[own_thread()];
+    }
+  }
+  __device__ __forceinline__ NextTile& own_next_v() {
+    if constexpr (C::kKeepsAddresses) {
+      return next_v;
+    } else {
+      return item.next_v[own_thread()];
+    }
+  }
+  // Of K or 16-bit V.
+  __device__ __forceinline__ static std::uint32_t first_chunk() {
+    return static_cast<std::uint32_t>(PlaceK::offset(own_thread() >> 3, 0, own_thread() & 7));
+  }
+  // The cheap way.
+  __device__ __forceinline__ void copy_next_k(int tile, int stage) {
+    NextTile next = own_next_k();
+    next.template copy<C, PlaceK>(k_tile(stage) + first_chunk(), tile, params.d, params.k_steps);
+    own_next_k() = next;
+  }
+  __device__ __forceinline__ void copy_next_v(int tile, int stage) {
+    NextTile next = own_next_v();
+    next.template copy<OfV<C>, PlaceV>(v_tile(stage) + first_chunk(), tile, params.d_v, params.v_steps);
+    own_next_v() = next;
+  }
   __device__ __forceinline__ auto key_of_k() const {
     return [&tiles = params.tiles](int part, int row) {
       return tile::key_of_column<C::kLayout, C::kTileK>(tiles, part, row);

@@ -40,6 +40,13 @@ struct Extras {
   LseView shared_lse;
 };
 
+// Bytes from a thread's first chunk of a tile to its others, and to that of the next tile: after even, after odd ones.
+struct CopySteps {
+  static constexpr int kMostChunks = 8;  // of a thread: of 128 rows, every 16th
+  std::int64_t chunk[kMostChunks] = {};
+  std::int64_t next[2] = {};
+};
+
 struct ForwardParams {
   RowsView q, k, v;    // [batch, heads | kv_heads, rows, d | d_v]
   OutView out;         // [batch, heads, rows, d_v]
@@ -63,9 +70,9 @@ struct ForwardParams {
   int column_parts = 1;                                          // CTAs that share a row tile's columns of the output
   int stages = 1;                                                // of K and V; 0: both in one place
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0;  // rows are 16-byte aligned: copies of 16 bytes
-  int bare_scores = 0;  // 1: scores are compared as the product leaves them, but for the band
-  // Bytes from one row of K and of V to the next where all of a tile's rows can be copied alike; else 0 (copy.h).
-  int k_row_bytes = 0, v_row_bytes = 0;
+  int bare_scores = 0;   // 1: scores are compared as the product leaves them, but for the band
+  int cheap_copies = 0;  // 1: all rows of a tile of K and V can be copied alike (copy.h, NextTile), by these steps
+  CopySteps k_steps, v_steps;
 };
 
 }  // namespace dspattn::cuda::general

@@ -110,7 +110,8 @@ ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const De
     return ctas * (plan.shape.shared_bytes[stages] + plan.shape.own_bytes + kReservedBytes) <=
            device.shared_bytes + 1024;
   };
-  plan.stages = fits(2, 2) ? 2 : fits(1, 2) ? 1 : fits(2, 1) ? 2 : fits(1, 1) ? 1 : plan.shape.least_stages;
+  plan.stages = fits(2, 2) ? 2 : fits(1, 2) ? 1 : fits(2, 1) ? 2 : fits(1, 1) ? 1 : 0;
+  plan.stages = std::max(plan.stages, plan.shape.least_stages);
   plan.resident = plan.shape.ctas;
   while (plan.resident > 1 && !fits(plan.stages, plan.resident)) --plan.resident;
   const std::int64_t sharing = geometry.kv_heads > 0 ? geometry.heads / geometry.kv_heads : 1;

@@ -34,11 +34,16 @@ template <typename C>
 struct Products {
   using Element = ElementOf<C::kType>;
 
-  std::uint32_t q_tile;  // address of Q in shared memory
+  std::uint32_t q_tile;        // address of Q in shared memory
+  std::uint32_t own_q, own_k;  // kKeepsAddresses: what q_row() and k_row() say
   std::uint32_t q[C::kRowBlocks][4];
   RowBlock<C> rows[C::kRowBlocks];
 
   __device__ __forceinline__ explicit Products(std::uint32_t q_address) : q_tile(q_address) {
+    if constexpr (C::kKeepsAddresses) {
+      own_q = ptx::held(q_row());
+      own_k = ptx::held(k_row());
+    }
 #pragma unroll
     for (RowBlock<C>& block : rows) {
 #pragma unroll
@@ -73,15 +78,16 @@ struct Products {
   // The scores of the K tile at `k`, or of a part of its columns.
   __device__ __forceinline__ void compute_scores(std::uint32_t k, int part = 0) {
     if constexpr (C::kKind == Kind::precise) return compute_precise(k);
-    const std::uint32_t own_q = q_row();
-    const std::uint32_t own_k = k + k_row() + static_cast<std::uint32_t>(part * C::kPartColumns * 128);
+    const std::uint32_t q_at = C::kKeepsAddresses ? own_q : q_row();
+    const std::uint32_t k_at =
+        k + (C::kKeepsAddresses ? own_k : k_row()) + static_cast<std::uint32_t>(part * C::kPartColumns * 128);
     // fp32 at d = 512 panel by panel: unrolled, too many loads would be asked for at once.
     constexpr int kSteps = C::kScoreSteps > 32 ? 4 : C::kScoreSteps;
     if constexpr (kSteps < C::kScoreSteps) clear_scores();
 #pragma unroll 1
     for (int first_step = 0; first_step < C::kScoreSteps; first_step += kSteps) {
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) add_score_step(own_q, own_k, first_step + i);
+      for (int i = 0; i < kSteps; ++i) add_score_step(q_at, k_at, first_step + i);
     }
   }
 
@@ -115,13 +121,13 @@ struct Products {
   }
 
   // 32 bytes of columns.
-  __device__ __forceinline__ void add_score_step(std::uint32_t own_q, std::uint32_t own_k, int step) {
+  __device__ __forceinline__ void add_score_step(std::uint32_t q_at, std::uint32_t k_at, int step) {
 #pragma unroll
-    for (int block = 0; block < C::kRowBlocks; ++block) load_q_step(own_q, block, step, q[block]);
+    for (int block = 0; block < C::kRowBlocks; ++block) load_q_step(q_at, block, step, q[block]);
 #pragma unroll
     for (int pair = 0; pair < C::kPartColumns / 16; ++pair) {
       std::uint32_t b[4];
-      ptx::ldmatrix_x4(b, (own_k ^ static_cast<std::uint32_t>(step % 4 * 32)) +
+      ptx::ldmatrix_x4(b, (k_at ^ static_cast<std::uint32_t>(step % 4 * 32)) +
                               static_cast<std::uint32_t>(step / 4 * C::kPanelKBytes + pair * 16 * 128));
 #pragma unroll
       for (std::uint32_t& word : b) word = rounded(word);

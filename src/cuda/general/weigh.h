@@ -28,6 +28,7 @@ struct TilePlace {
   const ForwardParams& params;
   ItemOf<C>& item;
   int tile;
+  int bare;  // kKeepsAddresses: 1: its scores are compared as the product leaves them
   int pass = 0;
 };
 
@@ -321,7 +322,8 @@ __device__ __forceinline__ void weigh_rows(const TilePlace<C>& at, PackedTile<C>
     }
   }
   const bool apart = C::kAll && params.extras.counts_apart != 0;
-  bool raises = at.tile == at.item.tiles.begin || apart;
+  // No row has a reference yet: the first tile.
+  bool raises = apart || __all_sync(~0u, std::isnan(rows[0].state.minus0)) != 0;
   TileSums sums[C::kRowBlocks];
 #pragma unroll 1
   for (;;) {

@@ -30,10 +30,11 @@ __device__ __forceinline__ ScorePlace place_of(const TilePlace<C>& at, int row, 
   return place;
 }
 
-// No row misses a key of the tile.
+// Its scores are compared as the product leaves them.
 template <typename C>
-__device__ __forceinline__ bool is_interior(const TilePlace<C>& at) {
-  return at.tile >= at.item.interior.begin && at.tile < at.item.interior.end;
+__device__ __forceinline__ bool is_bare(const TilePlace<C>& at) {
+  if constexpr (C::kKeepsAddresses) return at.bare != 0;
+  return at.params.bare_scores != 0 && is_interior(at);
 }
 
 // The scores of 16 rows as they are compared, or of a part of their columns: what is masked is -inf, but for what the
@@ -53,10 +54,16 @@ __device__ __forceinline__ void finish_scores(const TilePlace<C>& at, int block,
   if (C::kKind != Kind::fours && !is_interior<C>(at)) mask_band_of_places<C>(params.tiles, item.band, place, scores);
 }
 
+// No row misses a key of the tile.
+template <typename C>
+__device__ __forceinline__ bool is_interior(const TilePlace<C>& at) {
+  return at.tile >= at.item.interior.begin && at.tile < at.item.interior.end;
+}
+
 // Masks a warp's scores of a tile where it needs that.
 template <typename C>
 __device__ __forceinline__ void finish_warp(const TilePlace<C>& at, int part, RowBlock<C> (&rows)[C::kRowBlocks]) {
-  if (at.params.bare_scores == 0 || !is_interior<C>(at)) {
+  if (!is_bare(at)) {
 #pragma unroll
     for (int i = 0; i < C::kRowBlocks; ++i) finish_scores<C>(at, i, part, rows[i].scores);
   }
@@ -85,26 +92,56 @@ __device__ __forceinline__ void pack_warp(const TilePlace<C>& at, int part, cons
   for (int i = 0; i < C::kRowBlocks; ++i) packed[i].pack(part, rows[i].scores);
 }
 
+// Both, with one branch for most tiles.
+template <typename C>
+__device__ __forceinline__ void finish_and_pack(const TilePlace<C>& at, int part, RowBlock<C> (&rows)[C::kRowBlocks],
+                                                PackedTile<C> (&packed)[C::kRowBlocks]) {
+  if (!C::kAll && !C::kStraightScores && is_bare(at)) {
+#pragma unroll
+    for (int i = 0; i < C::kRowBlocks; ++i) packed[i].pack(part, rows[i].scores);
+    return;
+  }
+  finish_warp<C>(at, part, rows);
+  pack_warp<C>(at, part, rows, packed);
+}
+
+// The same of all parts. compute(part): as below.
+template <typename C, typename Compute>
+__device__ __forceinline__ void pack_parts(const TilePlace<C>& at, RowBlock<C> (&rows)[C::kRowBlocks],
+                                           PackedTile<C> (&packed)[C::kRowBlocks], Compute compute) {
+  if (C::kStraightScores && is_bare(at)) {
+#pragma unroll
+    for (int part = 0; part < C::kScoreParts; ++part) {
+      if (part > 0) compute(part);
+#pragma unroll
+      for (int i = 0; i < C::kRowBlocks; ++i) packed[i].pack(part, rows[i].scores);
+    }
+    return;
+  }
+#pragma unroll
+  for (int part = 0; part < C::kScoreParts; ++part) {
+    if (part > 0) compute(part);
+    finish_and_pack<C>(at, part, rows, packed);
+  }
+}
+
 // Masks, selects and exponentiates a warp's scores of a tile. compute(part): computes those of a part of its columns;
 // those of the first are there.
 template <typename C, typename Compute>
 __device__ __forceinline__ void weigh_warp(const TilePlace<C>& at, Products<C>& products, Compute compute) {
   auto& rows = products.rows;
-  finish_warp<C>(at, 0, rows);
-  if constexpr (C::kWeighsUnselected) {
-    if (at.params.keep == 0 && weigh_unselected<C>(at, rows)) return;
-  }
   if constexpr (C::kIsFp32) {
+    finish_warp<C>(at, 0, rows);
 #pragma unroll
     for (RowBlock<C>& block : rows) weigh_rows<C>(at, block);
   } else {  // packed before anything else: half of the registers
     PackedTile<C> packed[C::kRowBlocks];
-    pack_warp<C>(at, 0, rows, packed);
-#pragma unroll
-    for (int part = 1; part < C::kScoreParts; ++part) {
-      compute(part);
-      finish_warp<C>(at, part, rows);
-      pack_warp<C>(at, part, rows, packed);
+    if constexpr (C::kWeighsUnselected) {
+      finish_warp<C>(at, 0, rows);
+      if (at.params.keep == 0 && weigh_unselected<C>(at, rows)) return;
+      pack_warp<C>(at, 0, rows, packed);
+    } else {
+      pack_parts<C>(at, rows, packed, compute);
     }
     weigh_rows<C>(at, packed, rows);
   }

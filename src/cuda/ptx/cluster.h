@@ -56,4 +56,23 @@ cudaError_t allow_large_clusters(Kernel kernel) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
 }
 
+// Clusters of `ctas` CTAs that the current device has room for at once; 0 where it does not say. Cheap, and allowed
+// during graph capture.
+template <typename Kernel>
+int room_for_clusters(Kernel kernel, int ctas, int threads, int shared_bytes) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(ctas), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = {static_cast<unsigned>(ctas), 1, 1};
+  config.blockDim = {static_cast<unsigned>(threads), 1, 1};
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess) return clusters;
+  cudaGetLastError();  // must not be found by a later launch
+  return 0;
+}
+
 }  // namespace dspattn::cuda::ptx

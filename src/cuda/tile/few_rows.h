@@ -61,6 +61,39 @@ DSPATTN_HOST_DEVICE constexpr KeptOfFour one_of_each_two(float a, float b, float
   return {b > a ? 1 : 0, d > c ? 3 : 2};
 }
 
+// The same two as conditions, without branches, for who picks of several fours alike.
+struct ChosenOfFour {
+  bool b_over_a = false, d_over_c = false;
+  bool both_low = false, both_high = false;  // of 2:4 alone
+
+  template <typename Value>
+  DSPATTN_HOST_DEVICE constexpr Value first(const Value (&x)[4]) const {
+    const Value larger = b_over_a ? x[1] : x[0];
+    return both_low ? x[0] : both_high ? x[2] : larger;
+  }
+  template <typename Value>
+  DSPATTN_HOST_DEVICE constexpr Value second(const Value (&x)[4]) const {
+    const Value larger = d_over_c ? x[3] : x[2];
+    return both_low ? x[1] : both_high ? x[3] : larger;
+  }
+  // The others' sum.
+  DSPATTN_HOST_DEVICE constexpr float left_out(const float (&x)[4]) const {
+    const float a = b_over_a ? x[0] : x[1], c = d_over_c ? x[2] : x[3];
+    return both_low ? x[2] + x[3] : both_high ? x[0] + x[1] : a + c;
+  }
+  // kept_code() of both, neither hidden.
+  DSPATTN_HOST_DEVICE constexpr std::uint32_t code() const {
+    const std::uint32_t either = (b_over_a ? 1u : 0u) | (d_over_c ? 12u : 8u);
+    return both_low ? 4u : both_high ? 14u : either;
+  }
+};
+DSPATTN_HOST_DEVICE constexpr ChosenOfFour choose_of_four(const float (&x)[4], bool pairs) {
+  const bool b_over_a = x[1] > x[0], d_over_c = x[3] > x[2];
+  const float high1 = b_over_a ? x[1] : x[0], low1 = b_over_a ? x[0] : x[1];
+  const float high2 = d_over_c ? x[3] : x[2], low2 = d_over_c ? x[2] : x[3];
+  return {b_over_a, d_over_c, !pairs && low1 >= high2, !pairs && low2 > high1};
+}
+
 // What is remembered of a group: both kept elements as the sparse tensor core wants them (index0 | index1 << 2), and
 // whether they are hidden, so that their rows of V are not to be read.
 DSPATTN_HOST_DEVICE constexpr std::uint32_t kept_code(KeptOfFour kept, bool first_hidden, bool second_hidden) {

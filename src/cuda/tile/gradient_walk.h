@@ -85,6 +85,11 @@ DSPATTN_HOST_DEVICE constexpr Turn turn_of(const KeyBlockRange& seen, int tile, 
   return {second ? 1 : 0, (last - block) * parts + parts - 1 - part};
 }
 
+// The same where shares are added from the first key tile up: there is one sum.
+DSPATTN_HOST_DEVICE constexpr Turn ascending_turn_of(const KeyBlockRange& seen, int block, int part, int parts) {
+  return {0, (block - seen.begin) * parts + part};
+}
+
 // How many shares a sum has in all. The first is stored, not added: a sum without any holds anything.
 DSPATTN_HOST_DEVICE constexpr int shares_of(const KeyBlockRange& seen, int tile, int tile_q, int parts, bool wraps,
                                             int sum) {
@@ -104,22 +109,32 @@ DSPATTN_HOST_DEVICE constexpr int first_packed_tile(int begin, int sequence, int
 // Item `item`: of which (sequence, key head), and which key tile of `key_tiles`. Heads come in groups, and their key
 // tiles in turn: the neighbours of a head are then begun further apart, which gives each time to add its shares before
 // the next one asks for them.
+//
+// Under a diagonal the last key tiles have the shortest walks, so that the longest are begun last, and most CTAs would
+// be idle at the end. The last group therefore goes the other way (`ascends`): first key tiles first, walks from their
+// last query tile back, shares added from the first key tile up. Earlier groups do not: at the kernel's begin such
+// walks would all want the last query tile.
 struct GradientItem {
   int sequence_head;
   int key_tile;
+  bool ascends;
 };
 struct GradientItems {
   Divisor key_tiles;
-  int heads;  // (sequence, key head) pairs
-  int group;  // of heads
+  int heads;                  // (sequence, key head) pairs
+  int group;                  // of heads; where they are no multiple of it, the first has fewer
+  bool last_ascends = false;  // the last group does
 
   DSPATTN_HOST_DEVICE constexpr GradientItem item(int index) const {
+    const int absent = (group - heads % group) % group;  // of the first group
     const int row = key_tiles.quotient(index);  // as if groups were rows of heads: all before a group are whole
-    const int first = row / group * group;
-    const int size = heads - first < group ? heads - first : group;
-    const int within = index - first * key_tiles.value;
+    const int first = (row + absent) / group * group - absent;
+    const int begin = first > 0 ? first : 0;
+    const int size = first + group - begin;
+    const int within = index - begin * key_tiles.value;
     const int turn = within / size;
-    return {first + within - turn * size, key_tiles.value - 1 - turn};
+    const bool ascends = last_ascends && first + group == heads;
+    return {begin + within - turn * size, ascends ? turn : key_tiles.value - 1 - turn, ascends};
   }
 };
 

@@ -1,8 +1,9 @@
 // Scores with keys as rows: which key stands where, and the selection when a group of four lies in two lanes.
 //
 // In an accumulator of 64 keys a lane holds rows g and g + 8 of its warp's 16 (g = lane / 4). So those two rows are
-// neighbouring elements of a group, 0 and 1 where g is even and 2 and 3 where it is odd: lanes l and l ^ 4 have the
-// group's halves, for the same queries. A word holds the scores of one key and two neighbouring queries.
+// neighbouring elements of a group, 0 and 1 where g < 4 and 2 and 3 beyond: lanes l and l ^ 16 have the group's halves,
+// for the same queries. A word holds the scores of one key and two neighbouring queries. Rows 4i .. 4i + 3 are the same
+// element of neighbouring groups, and where these are neighbouring keys so are the rows.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,14 @@ namespace dspattn::cuda::tile {
 
 // Group and element at a row of a tile of 64 keys.
 DSPATTN_HOST_DEVICE constexpr Slot slot_of_key_row(int row) {
-  return {row / 16 * 4 + (row % 8 >> 1), 2 * (row & 1) + (row % 16 >> 3)};
+  return {row / 16 * 4 + row % 4, 2 * (row % 8 >> 2) + (row % 16 >> 3)};
+}
+inline constexpr int kLanesApart = 16;  // a group's halves
+
+// As key_map(), but neighbouring groups are of neighbouring keys wherever groups are interleaved.
+constexpr KeyMap key_row_map(Pattern pattern, Grouping grouping, int tile_keys) {
+  if (grouping == Grouping::interleaved && pattern.group == 2) return {1, tile_keys / 4, 64, tile_keys / 2};
+  return key_map(pattern, grouping, tile_keys);
 }
 
 // Half of a group: its larger and its smaller score.
@@ -69,5 +77,21 @@ DSPATTN_HOST_DEVICE constexpr QueryInterval queries_of_key(const RowBand& band, 
   const int last = key + band.left - band.diagonal;
   return {begin - first, key < band.key_length && last >= begin ? static_cast<unsigned>(last - begin) + 1 : 0};
 }
+
+// The same for two neighbouring rows at once, of a tile of up to 128: both ends as fp16 numbers, which such rows are
+// exactly.
+struct QueryPairs {
+  std::uint32_t begin, end;
+
+  DSPATTN_HOST_DEVICE static QueryPairs of(const QueryInterval& seen) {
+    const auto clamped = [](std::int64_t row) { return static_cast<float>(row < 0 ? 0 : row < 128 ? row : 128); };
+    const float begin = clamped(seen.begin), end = clamped(std::int64_t{seen.begin} + seen.count);
+    return {ptx::pack_f16x2(begin, begin), ptx::pack_f16x2(end, end)};
+  }
+  // 0xFFFF in each half whose row, an fp16 number, sees the key.
+  DSPATTN_HOST_DEVICE std::uint32_t holds(std::uint32_t rows) const {
+    return ptx::greater_equal_f16x2(rows, begin) & ~ptx::greater_equal_f16x2(rows, end);
+  }
+};
 
 }  // namespace dspattn::cuda::tile

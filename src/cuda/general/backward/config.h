@@ -18,7 +18,7 @@ inline constexpr int kBackwardDims[] = {64, 128, 256, 512};
 
 // Which problems a key-stationary kernel is compiled for.
 enum class Features : std::int32_t {
-  plain,  // 16-bit inputs, 2:4, 1:2 or dense, masked by diagonal, window and lengths alone
+  plain,  // 16-bit inputs, groups of 2, 4, ... 32 keys, masked by diagonal, window and lengths alone
   all,
 };
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "cuda/general/backward/key_kernel.h"
+#include "cuda/tile/key_row_lanes.h"
 #include "cuda/tile/key_rows.h"
 
 namespace dspattn::cuda::general::backward {
@@ -117,44 +118,38 @@ __device__ __forceinline__ void mask_key_rows(const BackwardParams& params, cons
   }
 }
 
+// A word of another lane that has places of the same groups: those of lanes t and t ^ x of eight.
+struct KeyRowExchange {
+  __device__ __forceinline__ static int own() {
+    return tile::number_of_key_row_lane(static_cast<int>(own_lane() >> 2));
+  }
+  __device__ __forceinline__ std::uint32_t operator()(std::uint32_t word, int x) const {
+    return __shfl_xor_sync(~0u, word, 4 * tile::key_row_lane_of_number(x));
+  }
+};
+
 // Scores become weights, as weigh_plain() does it. lse: of query rows 8c + 2t and 8c + 2t + 1, at 2c.
 template <typename C>
 __device__ __forceinline__ void weigh_key_rows(const BackwardParams& params, const tile::RowBand& band,
                                                const KeyRowPlace& place, const float (&lse)[8], KeyRowScores& scores) {
   if (!place.interior) mask_key_rows<C>(params, band, place, scores);
-  KeyRowWords words, kept;
+  PackedChoice<4> choice;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 0; i < choice.kWords; ++i) {
     const float* pair = scores[i / 2 % 2] + i / 4 * 4 + i % 2 * 2;
-    words[i] = ptx::pack_f16x2_clamped(pair[0], pair[1]);
-    kept[i] = ~0u;
+    choice.put(i, pair[0], pair[1]);
   }
-  const auto choose = [&](auto keep) {
-#pragma unroll
-    for (int i = 0; i < 16; i += 4) {
-      const tile::KeptElements elements = tile::kept_elements(keep(words[i], words[i + 1], words[i + 2], words[i + 3]));
-#pragma unroll
-      for (int e = 0; e < 4; ++e) kept[i + e] = elements.mask[e];
-    }
-  };
-  if (params.keep != 0) {
-    if (params.tiles.places_log2 == 2) {
-      choose([](auto... four) { return tile::keep_two_of_four(four...); });
-    } else {
-      choose([](auto... four) { return tile::keep_one_of_two(four...); });
-    }
-  }
+  choice.choose(params, KeyRowExchange{});
   bool defined = true;
   if (!place.interior) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) kept[i] &= ~ptx::equal_f16x2(words[i], blocks::kLowestPair);
+    choice.drop_masked();
 #pragma unroll
     for (const float x : lse) defined = defined && !std::isnan(x);
   }
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     float* pair = scores[i / 2 % 2] + i / 4 * 4 + i % 2 * 2;
-    ptx::unpack_f16x2(ptx::bit_select(kept[i], words[i], kNoScores), pair[0], pair[1]);
+    choice.get(i, pair[0], pair[1]);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       pair[e] = ptx::exp2_fast(fmaf(pair[e], params.scales.exp2_scale, -lse[i / 4 * 2 + e]));
@@ -251,33 +246,39 @@ __device__ __forceinline__ void add_chunk(const Step& step, const KeyRowWarp<C>&
   add_to_sums<C>(warp.sums + static_cast<std::int64_t>(step.sum) * (K::kTileQ * C::kHeadDim), step.before == 0, share);
 }
 
-// Both warps of a key tile have sums of it: one adds up and stores dV, the other dK. All have left shared memory.
+// Both warps of a key tile have sums of it: one adds up and stores dV, the other dK. Each gives the other its part.
 template <typename C>
-__device__ __forceinline__ void store_both(const BackwardParams& params, const KeyItem& item, std::uint32_t shared,
-                                           KeySums<C>& d_k, KeySums<C>& d_v) {
-  constexpr int kElements = C::kHeadDim;  // of a lane
-  const bool has_values = own_part<C>() == 0;
-  const auto place = [&](int warp) {
+struct KeyRowExit {
+  static constexpr int kElements = C::kHeadDim;  // of a lane
+  std::uint32_t shared;                          // all have left it
+
+  __device__ __forceinline__ static bool has_values() { return own_part<C>() == 0; }
+  __device__ __forceinline__ std::uint32_t place(int warp) const {
     return shared + static_cast<std::uint32_t>(warp * 32 * kElements * 4) + 4 * own_lane();
-  };
-  const int warp = own_thread() >> 5;
-#pragma unroll
-  for (int i = 0; i < kElements; ++i) {
-    const float x =
-        has_values ? d_k[i * 2 / kElements][i % (kElements / 2)] : d_v[i * 2 / kElements][i % (kElements / 2)];
-    ptx::store_shared(place(warp) + 128 * i, __float_as_uint(x));
   }
-  meet();
-#pragma unroll
-  for (int i = 0; i < kElements; ++i) {
-    const float other = __uint_as_float(ptx::load_shared(place(warp ^ 1) + 128 * i));
-    float& k = d_k[i * 2 / kElements][i % (kElements / 2)];
-    float& v = d_v[i * 2 / kElements][i % (kElements / 2)];
-    k = has_values ? v + other : other + k;
+  __device__ __forceinline__ static float& element(KeySums<C>& sums, int i) {
+    return sums[i * 2 / kElements][i % (kElements / 2)];
   }
-  store_keys<C>(params, item, has_values ? params.d_v : params.d_k,
-                (has_values ? params.fp32_d_v : params.fp32_d_k) != 0, has_values ? 1.0f : params.d_k_scale, d_k, 0);
-}
+  __device__ __forceinline__ void give(KeySums<C>& d_k, KeySums<C>& d_v) const {
+    const std::uint32_t to = place(own_thread() >> 5);
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      ptx::store_shared(to + 128 * i, __float_as_uint(has_values() ? element(d_k, i) : element(d_v, i)));
+    }
+  }
+  __device__ __forceinline__ void store(const BackwardParams& params, const KeyItem& item, KeySums<C>& d_k,
+                                        KeySums<C>& d_v) const {
+    const std::uint32_t from = place(own_thread() >> 5 ^ 1);
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      const float other = __uint_as_float(ptx::load_shared(from + 128 * i));
+      element(d_k, i) = has_values() ? element(d_v, i) + other : other + element(d_k, i);
+    }
+    store_keys<C>(params, item, has_values() ? params.d_v : params.d_k,
+                  (has_values() ? params.fp32_d_v : params.fp32_d_k) != 0, has_values() ? 1.0f : params.d_k_scale, d_k,
+                  0);
+  }
+};
 
 template <typename C>
 __device__ __forceinline__ void walk_key_rows(const BackwardParams& params, const KeySupply<C>& supply) {
@@ -318,22 +319,19 @@ __device__ __forceinline__ void walk_key_rows(const BackwardParams& params, cons
     }
   }
   meet();  // all have added, and left shared memory
-  if (own_thread() == 0 && steps > 0) {
-    supply.pass_on(steps - 1);
-    supply.pass_on(steps);
-  }
-  store_both<C>(params, shared.item, supply.memory.keys(0), d_k, d_v);
+  const KeyRowExit<C> exit{supply.memory.keys(0)};
+  exit.give(d_k, d_v);
+  meet();  // the other's part is there
+  // Two warps say that the last two shares are in, while the others store.
+  if (own_thread() == 0 && steps > 0) supply.pass_on(steps - 1);
+  if (own_thread() == 32 && steps > 0) supply.pass_on(steps);
+  exit.store(params, shared.item, d_k, d_v);
 }
 
 template <typename C>
 __global__ void __launch_bounds__(C::Keys::kMaxThreads, C::Keys::kCtas)
     general_key_row_gradients(const __grid_constant__ BackwardParams params) {
-  DSPATTN_ALIGNED_SHARED(std::uint8_t, bytes, 128);
-  alignas(KeyShared) __shared__ std::uint8_t item_bytes[sizeof(KeyShared)];
-  KeyShared& shared = *reinterpret_cast<KeyShared*>(item_bytes);
-  const KeySupply<C> supply{params, shared, {ptx::shared_address(bytes), params.key_tiles}};
-  supply.begin();
-  walk_key_rows<C>(params, supply);
+  walk_key_rows<C>(params, begin_keys<C>(params));
 }
 
 }  // namespace dspattn::cuda::general::backward

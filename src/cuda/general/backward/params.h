@@ -8,6 +8,7 @@
 #include "cuda/blocks/views.h"
 #include "cuda/blocks/work_params.h"
 #include "cuda/general/params.h"
+#include "cuda/tile/gradient_walk.h"
 #include "cuda/tile/key_tiles.h"
 
 namespace dspattn::cuda::general::backward {
@@ -87,17 +88,18 @@ struct BackwardParams {
   int keep = 0;           // of a group; 0: all
   int sequences = 0, kv_heads = 0;
   int d = 0, value_d = 0;
-  int stride = 0;        // bytes of a prepared row
-  int tf32 = 0;          // prepared rows are rounded
-  int row_units = 0;     // of kRowUnit rows, of a sequence
-  int tile_units = 0;    // of kTileUnit key tiles, of a sequence
-  int row_tiles = 0;     // of the query-stationary kernel, of a sequence
-  int key_rows = 0;      // key tiles are in the order of tile::column_of_key_row
-  int key_tiles = 0;     // of a CTA of the key-stationary kernel
-  int key_groups = 0;    // of tiles that a CTA of the key-stationary kernel takes, of a sequence
-  int adds_queries = 0;  // the key-stationary kernel makes dQ, too
-  int wraps = 0;         // see tile/gradient_walk.h; then there are two sums
-  int key_tile_q = 0;    // rows of its query tiles
+  int stride = 0;                  // bytes of a prepared row
+  int tf32 = 0;                    // prepared rows are rounded
+  int row_units = 0;               // of kRowUnit rows, of a sequence
+  int tile_units = 0;              // of kTileUnit key tiles, of a sequence
+  int row_tiles = 0;               // of the query-stationary kernel, of a sequence
+  int key_rows = 0;                // key tiles are in the order of tile::column_of_key_row
+  int key_tiles = 0;               // of a CTA of the key-stationary kernel
+  tile::GradientItems items = {};  // of the key-stationary kernel: a CTA's tiles of a (sequence, key head)
+  int loads_keys = 0;              // the key-stationary kernel takes K and V from the inputs: they are not prepared
+  int adds_queries = 0;            // the key-stationary kernel makes dQ, too
+  int wraps = 0;                   // see tile/gradient_walk.h; then there are two sums
+  int key_tile_q = 0;              // rows of its query tiles
   int query_stages = 1, key_stages = 1;
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0, vector_d_out = 0;  // rows are 16-byte aligned
   int fp32_out = 0, fp32_d_out = 0, fp32_d_q = 0, fp32_d_k = 0, fp32_d_v = 0;      // tensors in fp32

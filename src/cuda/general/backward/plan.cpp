@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "core/geometry.h"
+#include "cuda/blocks/problem_params.h"
 #include "cuda/general/plan.h"
 #include "cuda/general/problem.h"
 #include "cuda/tile/walk.h"
@@ -76,9 +77,7 @@ int dim_of(const BackwardPlan& plan, DType type, std::int64_t larger) {
 
 // Whether the instance without features serves it.
 bool is_plain(const Problem& problem, int unit_keys) {
-  const Pattern& pattern = problem.pattern;
-  const bool served = pattern.is_dense() || pattern == Pattern{2, 4} || pattern == Pattern{1, 2};
-  return served && problem.q.dtype != DType::f32 && unit_keys == tile::kBlockKeys && !problem.soft_cap &&
+  return problem.q.dtype != DType::f32 && unit_keys == tile::kBlockKeys && !problem.soft_cap &&
          problem.dropout.probability == 0 && !problem.mask.bias.present() && !problem.mask.allowed.present() &&
          scaling_of(problem).score_scale == 1;
 }
@@ -95,7 +94,7 @@ WorkspaceOffsets lay_out(const BackwardPlan& plan, const core::Geometry& geometr
   take(at.q, rows * plan.stride);
   take(at.d_out, rows * plan.stride);
   take(at.numbers, rows * 16);
-  take(at.keys, geometry.kv_heads * plan.head_tiles * 64 * plan.stride);
+  take(at.keys, plan.loads_keys ? 0 : geometry.kv_heads * plan.head_tiles * 64 * plan.stride);
   const bool summed = d_bias.present() && (d_bias.extent(2) == 1 || d_bias.extent(3) == 1);
   take(at.bias_parts, summed ? geometry.batch * geometry.heads * d_bias.extent(2) * d_bias.extent(3) * 4 : 0);
   if (!plan.adds_queries) return at;
@@ -133,7 +132,16 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
   // Shares of dQ are counted by blocks of 128 keys.
   plan.adds_queries = plan.adds_queries && unit_keys == tile::kBlockKeys && geometry.n_q > 0 && geometry.n_k > 0;
   plan.wraps = plan.adds_queries && !problem.mask.causal && !problem.mask.window_right && geometry.n_q > plan.keys.rows;
+  // Where walks differ in length the longest come last, but for the last heads': those that the card works on at a
+  // time, so that caches hold them.
+  if (plan.adds_queries && !plan.wraps) {
+    plan.head_group = std::max(1, device.multiprocessors * plan.keys.resident / std::max(plan.key_groups, 1));
+    plan.last_ascends = true;
+  }
   plan.finds_references = problem.mask.bias.present();
+  // Every key is loaded by one CTA, once; a bias asks for the query-stationary kernel, which wants prepared ones.
+  plan.loads_keys =
+      plan.adds_queries && !problem.mask.bias.present() && blocks::is_vector(problem.k) && blocks::is_vector(problem.v);
   plan.workspace = lay_out(plan, geometry, d_bias);
   return plan;
 }
@@ -152,6 +160,7 @@ std::string to_string(const BackwardPlan& plan) {
   if (plan.is_plain) text << "no features  of masks and weights are compiled in\n";
   if (plan.has_key_rows) text << "scores      have keys as rows\n";
   text << "workspace   " << plan.workspace.bytes << " bytes";
+  if (plan.loads_keys) text << "\nK, V        are loaded as they are";
   if (plan.finds_references) text << "\nreferences  found again where an LSE is too large";
   return text.str();
 }

@@ -36,8 +36,11 @@ struct BackwardPlan {
   int row_tiles = 0, row_units = 0;
   int column_parts = 1;  // of dQ, where a CTA of the query-stationary kernel does not make all columns
   int key_groups = 0, tile_units = 0;
+  int head_group = 1;         // (sequence, key head) pairs whose key groups CTAs take in turn (tile::GradientItems)
+  bool last_ascends = false;  // the last group's longest walks come first
   std::int64_t head_rows = 0, head_tiles = 0;  // prepared ones
   KernelPlan queries, keys;
+  bool loads_keys = false;        // the key-stationary kernel takes K and V from the inputs: no prepared copies
   bool adds_queries = false;      // the key-stationary kernel makes dQ, too: no kernel of its own
   bool wraps = false;             // walks begin at their own place and go around; two sums for every query tile
   bool is_plain = false;          // Features::plain

@@ -1,9 +1,9 @@
 #include <cmath>
 
 #include "cuda/device/device.h"
+#include "cuda/general/backward/chunk.h"
 #include "cuda/general/backward/prepare.h"
 #include "cuda/general/backward/walk.h"
-#include "cuda/ptx/packed_half.h"
 #include "cuda/ptx/single.h"
 #include "cuda/tile/gradient_walk.h"
 
@@ -12,100 +12,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr float kLog2E = 1.4426950408889634f;
-
-template <DType kType>
-inline constexpr int kChunk = kType == DType::f32 ? 4 : 8;  // elements of 16 bytes
-
-template <DType kType>
-__device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
-  return kType == DType::bf16 ? ptx::pack_bf16x2(low, high) : ptx::pack_f16x2(low, high);
-}
-
-template <DType kType>
-__device__ __forceinline__ float element(const void* data, std::int64_t at, bool fp32) {
-  if (kType == DType::f32 || fp32) return static_cast<const float*>(data)[at];
-  const std::uint32_t bits = static_cast<const std::uint16_t*>(data)[at];
-  if constexpr (kType == DType::bf16) return __uint_as_float(bits << 16);
-  float low, high;
-  ptx::unpack_f16x2(bits, low, high);
-  return low;
-}
-
-// The largest number of the type; of fp32, the largest that tf32 holds.
-template <DType kType>
-inline constexpr float kLargest = kType == DType::f32    ? 0x1.ffcp127f
-                                  : kType == DType::bf16 ? 0x1.fep127f
-                                                         : 65504.0f;
-
-// Some elements of a row, from column `column` on; those at and past the end are zeros.
-template <DType kType>
-struct Chunk {
-  float values[kChunk<kType>] = {};
-
-  __device__ __forceinline__ Chunk(const void* data, std::int64_t offset, int column, int columns, int vector,
-                                   bool fp32) {
-    if (vector != 0 && column < columns && (kType == DType::f32 || !fp32)) {
-      constexpr int kBytes = kType == DType::f32 ? 4 : 2;
-      const uint4 x =
-          *reinterpret_cast<const uint4*>(static_cast<const std::uint8_t*>(data) + (offset + column) * kBytes);
-      const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-      for (int i = 0; i < kChunk<kType>; ++i) {
-        if constexpr (kType == DType::f32) {
-          values[i] = __uint_as_float(words[i]);
-        } else if constexpr (kType == DType::bf16) {
-          values[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xFFFF0000u);
-        } else {
-          float low, high;
-          ptx::unpack_f16x2(words[i / 2], low, high);
-          values[i] = i % 2 == 0 ? low : high;
-        }
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kChunk<kType>; ++i) {
-      if (column + i < columns) values[i] = element<kType>(data, offset + column + i, fp32);
-    }
-  }
-
-  // To a prepared row: rounded to tf32 where asked for, 16-bit ones times `scale`, given twice in their type.
-  __device__ __forceinline__ void store(std::uint8_t* to, bool tf32, std::uint32_t scale) const {
-    std::uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kType == DType::f32) {
-        words[i] = tf32 ? ptx::nearest_tf32(values[i]) : __float_as_uint(values[i]);
-      } else {
-        const std::uint32_t pair = pack_pair<kType>(values[2 * i], values[2 * i + 1]);
-        words[i] = kType == DType::bf16 ? ptx::multiply_bf16x2(pair, scale) : ptx::multiply_f16x2(pair, scale);
-      }
-    }
-    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
-  }
-  __device__ __forceinline__ void clear_nan() {
-#pragma unroll
-    for (float& value : values) value = std::isnan(value) ? 0.0f : value;
-  }
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (float& value : values) value = 0.0f;
-  }
-  // Of V: rows that keep an infinite one are undefined by their D, to others it is nothing.
-  __device__ __forceinline__ void clear_infinite() {
-#pragma unroll
-    for (float& value : values) value = std::isinf(value) ? 0.0f : value;
-  }
-  // Of K: a row whose score is -inf does not see the key. It may as well see one of no weight.
-  __device__ __forceinline__ void bound_infinite() {
-#pragma unroll
-    for (float& value : values) value = std::isinf(value) ? copysignf(kLargest<kType>, value) : value;
-  }
-};
-
-// 1 twice.
-template <DType kType>
-inline constexpr std::uint32_t kOnePair = kType == DType::bf16 ? 0x3F803F80u : 0x3C003C00u;
 
 // As many lanes share a row as it has chunks, at most a warp's.
 struct RowLanes {
@@ -237,13 +143,10 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_keys(const __grid_constan
   const SequenceRows rows = sequence_rows(params, sequence);
   if (params.tiles.first_key(unit * kTileUnit) >= rows.keys) return;
   const RowLanes own(params.stride);
-  const auto key_of = [&](int i) {  // of the sequence; negative: absent
-    const int tile = unit * kTileUnit + i / kTileK;
-    const int column = params.key_rows != 0 ? tile::column_of_key_row(i % kTileK) : i % kTileK;
-    const int in_span =
-        tile::key_of_column<tile::TileLayout::places, kTileK>(params.tiles, params.tiles.part(tile), column);
-    const int key = params.tiles.first_key(tile) + in_span;
-    return in_span >= 0 && key < rows.band.key_length ? key : -1;
+  const auto key_of = [&](int i) {
+    const int row = i % kTileK;
+    return key_of_tile_column(params.tiles, rows.band, unit * kTileUnit + i / kTileK,
+                              params.key_rows != 0 ? tile::column_of_key_row(row) : row);
   };
 #pragma unroll 1
   for (int first = own.first; first < kTileUnit * kTileK; first += kRowsAtOnce * own.step) {
@@ -265,11 +168,9 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_keys(const __grid_constan
         const std::int64_t tile =
             kv_head * params.prepared.head_tiles + rows.prepared_tile + unit * kTileUnit + at / kTileK;
         std::uint8_t* to = params.prepared.keys + (tile * 2 * kTileK + at % kTileK) * params.stride + 16 * chunk;
-        k[i].clear_nan();
-        k[i].bound_infinite();
+        k[i].clean_keys();
         k[i].store(to, params.tf32 != 0, kOnePair<kType>);
-        v[i].clear_nan();
-        v[i].clear_infinite();
+        v[i].clean_values();
         v[i].store(to + kTileK * params.stride, params.tf32 != 0, kOnePair<kType>);
       }
     }
@@ -428,7 +329,8 @@ void prepare(const BackwardParams& params, cudaStream_t stream) {
   if (const unsigned ctas = grid_of(sequences * params.work.heads.value * params.row_units); ctas > 0) {
     launch("prepare_rows", &prepare_rows<kType>, {.ctas = ctas, .threads = kThreads}, stream, params);
   }
-  if (const unsigned ctas = grid_of(sequences * params.kv_heads * params.tile_units); ctas > 0) {
+  if (const unsigned ctas = grid_of(sequences * params.kv_heads * params.tile_units);
+      ctas > 0 && params.loads_keys == 0) {
     launch("prepare_keys", &prepare_keys<kType>, {.ctas = ctas, .threads = kThreads}, stream, params);
   }
 }

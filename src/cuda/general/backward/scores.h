@@ -11,6 +11,7 @@
 
 #include "core/dropout.h"
 #include "cuda/blocks/scores16.h"
+#include "cuda/general/backward/packed_choice.h"
 #include "cuda/general/backward/params.h"
 #include "cuda/general/backward/products.h"
 #include "cuda/general/masks.h"
@@ -54,13 +55,12 @@ __device__ __forceinline__ constexpr int element_of(int place, int row) {
 
 // A word of another lane of the quad.
 struct QuadExchange {
+  __device__ __forceinline__ static int own() { return static_cast<int>(own_lane() & 3); }
   template <typename Word>
   __device__ __forceinline__ Word operator()(Word word, int x) const {
     return __shfl_xor_sync(~0u, word, x);
   }
 };
-
-inline constexpr std::uint32_t kNoScores = 0xFC00FC00u;  // -inf twice: weights of 0, whatever the row's LSE
 
 // 16-bit inputs: the scores rounded to fp16, the contract's selection key, two rows a word; -inf where pruned or
 // masked. masked: there may be masked scores. undefined: some rows are NaN, which are all kept.
@@ -89,7 +89,7 @@ __device__ __forceinline__ void select_packed(const BackwardParams& params, cons
     std::uint32_t left[C::kTileK / 4];
 #pragma unroll
     for (int i = 0; i < C::kTileK / 4; ++i) left[i] = words[i];
-    tile::keep_largest<tile::PackedKeys>(left, params.keep, groups, static_cast<int>(own_lane() & 3), QuadExchange{});
+    tile::keep_largest<tile::PackedKeys>(left, params.keep, groups, QuadExchange::own(), QuadExchange{});
 #pragma unroll
     for (int i = 0; i < C::kTileK / 4; ++i) kept[i] = tile::is_kept<tile::PackedKeys>(left[i]);
   }

@@ -39,6 +39,14 @@ __device__ __forceinline__ SequenceRows sequence_rows(const BackwardParams& para
            tile::visible_keys(w.key_lengths, sequence, keys)}};
 }
 
+// The key, of the sequence, at a column of the scores of a key tile; negative: there is none.
+__device__ __forceinline__ int key_of_tile_column(const tile::KeyTiles& tiles, const tile::RowBand& band, int tile,
+                                                  int column) {
+  const int in_span = tile::key_of_column<tile::TileLayout::places, 32>(tiles, tiles.part(tile), column);
+  const int key = tiles.first_key(tile) + in_span;
+  return in_span >= 0 && key < band.key_length ? key : -1;
+}
+
 // Bytes that follow each other, by kThreads threads of which this is number `thread`, 16 a turn.
 template <int kThreads, int kBytes>
 __device__ __forceinline__ void copy_bytes(std::uint32_t to, const void* from, int thread) {
@@ -59,7 +67,23 @@ __device__ __forceinline__ void copy_bytes(std::uint32_t to, const void* from) {
   copy_bytes<kThreads, kBytes>(to, from, own_thread());
 }
 
-// Two neighbouring columns of a row of a gradient.
+// Whether all columns before `end` of a row of a gradient can be stored two by two, in the inputs' type.
+template <DType kType>
+__device__ __forceinline__ bool takes_pairs(const OutView& view, bool fp32, std::int64_t row, int end) {
+  constexpr int kBytes = kType == DType::f32 ? 4 : 2;
+  return fp32 == (kType == DType::f32) && end <= view.columns &&
+         (reinterpret_cast<std::uintptr_t>(view.data) + row * kBytes) % (2 * kBytes) == 0;
+}
+template <DType kType>
+__device__ __forceinline__ void store_whole_pair(const OutView& view, std::int64_t at, float a, float b) {
+  if constexpr (kType == DType::f32) {
+    ptx::store_global_8(static_cast<float*>(view.data) + at, a, b);
+  } else {
+    *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(view.data) + at) =
+        kType == DType::bf16 ? ptx::pack_bf16x2(a, b) : ptx::pack_f16x2(a, b);
+  }
+}
+// Two neighbouring columns of a row of a gradient, of which the second may not be there.
 template <DType kType>
 __device__ __forceinline__ void store_pair(const OutView& view, bool fp32, std::int64_t row, int column, float a,
                                            float b) {

@@ -3,8 +3,10 @@
 #include "core/geometry.h"
 #include "cuda/blocks/problem_params.h"
 #include "cuda/device/device.h"
+#include "cuda/sm90/backward/mask_words.h"
 #include "cuda/sm90/backward/rows_kernels.h"
 #include "cuda/sm90/common/forward.h"
+#include "cuda/tile/key_rows.h"
 
 namespace dspattn::cuda::sm90::backward {
 namespace {
@@ -19,6 +21,23 @@ Scratch scratch_of(const ScratchOffsets& at, void* workspace) {
           reinterpret_cast<std::int32_t*>(base + at.taken)};
 }
 
+MaskWordsParams mask_words_of(const BackwardPlan& plan, const BackwardArgs& args, const BackwardParams& params) {
+  const ConstTensorView& allowed = args.problem.mask.allowed;
+  MaskWordsParams m;
+  m.mask = params.allowed;
+  m.key_map = params.keys;
+  m.heads = static_cast<int>(plan.mask.heads);
+  m.query_tiles = static_cast<int>(plan.mask.query_tiles);
+  m.key_blocks = static_cast<int>(plan.mask.key_blocks);
+  m.rows = allowed.extent(2) == 1 ? plan.tile_q : static_cast<int>(allowed.extent(2));  // one is that of all rows
+  m.keys = params.work.n_k;
+  const std::int64_t steps = m.mask.batch_stride | m.mask.head_stride | m.mask.row_stride;
+  m.words = m.mask.key_stride == 1 && (steps | reinterpret_cast<std::intptr_t>(allowed.data)) % 4 == 0 ? 1 : 0;
+  m.blocks = plan.mask.count();
+  m.to = params.mask_words.data;
+  return m;
+}
+
 BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan, const BackwardArgs& args) {
   const Problem& problem = args.problem;
   const core::Geometry geometry = core::geometry_of(problem);
@@ -26,8 +45,16 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   BackwardParams p;
   set_tensors(p, args);
   p.bias_bytes = bias_bytes_of(problem.mask);
+  p.bias_copied = plan.bias_copied ? 1 : 0;
+  if (const MaskBlocks& mask = plan.mask; mask.count() > 0) {
+    const auto step = [](std::int64_t extent, std::int64_t blocks) { return extent > 1 ? static_cast<int>(blocks) : 0; };
+    p.mask_words = {
+        reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(args.run.workspace) + plan.scratch.mask_words),
+        step(mask.sequences, mask.heads * mask.query_tiles * mask.key_blocks),
+        step(mask.heads, mask.query_tiles * mask.key_blocks), step(mask.query_tiles, mask.key_blocks)};
+  }
   p.work = blocks::work_of(problem);
-  p.keys = tile::key_map(pattern_of(kernel.selection), problem.grouping, plan.score_keys);
+  p.keys = tile::key_row_map(pattern_of(kernel.selection), problem.grouping, plan.score_keys);
   p.scales = blocks::scales_of(kernel.type, geometry.scale, problem.mask.bias.present());
   p.scratch = scratch_of(plan.scratch, args.run.workspace);
   p.type = kernel.type;
@@ -49,7 +76,7 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.kv_heads = static_cast<int>(geometry.kv_heads);
   p.query_tiles = static_cast<int>(plan.query_tiles);
   p.order = {tile::Divisor(static_cast<int>(plan.key_tiles > 0 ? plan.key_tiles : 1)),
-             static_cast<int>(geometry.batch * geometry.kv_heads), plan.head_group};
+             static_cast<int>(geometry.batch * geometry.kv_heads), plan.head_group, plan.last_ascends};
   p.block_tiles = tile::kBlockKeys / plan.keys;
   p.items = static_cast<int>(plan.items);
   p.wraps = plan.wraps ? 1 : 0;
@@ -100,6 +127,7 @@ void fused_backward_launch(const BackwardKernel& kernel,
                              static_cast<int>(k.extent(1)), static_cast<int>(k.extent(2)), stream);
   }
   const BackwardParams params = params_of(kernel, plan, args);
+  if (params.mask_words.data != nullptr) launch_pack_mask(mask_words_of(plan, args, params), stream);
   launch_prepare_rows(params, stream);
   if (plan.ctas > 0) launch_instance(params, plan.ctas, stream);
   launch_finish_d_q(params, stream);

@@ -5,6 +5,7 @@
 
 #include "cuda/blocks/selection.h"
 #include "cuda/tile/key_map.h"
+#include "cuda/tile/key_row_masks.h"
 #include "dspattn/dtype.h"
 
 namespace dspattn::cuda::sm90::backward {
@@ -21,6 +22,7 @@ enum class Split : std::uint8_t {
 };
 
 inline constexpr int kPartKeys = 64;  // rows of an accumulator: keys of one warpgroup
+inline constexpr std::uint32_t kBiasBytes = 4 * tile::kBiasWarpBytes;  // of those and a query tile
 
 // What a thread's accumulators take of its registers: scores and dP kTileQ / 2 each, dK and dV kDim / 2 each. Those
 // that live at once must stay below about 200:
@@ -49,7 +51,11 @@ struct Config {
   static constexpr int kTileKBytes = kPanels * kPanelKBytes;
   static constexpr int kQueryPanels = kTileQ / 64;
   static constexpr int kDScoreBytes = kQueryPanels * kPanelKBytes;
-  static constexpr int kDScoreSlots = 2;
+  // A tile's bias is copied to where its dS will lie; with more of these places it comes sooner. Beyond d = 64 the query
+  // warpgroup has no registers for that, and key warpgroups read a bias from global memory.
+  static constexpr bool kCopiesBias = kDim <= 64;
+  static constexpr int kDScoreSlots = kDim <= 64 ? 4 : 2;
+  static_assert(kDScoreBytes == kParts * static_cast<int>(kBiasBytes), "a bias takes the place of dS");
   static constexpr int kSteps = kDim / 16;  // of the products over a head dim
   // dQ is computed 64 rows and so many columns at a time, which is what the registers of the query warpgroup hold.
   static constexpr int kSumColumns = kDim <= 64 ? 64 : 32;

@@ -44,6 +44,15 @@ struct KeyWarpgroup {
     ptx::mbarrier_arrive_if(ptx::shared_address(&barrier), leads_warp() ? 1u : 0u);
   }
 
+  // The two warpgroups issue their products in turn. Left to themselves they stay in step, since both begin with the
+  // same tile: then they share the tensor core, and both work on elements while it has nothing to do.
+  __device__ __forceinline__ static void take_turn() {
+    ptx::named_barrier_sync(barrier_number(NamedBarrier::keys) + uniform(index()), 256);
+  }
+  __device__ __forceinline__ static void give_turn() {
+    ptx::named_barrier_arrive(barrier_number(NamedBarrier::keys) + 1 - uniform(index()), 256);
+  }
+
   __device__ __forceinline__ const Item& item() const { return shared.items[item_number % 2]; }
   __device__ __forceinline__ const std::uint8_t* k() const { return shared.k[item_number % C::kKeySlots]; }
   __device__ __forceinline__ const std::uint8_t* v() const { return shared.v[item_number % C::kValueSlots]; }
@@ -51,16 +60,27 @@ struct KeyWarpgroup {
   // What of a query tile asks for slower code. Read as soon as the tile is there, long before it is needed.
   struct Marks {
     int masked, has_nan;
+    std::uint32_t seen;  // the thread's word of a boolean mask
+
+    __device__ __forceinline__ bool tells_masked() const { return masked != 0 && has_nan != 0; }
   };
   __device__ __forceinline__ Marks marks_of(int stage) const {
-    return {shared.facts[stage].masked, shared.numbers[stage].has_nan};
+    Marks marks{shared.facts[stage].masked, shared.numbers[stage].has_nan, ~0u};
+    if (params.mask_words.data != nullptr) {
+      marks.seen = params.mask_words.data[std::int64_t{shared.facts[stage].mask_tile + part} * tile::kMaskWordsOfTile +
+                                          thread()];
+    }
+    return marks;
   }
   // Scores of the tile in work as they are compared.
   __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, const Marks& marks) const {
     if (marks.masked == 0) {
       pack_visible<C>(packed, scores);
     } else {
-      KeyScores<C>{params, item(), shared.facts[stage()], part, thread()}.pack(packed, scores);
+      const int slot = number % C::kDScoreSlots;
+      if (C::kCopiesBias && params.bias_copied != 0) await(shared.biased[slot], number / C::kDScoreSlots & 1);
+      const std::uint32_t bias = ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes;
+      KeyScores<C>{params, item(), shared.facts[stage()], part, thread()}.pack(packed, scores, marks.seen, bias);
     }
     for (std::uint32_t& word : packed) ptx::pin(word);
   }
@@ -111,19 +131,23 @@ struct KeyWarpgroup {
       TileScores<C> scores;
       ring().await_full(shared.full);
       const Marks marks = marks_of(stage());
+      take_turn();
       ptx::wgmma_fence();
       issue_gradient<C>(d_v, weights, shared.d_out[before]);
       issue_scores<C>(scores, k(), part, shared.q[stage()]);
       ptx::wgmma_commit();
+      give_turn();
       ptx::wgmma_wait<0>();
       pack(weights, scores, marks);
       const EarlyHalves<C> early(weights, 0);
       TileScores<C> d_weights;  // in the registers of the scores, which are packed
+      take_turn();
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
       issue_gradient<C>(d_k, d_scores, shared.q[before]);
       ptx::wgmma_commit();
-      prune<C>(weights, early, marks.masked != 0, thread());
+      give_turn();
+      prune<C>(weights, early, marks.tells_masked(), thread());
       ptx::wgmma_wait<0>();
       if (i > 0) arrive(shared.empty[before]);
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
@@ -163,6 +187,7 @@ struct KeyWarpgroup {
           shared.full);
       const Marks next_marks = marks_of(stage_of(next));
       TileScores<C> d_weights;
+      take_turn();
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
       issue_gradient<C>(d_v, weights, shared.d_out[before]);
@@ -170,7 +195,8 @@ struct KeyWarpgroup {
       ptx::wgmma_commit();
       issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
       ptx::wgmma_commit();
-      prune<C>(packed, early, marks.masked != 0, thread());
+      give_turn();
+      prune<C>(packed, early, marks.tells_masked(), thread());
       ptx::wgmma_wait<1>();
       if (i > 0) arrive(shared.empty[before]);
       weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), packed, d_weights, d_scores);
@@ -205,11 +231,11 @@ struct KeyWarpgroup {
       if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
       const Marks marks = marks_of(stage());
       pack(weights, scores, marks);
-      prune<C>(weights, EarlyHalves<C>(weights, 0), marks.masked != 0, thread());
+      prune<C>(weights, EarlyHalves<C>(weights, 0), marks.tells_masked(), thread());
       const int slot = number % 2;
-      await(shared.handed_empty[slot], (number / 2 & 1) ^ 1);
+      await(shared.handed.empty[slot], (number / 2 & 1) ^ 1);
       hand_over<C>(shared.handed.words[slot], thread(), weights);
-      arrive(shared.handed_full[slot]);
+      arrive(shared.handed.full[slot]);
       weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), weights);
       ++number;
     }
@@ -235,12 +261,12 @@ struct KeyWarpgroup {
       ptx::wgmma_commit();
       TileOperand<C> weights = {}, d_scores = {};
       const int slot = number % 2;
-      await(shared.handed_full[slot], number / 2 & 1);
+      await(shared.handed.full[slot], number / 2 & 1);
       take_over<C>(shared.handed.words[slot], thread(), weights);
       ptx::wgmma_wait<0>();
       weigh<C>(params, shared.numbers[stage()].rows, marks_of(stage()).has_nan != 0, thread(), weights, d_weights,
                d_scores);
-      arrive(shared.handed_empty[slot]);
+      arrive(shared.handed.empty[slot]);
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       store_d_scores(d_scores);
       ptx::wgmma_fence();
@@ -257,10 +283,12 @@ struct KeyWarpgroup {
 
   // All of this CTA's items.
   __device__ __forceinline__ void run() {
+    constexpr bool kInTurn = C::kSplit == Split::keys;
+    if (kInTurn && uniform(index()) == 1) give_turn();
 #pragma unroll 1
     for (;; ++item_number) {
       await(shared.described[item_number % 2], item_number / 2 & 1);
-      if (uniform(item().valid) == 0) return;
+      if (uniform(item().valid) == 0) break;
       const int steps = uniform(steps_of(params, item()));
       if constexpr (C::kScoresAhead) {
         run_keys_ahead(steps);
@@ -273,6 +301,7 @@ struct KeyWarpgroup {
       }
       arrive(shared.left[item_number % 2]);
     }
+    if (kInTurn && uniform(index()) == 0) take_turn();  // which the other has given
   }
 };
 

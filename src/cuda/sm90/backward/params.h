@@ -40,6 +40,16 @@ struct Scratch {
   std::int32_t* taken = nullptr;    // items that CTAs have taken
 };
 
+// A boolean mask as bits (tile/key_row_masks.h), in the workspace: blocks of 64 queries by 128 keys.
+struct MaskWords {
+  std::uint32_t* data = nullptr;  // null: there is no mask
+  int batch_step = 0, head_step = 0, tile_step = 0;  // in blocks, from one to the next; 0 where it is broadcast
+
+  DSPATTN_HOST_DEVICE constexpr int block(int sequence, int head, int query_tile, int key_block) const {
+    return sequence * batch_step + head * head_step + query_tile * tile_step + key_block;
+  }
+};
+
 struct BackwardParams {
   RowsView q, k, v, out, d_out;
   LseView lse;    // read only
@@ -47,7 +57,9 @@ struct BackwardParams {
   OutView d_q, d_k, d_v;
   MaskTensor allowed;  // bytes, zero = masked
   MaskTensor bias;
-  int bias_bytes = 0;  // of an element: 4 (fp32), or 2 (the inputs' type)
+  int bias_bytes = 0;   // of an element: 4 (fp32), or 2 (the inputs' type)
+  int bias_copied = 0;  // 1: its tiles come to shared memory
+  MaskWords mask_words;
   WorkParams work;
   tile::KeyMap keys;
   ScoreScales scales;

@@ -6,6 +6,7 @@
 #include "core/geometry.h"
 #include "cuda/sm90/backward/config.h"
 #include "cuda/sm90/backward/params.h"
+#include "cuda/tile/key_row_masks.h"
 #include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::sm90::backward {
@@ -21,6 +22,7 @@ void take_config(BackwardPlan& plan) {
   plan.score_keys = kPartKeys;
   plan.stages = C::kStages;
   plan.threads = C::kThreads;
+  plan.bias_copied = C::kCopiesBias;
 }
 
 // Parts of the workspace one behind the other, each aligned as copies by TMA need it, and more.
@@ -41,7 +43,50 @@ ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads) {
   take(at.numbers, tiles * (tile_rows * sizeof(RowNumbers) + kTileNumberBytes));
   take(at.counts, sums * tiles * sizeof(std::int32_t));
   take(at.sums, sums * tiles * tile_rows * dim * sizeof(float));
+  take(at.mask_words, static_cast<std::size_t>(plan.mask.count()) * tile::kMaskTilesOfBlock * tile::kMaskWordsOfTile *
+                          sizeof(std::uint32_t));
   return at;
+}
+
+MaskBlocks mask_blocks_of(const ConstTensorView& allowed, const core::Geometry& geometry) {
+  if (!allowed.present()) return {};
+  return {allowed.extent(0), allowed.extent(1), tile::divide_up(allowed.extent(2), tile::kMaskTileQueries),
+          tile::divide_up(geometry.n_k, tile::kBlockKeys)};
+}
+
+// Runs of four keys are copied, 8 bytes each: keys are neighbours wherever groups are interleaved.
+bool copies_bias(const Problem& problem) {
+  const ConstTensorView& bias = problem.mask.bias;
+  if (!bias.present() || size_bytes(bias.dtype) != 2 || problem.grouping != Grouping::interleaved) return false;
+  const auto aligned = [&](int dim) { return bias.extent(dim) == 1 || bias.step(dim) % 4 == 0; };
+  return bias.extent(3) > 1 && bias.step(3) == 1 && aligned(0) && aligned(1) && aligned(2) &&
+         reinterpret_cast<std::uintptr_t>(bias.data) % 8 == 0;
+}
+
+// In which order items are taken, and where walks begin. Heads come in turn, so that the neighbours of a head are begun
+// apart: CTAs work on `group` heads at a time.
+void order_items(BackwardPlan& plan, const core::Geometry& geometry, std::int64_t tiles, bool has_diagonal) {
+  const std::int64_t heads = std::max<std::int64_t>(geometry.batch * geometry.kv_heads, 1);
+  if (has_diagonal) {
+    // Walks begin at different tiles, but differ in length, so that a head's CTAs drift: as many heads as a wave of
+    // CTAs works on, twice over.
+    const std::int64_t wave = tile::divide_up(plan.ctas, std::max<std::int64_t>(plan.key_tiles, 1));
+    plan.head_group = static_cast<int>(std::max<std::int64_t>(2 * wave, 1));
+    plan.last_ascends = plan.items > plan.ctas;
+    return;
+  }
+  // As many heads as the L2 cache, of 50 MB, holds the query tiles and sums of besides other things: of every element Q
+  // and dO in 16 bits, dQ in 32.
+  constexpr std::int64_t kCacheBytes = std::int64_t{32} << 20;
+  const std::int64_t head_bytes =
+      geometry.n_q * plan.dim * 8 * (geometry.heads / std::max<std::int64_t>(geometry.kv_heads, 1));
+  const std::int64_t group = std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(head_bytes, 1), 1, heads);
+  // All walks begin at the first query tile; of a head's CTAs each waits for the one before, once, for about 0.6 steps
+  // on average. A second sum, to which walks add that go around, avoids that, but is written and read for every query
+  // tile: about 0.7 steps of one CTA each.
+  const std::int64_t neighbours = std::min<std::int64_t>(tile::divide_up(plan.ctas, group), plan.key_tiles) - 1;
+  plan.wraps = tiles > 1 && neighbours * plan.ctas > plan.query_tiles * geometry.heads;
+  plan.head_group = plan.wraps ? 1 : static_cast<int>(group);
 }
 
 }  // namespace
@@ -55,13 +100,10 @@ BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem,
   const int parts = tile::kBlockKeys / plan.keys;
   plan.key_tiles = std::int64_t{parts} * tile::divide_up(geometry.n_k, tile::kBlockKeys);
   plan.items = plan.key_tiles * geometry.batch * geometry.kv_heads;
-  // Where the diagonal bounds what rows see, walks begin at different tiles anyway.
-  plan.wraps = tiles > 1 && tile::clamped_reach(core::band_of(problem.mask).right) == tile::kMaxRows;
-  // Under a diagonal walks differ in length and a head's CTAs drift: as many heads in turn as a wave of CTAs works on,
-  // twice over.
-  const std::int64_t wave = tile::divide_up(device.multiprocessors, std::max<std::int64_t>(plan.key_tiles, 1));
-  plan.head_group = plan.wraps ? 1 : static_cast<int>(2 * wave);
   plan.ctas = static_cast<int>(std::min<std::int64_t>(plan.items, device.multiprocessors));
+  order_items(plan, geometry, tiles, tile::clamped_reach(core::band_of(problem.mask).right) < tile::kMaxRows);
+  plan.mask = mask_blocks_of(problem.mask.allowed, geometry);
+  plan.bias_copied = plan.bias_copied && copies_bias(problem);
   plan.scratch = lay_out(plan, geometry.heads);
   return plan;
 }
@@ -72,9 +114,12 @@ std::string to_string(const BackwardPlan& plan) {
        << ", 2 key warpgroups, " << plan.stages << " stages"
        << "\nitems       " << plan.items << ", the last keys of a head first"
        << (plan.head_group > 1 ? ", of " + std::to_string(plan.head_group) + " heads in turn" : "")
+       << (plan.last_ascends ? ", of the last of these the first keys first" : "")
        << "\ndQ          shares added in a fixed order, "
        << (plan.wraps ? "two sums: walks begin at their own place and go around" : "one sum") << "\nlaunch      "
        << plan.ctas << " CTAs of " << plan.threads << " threads\nworkspace   " << plan.scratch.bytes << " bytes";
+  if (plan.mask.count() > 0) text << "\nmask        as bits, " << plan.mask.count() << " blocks of 64 x 128";
+  if (plan.bias_copied) text << "\nbias        by way of shared memory";
   return text.str();
 }
 

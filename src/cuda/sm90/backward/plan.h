@@ -20,8 +20,15 @@ struct BackwardKernel {
 
 // Where the parts of the workspace begin, in bytes from its own begin.
 struct ScratchOffsets {
-  std::size_t q = 0, d_out = 0, numbers = 0, sums = 0, counts = 0, taken = 0;
+  std::size_t q = 0, d_out = 0, numbers = 0, sums = 0, counts = 0, taken = 0, mask_words = 0;
   std::size_t bytes = 0;  // of all
+};
+
+// Blocks of a boolean mask's bits that differ from each other (tile/key_row_masks.h).
+struct MaskBlocks {
+  std::int64_t sequences = 0, heads = 0, query_tiles = 0, key_blocks = 0;  // 0: there is no mask
+
+  std::int64_t count() const { return sequences * heads * query_tiles * key_blocks; }
 };
 
 struct BackwardPlan {
@@ -34,7 +41,10 @@ struct BackwardPlan {
   std::int64_t query_tiles = 0;  // of a head, of all sequences
   std::int64_t key_tiles = 0;    // of the longest sequence
   std::int64_t items = 0;
-  int head_group = 1;  // heads whose key tiles are taken in turn
+  int head_group = 1;         // heads whose key tiles are taken in turn
+  bool last_ascends = false;  // the longest walks of the last group come first (tile::GradientItems)
+  MaskBlocks mask;
+  bool bias_copied = false;  // its tiles come to shared memory; else every element is read from global memory
   int ctas = 0;
   int threads = 0;
   ScratchOffsets scratch;

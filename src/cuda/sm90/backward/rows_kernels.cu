@@ -268,15 +268,24 @@ __global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ B
   }
 }
 
-// All rows of a tensor.
-__global__ void __launch_bounds__(kThreads) clear_rows(const OutView view, std::int64_t batch, int heads, int rows) {
-  const std::int64_t all = batch * heads * rows;
+// Rows of a tensor that no sequence has: those before the first of a packed batch and past its last. Where it is not
+// packed, all.
+__global__ void __launch_bounds__(kThreads) clear_rows(const OutView view, std::int64_t batch, int heads, int rows,
+                                                       const tile::LengthsView cumulative, int sequences) {
+  int first = 0, used = 0;
+  if (cumulative.present()) {
+    first = tile::clamp_length(cumulative.at(0), 0, rows);
+    used = tile::clamp_length(cumulative.at(sequences), first, rows) - first;
+  }
+  const int cleared = rows - used;
+  const std::int64_t all = batch * heads * cleared;
 #pragma unroll 1
   for (std::int64_t i = blockIdx.x; i < all; i += gridDim.x) {
     const std::int64_t rest = i / heads;
-    const auto sequence = static_cast<int>(rest / rows);
+    const auto sequence = static_cast<int>(rest / cleared);
+    const auto row = static_cast<int>(rest - static_cast<std::int64_t>(sequence) * cleared);
     auto* to = static_cast<std::uint16_t*>(view.data) +
-               view.offset(sequence, static_cast<int>(i % heads), rest - static_cast<std::int64_t>(sequence) * rows);
+               view.offset(sequence, static_cast<int>(i % heads), row < first ? row : row + used);
     for (int column = static_cast<int>(threadIdx.x); column < view.columns; column += kThreads) to[column] = 0;
   }
 }
@@ -286,25 +295,26 @@ unsigned tiles_of(const BackwardParams& params) {
   return grid_of(tiles * params.sequences * params.work.heads.value);
 }
 
-void clear(const OutView& view, std::int64_t batch, int heads, int rows, cudaStream_t stream) {
+void clear(const OutView& view, std::int64_t batch, int heads, int rows, const tile::LengthsView& cumulative,
+           int sequences, cudaStream_t stream) {
   if (batch * heads * rows == 0 || view.columns == 0) return;
-  launch("clear_rows", &clear_rows, {.ctas = 256, .threads = kThreads}, stream, view, batch, heads, rows);
+  launch("clear_rows", &clear_rows, {.ctas = 256, .threads = kThreads}, stream, view, batch, heads, rows, cumulative,
+         sequences);
 }
 
 }  // namespace
 
 void launch_clear_keys(const OutView& d_k, const OutView& d_v, std::int64_t batch, int kv_heads, int keys,
                        cudaStream_t stream) {
-  clear(d_k, batch, kv_heads, keys, stream);
-  clear(d_v, batch, kv_heads, keys, stream);
+  clear(d_k, batch, kv_heads, keys, {}, 0, stream);
+  clear(d_v, batch, kv_heads, keys, {}, 0, stream);
 }
 
 void launch_prepare_rows(const BackwardParams& params, cudaStream_t stream) {
-  if (params.work.cumulative_q.present()) {
-    // Some rows may belong to no sequence.
-    clear(params.d_q, 1, params.work.heads.value, params.work.q_rows, stream);
-    clear(params.d_k, 1, params.kv_heads, params.work.k_rows, stream);
-    clear(params.d_v, 1, params.kv_heads, params.work.k_rows, stream);
+  if (const WorkParams& work = params.work; work.cumulative_q.present()) {
+    clear(params.d_q, 1, work.heads.value, work.q_rows, work.cumulative_q, params.sequences, stream);
+    clear(params.d_k, 1, params.kv_heads, work.k_rows, work.cumulative_k, params.sequences, stream);
+    clear(params.d_v, 1, params.kv_heads, work.k_rows, work.cumulative_k, params.sequences, stream);
   }
   // At least one CTA, which clears the count of items.
   const unsigned ctas = tiles_of(params);

@@ -1,15 +1,17 @@
 // The scores of a warpgroup's 64 keys and a query tile: masked and pruned as the forward does it, bit for bit.
 //
 // The scores come from the same sums (Q times 2^-e by K, 16 columns a step; that it does not matter which of the two is
-// the left operand is what this rests on), rounded as the forward's, and so is the selection. Mask tensors are read
-// from global memory.
+// the left operand is what this rests on), rounded as the forward's, and so is the selection. Mask tensors come as
+// tile/key_row_masks.h says; a bias that cannot be copied so is read from global memory.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
 #include "cuda/blocks/scores16.h"
+#include "cuda/ptx/mask_tiles.h"
 #include "cuda/sm90/backward/products.h"
+#include "cuda/tile/key_row_masks.h"
 #include "cuda/tile/key_rows.h"
 
 namespace dspattn::cuda::sm90::backward {
@@ -34,101 +36,161 @@ struct KeyScores {
   const Item& item;
   const TileFacts& facts;
   int key[2];  // within the key block; may lie past the end
-  int lane;
+  int lane, warp;
 
   __device__ __forceinline__ KeyScores(const BackwardParams& p, const Item& of, const TileFacts& tile, int part,
                                        int thread)
-      : params(p), item(of), facts(tile), lane(thread & 31) {
+      : params(p), item(of), facts(tile), lane(thread & 31), warp(thread >> 5) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const tile::Slot slot = tile::slot_of_key_row((thread >> 5) * 16 + (lane >> 2) + 8 * i);
+      const tile::Slot slot = tile::slot_of_key_row(warp * 16 + (lane >> 2) + 8 * i);
       key[i] = params.keys.key(item.part * C::kParts + part, slot.group, slot.element);
     }
   }
 
   __device__ __forceinline__ int block_key() const { return item.block * tile::kBlockKeys; }
 
-  // Calls visit(word, at0, at1, present0, present1) for every word: where its key's elements of a mask tensor are for
-  // its two queries, and whether there are such queries. Past the end of the keys that is the block's first key.
-  template <typename Visit>
-  __device__ __forceinline__ void for_each_pair(const MaskTensor& mask, int element_bytes, Visit visit) const {
+  // From global memory; past the end of the keys it is that of the block's first key. Half of the elements are asked for
+  // before the first is used.
+  template <typename Element>
+  __device__ __forceinline__ void pack_biased(PackedTile<C>& packed, const TileScores<C>& scores) const {
+    const MaskTensor& bias = params.bias;
     const int row = facts.first + 2 * (lane & 3);
     const int left = item.keys - block_key();
-    const std::uint8_t* at[2];
+    const Element* at[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      at[i] = static_cast<const std::uint8_t*>(mask.data) +
-              element_bytes * (item.sequence * mask.batch_stride + facts.head * mask.head_stride +
-                               row * mask.row_stride + (block_key() + (key[i] < left ? key[i] : 0)) * mask.key_stride);
+      at[i] = static_cast<const Element*>(bias.data) + item.sequence * bias.batch_stride +
+              facts.head * bias.head_stride + row * bias.row_stride +
+              (block_key() + (key[i] < left ? key[i] : 0)) * bias.key_stride;
     }
-    const std::int64_t next = element_bytes * mask.row_stride;
+    constexpr int kBatch = C::kTileQ / 16;  // times two keys and two queries
 #pragma unroll
-    for (int j = 0; j < C::kTileQ / 8; ++j) {
-      const bool present0 = row + 8 * j < item.rows, present1 = row + 8 * j + 1 < item.rows;
+    for (int first = 0; first < C::kTileQ / 8; first += kBatch) {
+      Element values[kBatch][2][2];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        visit(2 * j + i, at[i], at[i] + next, present0, present1);
-        at[i] += 8 * next;
+      for (int j = 0; j < kBatch; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          values[j][i][0] = row + 8 * (first + j) < item.rows ? *at[i] : Element{};
+          values[j][i][1] = row + 8 * (first + j) + 1 < item.rows ? at[i][bias.row_stride] : Element{};
+          at[i] += 8 * bias.row_stride;
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int word = 2 * (first + j) + i;
+          float value[2];
+          if constexpr (sizeof(Element) == 4) {
+            value[0] = values[j][i][0];
+            value[1] = values[j][i][1];
+          } else {
+            unpack_bias(values[j][i][0] | static_cast<std::uint32_t>(values[j][i][1]) << 16, value);
+          }
+          const std::uint32_t masked =
+              (value[0] == -INFINITY ? 0xFFFFu : 0u) | (value[1] == -INFINITY ? 0xFFFF0000u : 0u);
+          packed[word] = clamp_biased(masked, add_bias(scores, word, value));
+        }
       }
     }
   }
 
-  __device__ __forceinline__ float bias_at(const std::uint8_t* at, bool present) const {
-    if (!present) return 0;
-    if (params.bias_bytes == 4) return *reinterpret_cast<const float*>(at);
-    const std::uint32_t bits = *reinterpret_cast<const std::uint16_t*>(at);
-    if constexpr (C::kType == DType::bf16) return __uint_as_float(bits << 16);
-    float value, other;
-    ptx::unpack_f16x2(bits, value, other);
-    return value;
+  // Two 16-bit elements.
+  __device__ __forceinline__ static void unpack_bias(std::uint32_t pair, float (&value)[2]) {
+    if constexpr (C::kType == DType::bf16) {
+      value[0] = __uint_as_float(pair << 16);
+      value[1] = __uint_as_float(pair & 0xFFFF0000u);
+    } else {
+      ptx::unpack_f16x2(pair, value[0], value[1]);
+    }
   }
-
-  // As blocks::pack_biased.
-  __device__ __forceinline__ void pack_biased(PackedTile<C>& packed, const TileScores<C>& scores) const {
+  // As blocks::pack_biased: in fp32, before the scores are rounded; -inf masks, and no other bias does.
+  __device__ __forceinline__ std::uint32_t add_bias(const TileScores<C>& scores, int word,
+                                                    const float (&value)[2]) const {
     const float scale = params.scales.bias_scale;
-    for_each_pair(params.bias, params.bias_bytes,
-                  [&](int word, const std::uint8_t* at0, const std::uint8_t* at1, bool present0, bool present1) {
-                    const float bias0 = bias_at(at0, present0);
-                    const float bias1 = bias_at(at1, present1);
-                    const std::uint32_t masked =
-                        (bias0 == -INFINITY ? 0xFFFFu : 0u) | (bias1 == -INFINITY ? 0xFFFF0000u : 0u);
-                    const std::uint32_t sum = ptx::pack_f16x2_clamped(fmaf(bias0, scale, scores[2 * word]),
-                                                                      fmaf(bias1, scale, scores[2 * word + 1]));
-                    packed[word] = ptx::bit_select(masked, kLowestPair, ptx::max_f16x2(sum, kLowestBiasedPair));
-                  });
+    return ptx::pack_f16x2_clamped(fmaf(value[0], scale, scores[2 * word]), fmaf(value[1], scale, scores[2 * word + 1]));
+  }
+  __device__ __forceinline__ static std::uint32_t clamp_biased(std::uint32_t masked, std::uint32_t sum) {
+    return ptx::bit_select(masked, kLowestPair, ptx::max_f16x2(sum, kLowestBiasedPair));
   }
 
-  __device__ __forceinline__ void mask_hidden(PackedTile<C>& packed) const {
-    for_each_pair(params.allowed, 1,
-                  [&](int word, const std::uint8_t* at0, const std::uint8_t* at1, bool present0, bool present1) {
-                    const std::uint32_t seen =
-                        (present0 && *at0 != 0 ? 0xFFFFu : 0u) | (present1 && *at1 != 0 ? 0xFFFF0000u : 0u);
-                    packed[word] = ptx::bit_select(seen, packed[word], kLowestPair);
-                  });
+  // From a tile in shared memory (tile/key_row_masks.h). Sums that low are rare: whether they are masked is asked only
+  // where a warp has one.
+  __device__ __forceinline__ void pack_copied_bias(PackedTile<C>& packed, const TileScores<C>& scores,
+                                                   std::uint32_t tile) const {
+    const std::uint32_t own = tile + static_cast<std::uint32_t>(tile::bias_offset(warp, lane & 7, lane >> 3 & 1) +
+                                                                (lane >> 4) * 8 * 32);
+    constexpr std::uint32_t kStepBytes = 16 * 32;
+    std::uint32_t lowest = 0;
+#pragma unroll
+    for (std::uint32_t step = 0; step < C::kTileQ / 16; ++step) {
+      std::uint32_t bias[4];
+      ptx::load_transposed_matrices(own + step * kStepBytes, bias);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int word = 4 * static_cast<int>(step) + i;
+        float value[2];
+        unpack_bias(bias[i], value);
+        packed[word] = add_bias(scores, word, value);
+        lowest = ptx::min_f16x2(lowest, packed[word]);
+      }
+    }
+    if (__all_sync(~0u, ptx::greater_f16x2(lowest, kLowestBiasedPair) == ~0u)) return;
+#pragma unroll
+    for (std::uint32_t step = 0; step < C::kTileQ / 16; ++step) {
+      std::uint32_t bias[4];
+      ptx::load_transposed_matrices(own + step * kStepBytes, bias);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        std::uint32_t& word = packed[4 * step + static_cast<std::uint32_t>(i)];
+        word = clamp_biased(C::kType == DType::bf16 ? ptx::equal_bf16x2(bias[i], 0xFF80FF80u)
+                                                    : ptx::equal_f16x2(bias[i], 0xFC00FC00u),
+                            word);
+      }
+    }
+  }
+
+  // `seen`: the thread's word of a boolean mask.
+  __device__ __forceinline__ static void mask_hidden(PackedTile<C>& packed, std::uint32_t seen) {
+#pragma unroll
+    for (int j = 0; j < C::kTileQ / 8; ++j) {
+      const std::uint32_t bits = seen << j;
+      packed[2 * j] = ptx::bit_select(ptx::spread_signs<0x1100>(bits), packed[2 * j], kLowestPair);
+      packed[2 * j + 1] = ptx::bit_select(ptx::spread_signs<0x3322>(bits), packed[2 * j + 1], kLowestPair);
+    }
   }
 
   // Masks what the diagonal, the window and the key length hide.
   __device__ __forceinline__ void mask_band(PackedTile<C>& packed) const {
+    const auto seen_by = [&](int i) {
+      return tile::QueryPairs::of(tile::queries_of_key(item.band, block_key() + key[i], facts.first));
+    };
+    const tile::QueryPairs seen[2] = {seen_by(0), seen_by(1)};
+    const auto first = static_cast<float>(2 * (lane & 3));
+    std::uint32_t rows = ptx::pack_f16x2(first, first + 1);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const tile::QueryInterval seen = tile::queries_of_key(item.band, block_key() + key[i], facts.first);
-#pragma unroll
-      for (int j = 0; j < C::kTileQ / 8; ++j) {
-        const int row = 8 * j + 2 * (lane & 3);
-        const std::uint32_t mask = (seen.holds(row) ? 0xFFFFu : 0u) | (seen.holds(row + 1) ? 0xFFFF0000u : 0u);
-        packed[2 * j + i] = ptx::bit_select(mask, packed[2 * j + i], kLowestPair);
-      }
+    for (int word = 0; word < C::kTileQ / 4; ++word) {
+      packed[word] = ptx::bit_select(seen[word % 2].holds(rows), packed[word], kLowestPair);
+      constexpr std::uint32_t kEightRows = 0x48004800u;  // 8 twice, in fp16
+      if (word % 2 == 1) rows = ptx::add_f16x2(rows, kEightRows);
     }
   }
 
-  // Scores as they are compared, where something may be masked.
-  __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores) const {
-    if (params.bias.data != nullptr) {
-      pack_biased(packed, scores);
+  // Scores as they are compared, where something may be masked. `bias`: its tile, where such are copied.
+  __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, std::uint32_t seen,
+                                       std::uint32_t bias) const {
+    if (C::kCopiesBias && params.bias_copied != 0) {
+      pack_copied_bias(packed, scores, bias);
+    } else if (params.bias_bytes == 4) {
+      pack_biased<float>(packed, scores);
+    } else if (params.bias_bytes == 2) {
+      pack_biased<std::uint16_t>(packed, scores);
     } else {
       pack_visible<C>(packed, scores);
     }
-    if (params.allowed.data != nullptr) mask_hidden(packed);
+    if (params.mask_words.data != nullptr) mask_hidden(packed, seen);
     if (facts.all_inside == 0) mask_band(packed);
   }
 };
@@ -144,7 +206,7 @@ struct OtherHalves {
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) {
         const tile::HalfGroup own = tile::half_group(packed[2 * (first + j)], packed[2 * (first + j) + 1]);
-        halves[j] = {__shfl_xor_sync(~0u, own.high, 4), __shfl_xor_sync(~0u, own.low, 4)};
+        halves[j] = {__shfl_xor_sync(~0u, own.high, tile::kLanesApart), __shfl_xor_sync(~0u, own.low, tile::kLanesApart)};
       }
     }
   }
@@ -152,10 +214,11 @@ struct OtherHalves {
 template <typename C>
 using EarlyHalves = OtherHalves<C, C::kPairsAhead>;
 
-// Prunes: what is not kept becomes -inf, but masked keys (kMasked: there may be some) stay the lowest score.
+// Prunes: what is not kept becomes -inf. kMasked: but masked keys stay the lowest score, for rows that are NaN and give
+// that to what they see; both have a weight of 0 otherwise.
 template <typename C, bool kMasked>
 __device__ __forceinline__ void select(PackedTile<C>& packed, const EarlyHalves<C>& early, int thread) {
-  const std::uint32_t upper = (thread & 4) != 0 ? ~0u : 0u;
+  const std::uint32_t upper = (thread & tile::kLanesApart) != 0 ? ~0u : 0u;
   const OtherHalves<C, C::kTileQ / 8 - C::kPairsAhead> late(packed, C::kPairsAhead);
 #pragma unroll
   for (int j = 0; j < C::kTileQ / 8; ++j) {

@@ -10,6 +10,7 @@
 #include "cuda/sm90/backward/config.h"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/tile/gradient_walk.h"
+#include "cuda/tile/key_row_masks.h"
 
 namespace dspattn::cuda::sm90::backward {
 
@@ -17,6 +18,7 @@ namespace dspattn::cuda::sm90::backward {
 enum class NamedBarrier : int {
   all = 0,      // __syncthreads
   queries = 1,  // the query warpgroup's 128 threads
+  keys = 2,     // and 3: a key warpgroup's turn to issue products; it waits, the other arrives
 };
 DSPATTN_HOST_DEVICE constexpr int barrier_number(NamedBarrier barrier) { return static_cast<int>(barrier); }
 
@@ -30,6 +32,7 @@ struct Item {
   int block, part;     // key block, and which key tile of it
   int first_tile;      // the sequence's first query tile in the workspace
   int walk;            // query tile that the walk begins with
+  int ascends;         // 1: and it goes back from there (tile::GradientItems)
   tile::RowBand band;  // of the sequence
   tile::TileRange tiles;
   tile::TileRange inside;  // those that see all of the key block, as far as diagonal, window and length go
@@ -41,6 +44,29 @@ struct TileFacts {
   int first;       // row of the sequence that it begins with
   int all_inside;  // 1: each of its rows sees the whole key block, as far as diagonal, window and length go
   int masked;      // 1: some row may not see some key, for whatever reason
+  int mask_tile;   // of the mask's words
+  int item;        // in items[]
+};
+
+// A step of an item's walk: the query tiles, for one head that shares the key head after the other.
+struct Step {
+  int head;  // of the problem
+  int tile;  // of the sequence
+
+  __device__ __forceinline__ static Step first(const BackwardParams& params, const Item& item) {
+    return {item.kv_head * params.work.heads_per_kv_head.value, item.walk};
+  }
+  __device__ __forceinline__ void advance(const Item& item) {
+    if (item.ascends != 0) {
+      if (--tile < item.tiles.begin) tile = item.tiles.end - 1;
+    } else {
+      if (++tile == item.tiles.end) tile = item.tiles.begin;
+    }
+    if (tile == item.walk) ++head;
+  }
+  __device__ __forceinline__ int scratch_tile(const BackwardParams& params, const Item& item) const {
+    return head * params.query_tiles + item.first_tile + tile;  // in the workspace
+  }
 };
 
 // What the warpgroup with the scores tells the other (Split::products): each of its threads the packed scores of a
@@ -48,8 +74,16 @@ struct TileFacts {
 template <typename C>
 struct HandedScores {
   std::uint32_t words[2][C::kTileQ / 16][128][4];
+  std::uint64_t full[2], empty[2];
+
+  __device__ __forceinline__ void init_barriers() {
+    for (std::uint64_t& barrier : full) ptx::mbarrier_init(ptx::shared_address(&barrier), 4);
+    for (std::uint64_t& barrier : empty) ptx::mbarrier_init(ptx::shared_address(&barrier), 4);
+  }
 };
-struct NothingHanded {};
+struct NothingHanded {
+  __device__ __forceinline__ void init_barriers() {}
+};
 
 template <typename C>
 struct alignas(1024) Shared {
@@ -64,15 +98,17 @@ struct alignas(1024) Shared {
   TileFacts facts[C::kStages];
   std::uint64_t full[C::kStages], empty[C::kStages];  // of q, d_out, numbers and facts
   std::uint64_t stored[kSlots], free[kSlots];         // of d_scores: all is there; dQ is computed
-  std::uint64_t handed_full[2], handed_empty[2];      // of handed (Split::products)
+  std::uint64_t biased[kSlots];                       // of d_scores: a bias is there, which dS will replace
   // Of items; a CTA's item number m has number m % 2.
   std::uint64_t described[2];    // items[] says what it is, and its K and V are there
   std::uint64_t keys_free[2];    // nobody needs its K and V any more
   std::uint64_t values_free[2];  // nobody needs its V any more
   std::uint64_t left[2];         // the key warpgroups do not need items[] any more
   Item items[2];
+  int loaded;     // query tiles that are asked for, where a bias is copied
+  int copied[2];  // tiles of it; before the query warpgroup's step number m: m % 2
 
-  // For one thread, before anybody waits. Arrivals are those of warps.
+  // For one thread, before anybody waits. Arrivals are those of warps, but of a bias those of threads.
   __device__ __forceinline__ void init_barriers() {
     const auto init = [](std::uint64_t& barrier, int arrivals) {
       ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
@@ -81,12 +117,13 @@ struct alignas(1024) Shared {
     for (std::uint64_t& barrier : empty) init(barrier, 4 * C::kConsumers);
     for (std::uint64_t& barrier : stored) init(barrier, 4 * C::kParts);
     for (std::uint64_t& barrier : free) init(barrier, 4);
-    for (std::uint64_t& barrier : handed_full) init(barrier, 4);
-    for (std::uint64_t& barrier : handed_empty) init(barrier, 4);
+    for (std::uint64_t& barrier : biased) init(barrier, 128);
+    handed.init_barriers();
     for (std::uint64_t& barrier : described) init(barrier, 4);
     for (std::uint64_t& barrier : keys_free) init(barrier, 4 * (C::kConsumers + 1));
     for (std::uint64_t& barrier : values_free) init(barrier, C::kSplit == Split::keys ? 4 * C::kConsumers : 4);
     for (std::uint64_t& barrier : left) init(barrier, 4 * C::kConsumers);
+    copied[0] = 0;
     ptx::mbarrier_init_fence();
   }
 };
@@ -99,28 +136,14 @@ __device__ __forceinline__ int steps_of(const BackwardParams& params, const Item
   return item.tiles.count() * params.work.heads_per_kv_head.value;
 }
 
-// A step of an item's walk: the query tiles, for one head that shares the key head after the other.
-struct Step {
-  int head;  // of the problem
-  int tile;  // of the sequence
-
-  __device__ __forceinline__ static Step first(const BackwardParams& params, const Item& item) {
-    return {item.kv_head * params.work.heads_per_kv_head.value, item.walk};
-  }
-  __device__ __forceinline__ void advance(const Item& item) {
-    if (++tile == item.tiles.end) tile = item.tiles.begin;
-    if (tile == item.walk) ++head;
-  }
-  __device__ __forceinline__ int scratch_tile(const BackwardParams& params, const Item& item) const {
-    return head * params.query_tiles + item.first_tile + tile;  // in the workspace
-  }
-};
-
 template <typename C>
-__device__ __forceinline__ TileFacts facts_of(const BackwardParams& params, const Item& item, const Step& step) {
+__device__ __forceinline__ TileFacts facts_of(const BackwardParams& params, const Item& item, const Step& step,
+                                               int item_slot) {
   const bool inside = step.tile >= item.inside.begin && step.tile < item.inside.end;
   const bool masked = !inside || params.allowed.data != nullptr || params.bias.data != nullptr;
-  return {step.head, step.tile * C::kTileQ, inside ? 1 : 0, masked ? 1 : 0};
+  const int words = params.mask_words.block(item.sequence, step.head, step.tile, item.block);
+  return {step.head, step.tile * C::kTileQ, inside ? 1 : 0, masked ? 1 : 0,
+          words * tile::kMaskTilesOfBlock + item.part * C::kParts, item_slot};
 }
 
 // Of the step's share of dQ.
@@ -128,6 +151,7 @@ template <typename C>
 __device__ __forceinline__ tile::Turn turn_of(const BackwardParams& params, const Item& item, const Step& step) {
   const int first = step.tile * C::kTileQ;
   const tile::KeyBlockRange seen = tile::key_blocks_of(item.band, first, min(first + C::kTileQ, item.rows) - 1);
+  if (item.ascends != 0) return tile::ascending_turn_of(seen, item.block, item.part, C::kPartsPerBlock);
   return tile::turn_of(seen, step.tile, C::kTileQ, item.block, item.part, C::kPartsPerBlock, params.wraps != 0);
 }
 

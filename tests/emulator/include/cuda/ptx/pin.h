@@ -10,5 +10,6 @@ void pin_accumulators(float (&)[kCount]) {}
 
 inline void pin(std::uint32_t&) {}
 inline int opaque(int value) { return value; }
+inline std::uint32_t held(std::uint32_t value) { return value; }
 
 }  // namespace dspattn::cuda::ptx

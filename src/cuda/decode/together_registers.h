@@ -1,0 +1,399 @@
+// Heads that share keys and choose together, one query of up to eight heads, in one kernel: a CTA or a cluster has a
+// unit. Scores of all keys stay in its shared memory, rows' references and sums are exchanged, then keys are chosen and
+// V is gathered. From scores to weights everything else is in registers (g = lane / 4, t = lane % 4).
+//
+// A lane has a row and group t of every four of a tile, as the score product leaves them (weigh16.h), and its heads lie
+// four lanes apart: sums over heads are shuffles. Where there are at most four heads Q's rows are there twice, so that
+// lanes of g < 4 have the first half of a tile's groups and the others the second. Each half's weights are 0 in the
+// other's product with V, and in the end both halves' results are added.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/decode/together.h"
+
+namespace dspattn::cuda::decode {
+
+template <typename C>
+struct TogetherRows {
+  using Rows = RegisterRows<C>;
+  using Operands = typename Rows::Operands;
+  static constexpr int kQuads = Rows::kQuads;
+  static constexpr int kOwn = kQuads / 2;  // of a half
+  static constexpr int kAhead = 2;         // tiles whose V is on its way, beside that which is asked for
+  static constexpr int kPlaces = 4;        // of V tiles: config.h
+  static_assert(kPlaces > kAhead + 1);
+  // Weights in fp16 have few small numbers: of shares of a long row these are too few.
+  static constexpr float kShareScaleLog2 = C::kType == DType::bf16 ? 0 : 15;
+  static constexpr float kShareScale = C::kType == DType::bf16 ? 1 : 32768;
+  // Of a team's part of a row: weights of which sums are less may have lost bits.
+  static constexpr float kLeastShare = C::kType == DType::bf16 ? 0x1p-60f : 0x1p-3f;
+
+  // Compared scores of a half of a tile: of its groups the four elements.
+  struct alignas(8 * kOwn) HalfScores {
+    std::uint32_t of[kOwn][2];
+  };
+  // A word for each of the tile's groups that are this lane's: the weights of the two kept keys.
+  struct Weights {
+    std::uint32_t of[kQuads] = {};
+  };
+  enum class Walk { shares, largest, careful };  // careful: weights are relative to the largest kept score
+
+  Team<C>& team;
+  Rows& products;
+  HalfScores* const kept;  // of the team, of this lane: of every tile one for each half that it has
+  const int g, t;
+  const bool halved;  // a lane has one half of a tile, else both
+  const int row;
+  const bool has_row;
+  bool hides = false;           // some key of these tiles is hidden
+  float reference = -INFINITY;  // of this lane alone, until scores are joined
+  float sum = 0, rest = 0;
+
+  __device__ __forceinline__ TogetherRows(Team<C>& of, Rows& rows, std::uint8_t* shared)
+      : team(of),
+        products(rows),
+        kept(reinterpret_cast<HalfScores*>(shared + of.layout.kept + of.team * of.layout.kept_bytes) + of.lane),
+        g(of.lane >> 2),
+        t(of.lane & 3),
+        halved(of.p.teams.rows <= 4),
+        row(g & (of.p.teams.rows - 1)),
+        has_row(row < of.part.rows) {}
+
+  // Calls visit(half, scores) for every half that is this lane's, of the team's tile `number`.
+  template <typename Visit>
+  __device__ __forceinline__ void each_half(int number, Visit visit) const {
+    const int halves = halved ? 1 : 2;
+#pragma unroll 1
+    for (int i = 0; i < halves; ++i) visit(halved ? g >> 2 : i, kept[32 * (halves * number + i)]);
+  }
+
+  // ---- Scores ----
+
+  // Of a group, masked; `first`: key of its first element.
+  __device__ __forceinline__ uint2 masked(const float (&low)[2], const float (&high)[2], int first) const {
+    const Params& p = team.p;
+    const bool plain = t < 2;  // see tile::row_of_column()
+    const float4 raw = make_float4(plain ? low[0] : high[0], plain ? low[1] : high[1], plain ? high[0] : low[0],
+                                   plain ? high[1] : low[1]);
+    const int batch = team.part.batch;
+    const int head = team.part.kv_head * p.heads_per_kv_head + min(row, team.part.rows - 1);
+    const float4 x =
+        mask_group<C>(p, raw, first, products.begin, products.end, batch, MaskRow(p.allowed, 1, batch, head, 0),
+                      MaskRow(p.bias, p.bias_bytes, batch, head, 0));
+    return {ptx::pack_f16x2(x.x, x.y), ptx::pack_f16x2(x.z, x.w)};
+  }
+  // Hides what lies outside of the keys that are seen.
+  __device__ __forceinline__ uint2 bordered(uint2 x, int first, int block) const {
+    const auto width = static_cast<unsigned>(max(products.end - products.begin, 0));
+    const uint4 y = hide_outside(team.p, make_uint4(x.x & 0xFFFFu, x.x >> 16, x.y & 0xFFFFu, x.y >> 16), first, block,
+                                 team.weigher.page, {{products.begin, products.begin}, {width, width}});
+    return {(y.x & 0xFFFFu) | y.y << 16, (y.z & 0xFFFFu) | y.w << 16};
+  }
+
+  // Compared scores of the groups of a half.
+  __device__ __forceinline__ HalfScores compare(const float (&scores)[2 * kQuads][4], int half, int index,
+                                                bool interior) const {
+    const int block = block_of<C>(index);
+    const float unit = team.p.scales.unit;
+    HalfScores words;
+#pragma unroll
+    for (int own = 0; own < kOwn; ++own) {
+      float low[2], high[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        low[i] = half == 0 ? scores[2 * own][i] : scores[2 * (kOwn + own)][i];
+        high[i] = half == 0 ? scores[2 * own + 1][i] : scores[2 * (kOwn + own) + 1][i];
+      }
+      const int first = block + team.p.keys.key(part_of<C>(index), 4 * (half * kOwn + own) + t, 0);
+      const std::uint32_t x = ptx::pack_f16x2_clamped(low[0] * unit, low[1] * unit);
+      const std::uint32_t y = ptx::pack_f16x2_clamped(high[0] * unit, high[1] * unit);
+      uint2 word = {t < 2 ? x : y, t < 2 ? y : x};
+      if (!interior) word = team.weigher.plain ? bordered(word, first, block) : masked(low, high, first);
+      words.of[own][0] = has_row ? word.x : Rows::kHidden;
+      words.of[own][1] = has_row ? word.y : Rows::kHidden;
+    }
+    return words;
+  }
+
+  // Adds up the weights of a half, relative to the largest score of this lane.
+  __device__ __forceinline__ void add_up(const HalfScores& words) {
+    std::uint32_t both = Rows::kHidden;
+#pragma unroll
+    for (const auto& x : words.of) both = ptx::max_f16x2(both, ptx::max_f16x2(x[0], x[1]));
+    float even, odd;
+    ptx::unpack_f16x2(both, even, odd);
+    const float exponent = team.p.scales.exponent;
+    const float raised = fmaxf(reference, fmaxf(even, odd));
+    const float from = raised == -INFINITY ? 0.0f : raised;
+    sum *= ptx::exp2_fast((reference - from) * exponent);
+    reference = raised;
+#pragma unroll
+    for (const auto& pair : words.of) {
+#pragma unroll
+      for (const std::uint32_t word : pair) {
+        ptx::unpack_f16x2(word, even, odd);
+        sum += ptx::exp2_fast((even - from) * exponent) + ptx::exp2_fast((odd - from) * exponent);
+      }
+    }
+  }
+
+  // Scores of all of the team's tiles, after begin_keys().
+  __device__ __forceinline__ void score() {
+    int index = team.first_tile();
+    for (int number = 0; index < team.part.tiles.end; ++number, index += team.step()) {
+      const int block = block_of<C>(index);
+      team.weigher.look_up(block);
+      ptx::cp_async_wait<1>();  // K(i + 1) may still be on its way
+      team.sync();
+      float scores[2 * kQuads][4];
+      products.score(team.place(number & 1), scores);
+      team.load_k(index + 2 * team.step(), team.place(number & 1));
+      const bool interior = team.weigher.plain && team.weigher.pages_are_there() && products.begin <= block &&
+                            block + tile::kBlockKeys <= products.end;
+      hides = hides || !interior;
+      each_half(number, [&](int half, HalfScores& to) {
+        const HalfScores words = compare(scores, half, index, interior);
+        to = words;
+        add_up(words);
+      });
+    }
+  }
+
+  // Adds a number of all lanes that have a part of a row.
+  template <typename Join>
+  __device__ __forceinline__ float over_lanes(float x, Join join) const {
+    x = join(x, __shfl_xor_sync(~0u, x, 1));
+    x = join(x, __shfl_xor_sync(~0u, x, 2));
+    const float other = __shfl_xor_sync(~0u, x, 16);
+    return halved ? join(x, other) : x;
+  }
+  __device__ __forceinline__ static float added(float a, float b) { return a + b; }
+
+  // Leaves the rows' stats over all keys where the CTA joins them: those of the warp.
+  __device__ __forceinline__ void deposit_scores(RowStats* stats) const {
+    const float largest = over_lanes(reference, [](float a, float b) { return fmaxf(a, b); });
+    const float own = sum == 0 ? 0.0f : sum * ptx::exp2_fast((reference - largest) * team.p.scales.exponent);
+    const float total = over_lanes(own, added);
+    if (t == 0 && g < team.p.teams.rows) stats[g] = {largest, total};
+  }
+
+  // ---- Choice ----
+
+  // A key's share is 2^(exponent * score + shift): above 0 of a visible one, 0 of a hidden one and of lanes without a
+  // row. None of these takes a slot from one of those.
+  __device__ __forceinline__ void shares_of(const HalfScores& words, float shift, float least, float (&scores)[kOwn][4],
+                                            float (&shares)[kOwn][4]) const {
+#pragma unroll
+    for (int own = 0; own < kOwn; ++own) {
+      ptx::unpack_f16x2(words.of[own][0], scores[own][0], scores[own][1]);
+      ptx::unpack_f16x2(words.of[own][1], scores[own][2], scores[own][3]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        shares[own][e] = ptx::exp2_fast(fmaxf(fmaf(scores[own][e], team.p.scales.exponent, shift), least));
+      }
+    }
+    if (!hides) return;
+#pragma unroll
+    for (int own = 0; own < kOwn; ++own) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) shares[own][e] = scores[own][e] == -INFINITY ? 0.0f : shares[own][e];
+    }
+  }
+  // The same bits in the lanes of all heads.
+  __device__ __forceinline__ void sum_over_heads(float (&sums)[kOwn][4]) const {
+    const auto add = [&](int offset) {
+#pragma unroll
+      for (auto& of_group : sums) {
+#pragma unroll
+        for (float& x : of_group) x += __shfl_xor_sync(~0u, x, offset);
+      }
+    };
+    add(4);
+    add(8);
+    if (!halved) add(16);
+  }
+
+  // Chooses the keys of the team's tile `number`: their weights, and the codes of this lane's groups, those of group 4
+  // q
+  // + t in byte q. Walk::largest: raises the reference alone.
+  __device__ __forceinline__ std::uint32_t choose(int number, Walk walk, float shift, float least, Weights& weights) {
+    std::uint32_t codes = 0;
+    each_half(number, [&](int half, const HalfScores& words) {
+      float scores[kOwn][4], shares[kOwn][4], sums[kOwn][4];
+      shares_of(words, shift, least, scores, shares);
+#pragma unroll
+      for (int own = 0; own < kOwn; ++own) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[own][e] = shares[own][e];
+      }
+      sum_over_heads(sums);
+#pragma unroll
+      for (int own = 0; own < kOwn; ++own) {
+        const tile::ChosenOfFour chosen = tile::choose_of_four(sums[own], team.p.pairs != 0);
+        std::uint32_t code = chosen.code();
+        if (hides) {
+          code |= (chosen.first(sums[own]) == 0 ? 16u : 0u) | (chosen.second(sums[own]) == 0 ? 32u : 0u);
+        }
+        codes |= code << (8 * (half * kOwn + own));
+        float first = chosen.first(shares[own]) * kShareScale, second = chosen.second(shares[own]) * kShareScale;
+        if (walk != Walk::shares) {
+          const float a = chosen.first(scores[own]), b = chosen.second(scores[own]);
+          if (walk == Walk::largest) {
+            reference = fmaxf(reference, fmaxf(a, b));
+            continue;
+          }
+          const float from = reference == -INFINITY ? 0.0f : reference;
+          first = ptx::exp2_fast((a - from) * team.p.scales.exponent);
+          second = ptx::exp2_fast((b - from) * team.p.scales.exponent);
+        }
+        sum += first + second;
+        if (team.p.keeps_rest()) {
+          const float pruned = chosen.left_out(shares[own]) * kShareScale;
+          sum += pruned;
+          rest += pruned;
+        }
+        const std::uint32_t word =
+            C::kType == DType::bf16 ? ptx::pack_bf16x2(first, second) : ptx::pack_f16x2(first, second);
+        weights.of[own] = half == 0 ? word : weights.of[own];
+        weights.of[kOwn + own] = half == 0 ? weights.of[kOwn + own] : word;
+      }
+    });
+    return halved ? codes | __shfl_xor_sync(~0u, codes, 16) : codes;
+  }
+
+  // Asks for the kept rows of V of tile `index`.
+  __device__ __forceinline__ void gather(int index, std::uint32_t to, std::uint32_t codes) const {
+    if (team.gathers_plainly()) {
+      // Group 2 i + lane / 16 is group 2 (i % 2) + lane / 16 of quad i / 2.
+      const std::uint32_t even = __shfl_sync(~0u, codes, team.lane >> 4);
+      const std::uint32_t odd = __shfl_sync(~0u, codes, 2 + (team.lane >> 4));
+      team.gather_plain(index, to, [&](int i) { return (i % 2 == 0 ? even : odd) >> (8 * (i / 2)); });
+      return;
+    }
+    std::uint8_t* bytes = team.tiles.codes;
+    if (g == 0) {
+#pragma unroll
+      for (int quad = 0; quad < kQuads; ++quad) bytes[4 * quad + t] = static_cast<std::uint8_t>(codes >> (8 * quad));
+    }
+    team.sync();  // codes are written
+    team.gather_other(index, to, bytes);
+    team.sync();  // and read
+  }
+
+  __device__ __forceinline__ std::uint32_t v_tile(int number) const {
+    return team.ring + static_cast<std::uint32_t>(number % kPlaces * team.layout.v_bytes);
+  }
+  __device__ __forceinline__ void accumulate(const Weights& weights, int number) const {
+    Operands operands = {};
+#pragma unroll
+    for (int quad = 0; quad < kQuads; ++quad) operands.weights[quad / 2][2 * (quad % 2)] = weights.of[quad];
+    products.accumulate_gathered(operands, v_tile(number));
+  }
+
+  // All of the team's tiles.
+  __device__ __forceinline__ void walk_tiles(Walk walk, float shift) {
+    const float least = has_row ? -126.0f : -INFINITY;  // of finite numbers' exponents
+    const int range = team.part.tiles.end - team.first_tile();
+    const int tiles = range <= 0 ? 0 : (range - 1) / team.step() + 1;
+    const int steps = walk == Walk::largest ? tiles : tiles + kAhead;
+    Weights weights[kAhead + 1];
+#pragma unroll 1
+    for (int number = 0; number < steps; ++number) {
+      if (number < tiles) {
+        const int index = team.first_tile() + number * team.step();
+        const std::uint32_t codes = choose(number, walk, shift, least, weights[0]);
+        if (walk == Walk::largest) continue;
+        gather(index, v_tile(number), codes);
+      }
+      ptx::cp_async_commit();
+      if (number >= kAhead) {
+        ptx::cp_async_wait<kAhead>();  // later tiles' V may still be on its way
+        team.sync();
+        accumulate(weights[kAhead], number - kAhead);
+        team.sync();  // V is read
+      }
+#pragma unroll
+      for (int i = kAhead; i > 0; --i) weights[i] = weights[i - 1];
+    }
+    ptx::cp_async_wait<0>();
+    team.sync();
+  }
+
+  // Chooses all of the team's keys and adds up their V. `whole`: of this lane's row, over all visible keys, shifted().
+  // Shares are good weights but where a row keeps next to nothing of its own, which others chose away: then they are
+  // beyond the range of the inputs' type, and everything is done again with care, relative to what is kept.
+  __device__ __forceinline__ void choose_all(const RowStats& whole) {
+    const float shift = has_row ? whole.reference : 0.0f;
+    const auto begin = [&](float from) {
+      reference = from;
+      // A NaN among a row's scores shows in its results, whatever is chosen.
+      sum = has_row && std::isnan(whole.sum) ? NAN : 0.0f;
+      rest = 0;
+    };
+    begin(-(shift + kShareScaleLog2) / team.p.scales.exponent);
+    Walk walk = Walk::shares;
+#pragma unroll 1
+    for (;;) {
+      walk_tiles(walk, shift);
+      if (walk == Walk::careful) return;
+      if (walk == Walk::shares) {
+        // With rest = mean results are relative to all keys' weights, of which these are what they are.
+        const float total = over_lanes(sum, added);
+        if (team.p.keeps_rest() || __all_sync(~0u, !(total > 0 && total < kLeastShare)) != 0) return;
+        for (auto& o : team.products.out) {
+          for (float& x : o) x = 0;
+        }
+        begin(-INFINITY);
+        walk = Walk::largest;
+      } else {
+        reference = over_lanes(reference, [](float a, float b) { return fmaxf(a, b); });
+        walk = Walk::careful;
+      }
+    }
+  }
+
+  // Adds up both halves' results and leaves the rows' stats where the CTA joins them: those of the warp.
+  __device__ __forceinline__ void deposit_results(RowStats* stats) const {
+    const float total = over_lanes(sum, added), pruned = over_lanes(rest, added);
+    if (t == 0 && g < team.p.teams.rows) stats[g] = {reference, total, pruned};
+    if (!halved) return;
+#pragma unroll
+    for (auto& o : team.products.out) {
+      o[0] += __shfl_xor_sync(~0u, o[0], 16);
+      o[1] += __shfl_xor_sync(~0u, o[1], 16);
+    }
+  }
+};
+
+template <typename C>
+__global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __grid_constant__ Params p) {
+  DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
+  ptx::start_next_kernel();
+  ptx::wait_for_kernels_before();  // inputs are written
+  const Part part = Part::of_cta<C>(p);
+  Team<C> team(p, part, shared);
+  team.begin(p.teams.rows);
+  begin_keys(team);
+  if (p.teams.fetch != 0) {
+    for (int index = team.first_tile(); index < part.tiles.end; index += team.step()) team.fetch_v(index);
+  }
+  ptx::cp_async_wait<1>();  // the second K tile may still be on its way
+  __syncthreads();          // Q is there
+  RegisterRows<C> products(team);
+  TogetherRows<C> rows(team, products, shared);
+  rows.score();
+  rows.deposit_scores(stats_of_warp(team, shared));
+  const CtaResults<C> results = join_scores(team, shared);
+  ptx::sync_whole_cluster();  // every CTA's stats are there
+  auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.whole);
+  const auto row = static_cast<int>(threadIdx.x);
+  if (row < p.rows) whole[row] = shifted(results.join_cluster_stats(row, 1), p.scales.exponent);
+  __syncthreads();  // every row's reference and sum are there
+  rows.choose_all(whole[rows.row]);
+  rows.deposit_results(stats_of_warp(team, shared));
+  finish(team, shared);
+}
+
+}  // namespace dspattn::cuda::decode

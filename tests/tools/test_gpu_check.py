@@ -1,0 +1,64 @@
+"""tools/gpu_check.sh on a GPU, a sanitizer and test programs that are scripts: what it calls passed, and what not."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PASSES = "echo '[==========] 2 tests ran.'; echo '[  PASSED  ] 2 tests.'"
+
+
+def script(path, body):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+def check(folder, parts, program=PASSES, capability="9.0", limit=60):
+    script(folder / "bin" / "nvidia-smi", f"echo {capability}")
+    script(folder / "bin" / "compute-sanitizer", 'export TOOL="$2"; shift 4; exec "$@"')
+    script(folder / "build" / "tests" / "cuda" / "cuda_decode_gpu_tests", program)
+    environment = os.environ | {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "DSPATTN_GPU_PARTS": parts,
+        "DSPATTN_GPU_JOBS": "2",
+    }
+    command = ["timeout", str(limit), ROOT / "tools" / "gpu_check.sh", folder / "out", folder / "build"]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize("part", ["cuda_decode_gpu_tests", "sanitizers-few_queries"])
+def test_passes_when_every_job_does(tmp_path, part):
+    result = check(tmp_path, part)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{part} " in result.stdout and "1 of 1 passed" in result.stdout
+
+
+@pytest.mark.parametrize("part", ["cuda_decode_gpu_tests", "sanitizers-few_queries"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(f"{PASSES}; exit 9", id="a failing job"),
+        pytest.param("echo '[==========] 0 tests ran.'; echo '[  PASSED  ] 0 tests.'", id="no test at all"),
+        pytest.param(f'case "$GTEST_SHARD_INDEX$TOOL" in 1 | racecheck) exit 3 ;; esac; {PASSES}', id="one of several"),
+    ],
+)
+def test_fails_otherwise(tmp_path, part, program):
+    result = check(tmp_path, part, program)
+    assert result.returncode == 1
+    assert "FAILED" in result.stdout and "0 of 1 passed" in result.stdout
+
+
+def test_says_what_did_not_end_when_it_is_ended(tmp_path):
+    result = check(tmp_path, "cuda_decode_gpu_tests", "sleep 30", limit=1)
+    assert result.returncode != 0
+    assert "unfinished" in result.stdout
+
+
+def test_unknown_parts_and_other_cards_are_refused(tmp_path):
+    result = check(tmp_path, "sanitisers")
+    assert result.returncode == 2 and 'got "sanitisers"' in result.stderr
+    result = check(tmp_path, "tests", capability="8.0")
+    assert result.returncode == 2 and 'got "8.0"' in result.stderr
