@@ -145,7 +145,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         return (out if batched else out.squeeze(0 if self.batch_first else 1)), weights
 
     def _forward_of_nested(
-        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Any, attn_mask: Any, **options: bool
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Any, attn_mask: Any, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         """The nested tensor that nn.TransformerEncoder makes of a padded batch in inference: padded again meanwhile."""
         if key is not query or value is not query or query.layout is not torch.strided or not self.batch_first:
