@@ -20,9 +20,9 @@ constexpr std::int64_t kClusterCtaCycles = 500;
 constexpr std::int64_t kMergeCycles = 4600;  // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
 constexpr std::int64_t kChoiceCycles = 24000;  // a kernel for scores before the one that chooses, 5 us and more
-constexpr std::int64_t kChoiceQuarters = 5;    // of what a tile takes: its choice through shared memory (135 us, not 110)
-constexpr int kFetchTiles = 1;                 // of a team that chooses: with so few their latency is what counts
-constexpr int kReserved = 1024;                // of a multiprocessor's shared memory, by every CTA
+constexpr std::int64_t kChoiceQuarters = 5;  // of what a tile takes: its choice through shared memory (135 us, not 110)
+constexpr int kFetchTiles = 1;               // of a team that chooses: with so few their latency is what counts
+constexpr int kReserved = 1024;              // of a multiprocessor's shared memory, by every CTA
 
 // Tiles that some row of a sequence may see: of windows, wherever they stand.
 int most_tiles(const Problem& problem, const core::Geometry& geometry, int keys_of_tile) {

@@ -11,14 +11,15 @@
 namespace dspattn::cuda::sm90::backward {
 namespace {
 
-Scratch scratch_of(const ScratchOffsets& at, void* workspace) {
+Scratch scratch_of(const ScratchOffsets& at, bool packed, void* workspace) {
   auto* base = static_cast<std::uint8_t*>(workspace);
   return {base + at.q,
           base + at.d_out,
           base + at.numbers,
           reinterpret_cast<float*>(base + at.sums),
           reinterpret_cast<std::int32_t*>(base + at.counts),
-          reinterpret_cast<std::int32_t*>(base + at.taken)};
+          reinterpret_cast<std::int32_t*>(base + at.taken),
+          packed ? reinterpret_cast<std::int32_t*>(base + at.tiles_before) : nullptr};
 }
 
 MaskWordsParams mask_words_of(const BackwardPlan& plan, const BackwardArgs& args, const BackwardParams& params) {
@@ -47,7 +48,9 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.bias_bytes = bias_bytes_of(problem.mask);
   p.bias_copied = plan.bias_copied ? 1 : 0;
   if (const MaskBlocks& mask = plan.mask; mask.count() > 0) {
-    const auto step = [](std::int64_t extent, std::int64_t blocks) { return extent > 1 ? static_cast<int>(blocks) : 0; };
+    const auto step = [](std::int64_t extent, std::int64_t blocks) {
+      return extent > 1 ? static_cast<int>(blocks) : 0;
+    };
     p.mask_words = {
         reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(args.run.workspace) + plan.scratch.mask_words),
         step(mask.sequences, mask.heads * mask.query_tiles * mask.key_blocks),
@@ -56,7 +59,7 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.work = blocks::work_of(problem);
   p.keys = tile::key_row_map(pattern_of(kernel.selection), problem.grouping, plan.score_keys);
   p.scales = blocks::scales_of(kernel.type, geometry.scale, problem.mask.bias.present());
-  p.scratch = scratch_of(plan.scratch, args.run.workspace);
+  p.scratch = scratch_of(plan.scratch, plan.packed_sequences > 0, args.run.workspace);
   p.type = kernel.type;
   p.dim = plan.dim;
   p.tile_q = plan.tile_q;
@@ -76,7 +79,8 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.kv_heads = static_cast<int>(geometry.kv_heads);
   p.query_tiles = static_cast<int>(plan.query_tiles);
   p.order = {tile::Divisor(static_cast<int>(plan.key_tiles > 0 ? plan.key_tiles : 1)),
-             static_cast<int>(geometry.batch * geometry.kv_heads), plan.head_group, plan.last_ascends};
+             static_cast<int>((plan.packed_sequences > 0 ? 1 : geometry.batch) * geometry.kv_heads), plan.head_group,
+             plan.last_ascends};
   p.block_tiles = tile::kBlockKeys / plan.keys;
   p.items = static_cast<int>(plan.items);
   p.wraps = plan.wraps ? 1 : 0;

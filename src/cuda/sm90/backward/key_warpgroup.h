@@ -67,8 +67,8 @@ struct KeyWarpgroup {
   __device__ __forceinline__ Marks marks_of(int stage) const {
     Marks marks{shared.facts[stage].masked, shared.numbers[stage].has_nan, ~0u};
     if (params.mask_words.data != nullptr) {
-      marks.seen = params.mask_words.data[std::int64_t{shared.facts[stage].mask_tile + part} * tile::kMaskWordsOfTile +
-                                          thread()];
+      marks.seen = params.mask_words
+                       .data[std::int64_t{shared.facts[stage].mask_tile + part} * tile::kMaskWordsOfTile + thread()];
     }
     return marks;
   }
@@ -79,7 +79,8 @@ struct KeyWarpgroup {
     } else {
       const int slot = number % C::kDScoreSlots;
       if (C::kCopiesBias && params.bias_copied != 0) await(shared.biased[slot], number / C::kDScoreSlots & 1);
-      const std::uint32_t bias = ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes;
+      const std::uint32_t bias =
+          ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes;
       KeyScores<C>{params, item(), shared.facts[stage()], part, thread()}.pack(packed, scores, marks.seen, bias);
     }
     for (std::uint32_t& word : packed) ptx::pin(word);

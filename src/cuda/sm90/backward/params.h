@@ -32,17 +32,18 @@ inline constexpr int kTileNumberBytes = 16;  // beyond those of its rows
 
 // In the workspace, all indexed by query tile: tile `t` of head `h` is number h * query_tiles + t.
 struct Scratch {
-  std::uint8_t* q = nullptr;        // tiles of Q times 2^-e, as they lie in shared memory; absent rows are zeros
-  std::uint8_t* d_out = nullptr;    // and of dO
-  std::uint8_t* numbers = nullptr;  // TileNumbers
-  float* sums = nullptr;            // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
-  std::int32_t* counts = nullptr;   // [sum][tile]: shares that have been added
-  std::int32_t* taken = nullptr;    // items that CTAs have taken
+  std::uint8_t* q = nullptr;             // tiles of Q times 2^-e, as they lie in shared memory; absent rows are zeros
+  std::uint8_t* d_out = nullptr;         // and of dO
+  std::uint8_t* numbers = nullptr;       // TileNumbers
+  float* sums = nullptr;                 // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
+  std::int32_t* counts = nullptr;        // [sum][tile]: shares that have been added
+  std::int32_t* taken = nullptr;         // items that CTAs have taken
+  std::int32_t* tiles_before = nullptr;  // of packed batches: key tiles of the sequences before each, and of all
 };
 
 // A boolean mask as bits (tile/key_row_masks.h), in the workspace: blocks of 64 queries by 128 keys.
 struct MaskWords {
-  std::uint32_t* data = nullptr;  // null: there is no mask
+  std::uint32_t* data = nullptr;                     // null: there is no mask
   int batch_step = 0, head_step = 0, tile_step = 0;  // in blocks, from one to the next; 0 where it is broadcast
 
   DSPATTN_HOST_DEVICE constexpr int block(int sequence, int head, int query_tile, int key_block) const {

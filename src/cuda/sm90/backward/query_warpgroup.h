@@ -144,7 +144,8 @@ struct QueryWarpgroup {
   __device__ __forceinline__ void copy_biases() const {
     if (!C::kCopiesBias || params.bias_copied == 0) return;
     if (thread() == 32 * kLoadingWarp) shared.loaded = loaded;
-    ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // all facts so far are there for these threads
+    ptx::named_barrier_sync(barrier_number(NamedBarrier::queries),
+                            128);  // all facts so far are there for these threads
     const int end = min(shared.loaded, number + C::kDScoreSlots);
 #pragma unroll 1
     for (int tile = shared.copied[number % 2]; tile < end; ++tile) {

@@ -138,12 +138,16 @@ __device__ __forceinline__ int steps_of(const BackwardParams& params, const Item
 
 template <typename C>
 __device__ __forceinline__ TileFacts facts_of(const BackwardParams& params, const Item& item, const Step& step,
-                                               int item_slot) {
+                                              int item_slot) {
   const bool inside = step.tile >= item.inside.begin && step.tile < item.inside.end;
   const bool masked = !inside || params.allowed.data != nullptr || params.bias.data != nullptr;
   const int words = params.mask_words.block(item.sequence, step.head, step.tile, item.block);
-  return {step.head, step.tile * C::kTileQ, inside ? 1 : 0, masked ? 1 : 0,
-          words * tile::kMaskTilesOfBlock + item.part * C::kParts, item_slot};
+  return {step.head,
+          step.tile * C::kTileQ,
+          inside ? 1 : 0,
+          masked ? 1 : 0,
+          words * tile::kMaskTilesOfBlock + item.part * C::kParts,
+          item_slot};
 }
 
 // Of the step's share of dQ.
