@@ -141,29 +141,6 @@ TEST(GradientWalk, ItemsOfAGroupOfHeadsComeInTurn) {
   }
 }
 
-// Sequences of any number of key tiles, none among them: every tile is found where it is, in either order.
-TEST(GradientWalk, KeyTilesOfAPackedBatchAreFound) {
-  const std::vector<std::vector<int>> batches = {{3}, {0, 2, 0, 0, 5, 1, 0}, {1, 1, 1, 1}, {0, 0, 7}};
-  for (const std::vector<int>& counts : batches) {
-    std::vector<std::int32_t> before{0};
-    for (const int count : counts) before.push_back(before.back() + count);
-    int tile = 0;
-    for (std::size_t sequence = 0; sequence < counts.size(); ++sequence) {
-      for (int i = 0; i < counts[sequence]; ++i, ++tile) {
-        EXPECT_EQ(sequence_of_tile(before.data(), static_cast<int>(counts.size()), tile), static_cast<int>(sequence));
-      }
-    }
-    const GradientItems items{Divisor(1), 3, 2};
-    std::set<std::pair<int, int>> met;
-    for (int index = 0; index < 3 * tile; ++index) {
-      const GradientItem item = items.item(index, tile), known = GradientItems{Divisor(tile), 3, 2}.item(index);
-      EXPECT_TRUE(item.sequence_head == known.sequence_head && item.key_tile == known.key_tile);
-      met.insert({item.sequence_head, item.key_tile});
-    }
-    EXPECT_EQ(met.size(), static_cast<std::size_t>(3 * tile));
-  }
-}
-
 // At step s of their walks, no two key tiles of a head add to one sum, where every row sees all keys: nobody waits for
 // more than the step before.
 TEST(GradientWalk, WalksThatWrapMeetNoQueryTileTogether) {

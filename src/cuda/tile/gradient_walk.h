@@ -106,17 +106,6 @@ DSPATTN_HOST_DEVICE constexpr int first_packed_tile(int begin, int sequence, int
   return begin / tile_q + sequence;
 }
 
-// Key tiles of a packed batch, those of all sequences one behind the other: where tile `tile` belongs. before[s] is how
-// many the sequences before number s have.
-DSPATTN_HOST_DEVICE constexpr int sequence_of_tile(const std::int32_t* before, int sequences, int tile) {
-  int low = 0, high = sequences;  // before[low] <= tile < before[high]
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (before[middle] <= tile ? low : high) = middle;
-  }
-  return low;
-}
-
 // Item `item`: of which (sequence, key head), and which key tile of `key_tiles`. Heads come in groups, and their key
 // tiles in turn: the neighbours of a head are then begun further apart, which gives each time to add its shares before
 // the next one asks for them.
@@ -132,27 +121,20 @@ struct GradientItem {
 };
 struct GradientItems {
   Divisor key_tiles;
-  int heads;                  // (sequence, key head) pairs; of a packed batch, whose sequences lie together, key heads
+  int heads;                  // (sequence, key head) pairs
   int group;                  // of heads; where they are no multiple of it, the first has fewer
   bool last_ascends = false;  // the last group does
 
   DSPATTN_HOST_DEVICE constexpr GradientItem item(int index) const {
-    return item_of_row(index, key_tiles.quotient(index), key_tiles.value);
-  }
-  // Where only the device knows how many key tiles there are.
-  DSPATTN_HOST_DEVICE constexpr GradientItem item(int index, int tiles) const {
-    return item_of_row(index, index / tiles, tiles);
-  }
-  // `row`: as if groups were rows of heads; all before a group are whole.
-  DSPATTN_HOST_DEVICE constexpr GradientItem item_of_row(int index, int row, int tiles) const {
     const int absent = (group - heads % group) % group;  // of the first group
+    const int row = key_tiles.quotient(index);  // as if groups were rows of heads: all before a group are whole
     const int first = (row + absent) / group * group - absent;
     const int begin = first > 0 ? first : 0;
     const int size = first + group - begin;
-    const int within = index - begin * tiles;
+    const int within = index - begin * key_tiles.value;
     const int turn = within / size;
     const bool ascends = last_ascends && first + group == heads;
-    return {begin + within - turn * size, ascends ? turn : tiles - 1 - turn, ascends};
+    return {begin + within - turn * size, ascends ? turn : key_tiles.value - 1 - turn, ascends};
   }
 };
 

@@ -11,15 +11,14 @@
 namespace dspattn::cuda::sm90::backward {
 namespace {
 
-Scratch scratch_of(const ScratchOffsets& at, bool packed, void* workspace) {
+Scratch scratch_of(const ScratchOffsets& at, void* workspace) {
   auto* base = static_cast<std::uint8_t*>(workspace);
   return {base + at.q,
           base + at.d_out,
           base + at.numbers,
           reinterpret_cast<float*>(base + at.sums),
           reinterpret_cast<std::int32_t*>(base + at.counts),
-          reinterpret_cast<std::int32_t*>(base + at.taken),
-          packed ? reinterpret_cast<std::int32_t*>(base + at.tiles_before) : nullptr};
+          reinterpret_cast<std::int32_t*>(base + at.taken)};
 }
 
 MaskWordsParams mask_words_of(const BackwardPlan& plan, const BackwardArgs& args, const BackwardParams& params) {
@@ -59,7 +58,7 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.work = blocks::work_of(problem);
   p.keys = tile::key_row_map(pattern_of(kernel.selection), problem.grouping, plan.score_keys);
   p.scales = blocks::scales_of(kernel.type, geometry.scale, problem.mask.bias.present());
-  p.scratch = scratch_of(plan.scratch, plan.packed_sequences > 0, args.run.workspace);
+  p.scratch = scratch_of(plan.scratch, args.run.workspace);
   p.type = kernel.type;
   p.dim = plan.dim;
   p.tile_q = plan.tile_q;
@@ -79,8 +78,7 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.kv_heads = static_cast<int>(geometry.kv_heads);
   p.query_tiles = static_cast<int>(plan.query_tiles);
   p.order = {tile::Divisor(static_cast<int>(plan.key_tiles > 0 ? plan.key_tiles : 1)),
-             static_cast<int>((plan.packed_sequences > 0 ? 1 : geometry.batch) * geometry.kv_heads), plan.head_group,
-             plan.last_ascends};
+             static_cast<int>(geometry.batch * geometry.kv_heads), plan.head_group, plan.last_ascends};
   p.block_tiles = tile::kBlockKeys / plan.keys;
   p.items = static_cast<int>(plan.items);
   p.wraps = plan.wraps ? 1 : 0;

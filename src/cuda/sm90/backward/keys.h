@@ -18,19 +18,11 @@ namespace dspattn::cuda::sm90::backward {
 template <typename C>
 __device__ __forceinline__ void take_item(const BackwardParams& params, Item& item) {
   const int number = atomicAdd(params.scratch.taken, 1);
-  const std::int32_t* tiles_before = params.scratch.tiles_before;
-  const int tiles = tiles_before != nullptr ? tiles_before[params.sequences] : 0;
-  item.valid = number < (tiles_before != nullptr ? tiles * params.kv_heads : params.items) ? 1 : 0;
+  item.valid = number < params.items ? 1 : 0;
   if (item.valid == 0) return;
-  tile::GradientItem index = tiles_before != nullptr ? params.order.item(number, tiles) : params.order.item(number);
-  if (tiles_before != nullptr) {
-    item.sequence = tile::sequence_of_tile(tiles_before, params.sequences, index.key_tile);
-    item.kv_head = index.sequence_head;
-    index.key_tile -= tiles_before[item.sequence];
-  } else {
-    item.sequence = index.sequence_head / params.kv_heads;
-    item.kv_head = index.sequence_head - item.sequence * params.kv_heads;
-  }
+  const tile::GradientItem index = params.order.item(number);
+  item.sequence = index.sequence_head / params.kv_heads;
+  item.kv_head = index.sequence_head - item.sequence * params.kv_heads;
   const SequenceRows rows = sequence_rows(params, item.sequence);
   item.batch = rows.batch;
   item.rows = rows.rows;

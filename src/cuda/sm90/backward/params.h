@@ -32,13 +32,12 @@ inline constexpr int kTileNumberBytes = 16;  // beyond those of its rows
 
 // In the workspace, all indexed by query tile: tile `t` of head `h` is number h * query_tiles + t.
 struct Scratch {
-  std::uint8_t* q = nullptr;             // tiles of Q times 2^-e, as they lie in shared memory; absent rows are zeros
-  std::uint8_t* d_out = nullptr;         // and of dO
-  std::uint8_t* numbers = nullptr;       // TileNumbers
-  float* sums = nullptr;                 // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
-  std::int32_t* counts = nullptr;        // [sum][tile]: shares that have been added
-  std::int32_t* taken = nullptr;         // items that CTAs have taken
-  std::int32_t* tiles_before = nullptr;  // of packed batches: key tiles of the sequences before each, and of all
+  std::uint8_t* q = nullptr;        // tiles of Q times 2^-e, as they lie in shared memory; absent rows are zeros
+  std::uint8_t* d_out = nullptr;    // and of dO
+  std::uint8_t* numbers = nullptr;  // TileNumbers
+  float* sums = nullptr;            // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
+  std::int32_t* counts = nullptr;   // [sum][tile]: shares that have been added
+  std::int32_t* taken = nullptr;    // items that CTAs have taken
 };
 
 // A boolean mask as bits (tile/key_row_masks.h), in the workspace: blocks of 64 queries by 128 keys.

@@ -43,9 +43,6 @@ ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads) {
   take(at.numbers, tiles * (tile_rows * sizeof(RowNumbers) + kTileNumberBytes));
   take(at.counts, sums * tiles * sizeof(std::int32_t));
   take(at.sums, sums * tiles * tile_rows * dim * sizeof(float));
-  if (plan.packed_sequences > 0) {
-    take(at.tiles_before, static_cast<std::size_t>(plan.packed_sequences + 1) * sizeof(std::int32_t));
-  }
   take(at.mask_words, static_cast<std::size_t>(plan.mask.count()) * tile::kMaskTilesOfBlock * tile::kMaskWordsOfTile *
                           sizeof(std::uint32_t));
   return at;
@@ -69,8 +66,7 @@ bool copies_bias(const Problem& problem) {
 // In which order items are taken, and where walks begin. Heads come in turn, so that the neighbours of a head are begun
 // apart: CTAs work on `group` heads at a time.
 void order_items(BackwardPlan& plan, const core::Geometry& geometry, std::int64_t tiles, bool has_diagonal) {
-  const std::int64_t sequences = plan.packed_sequences > 0 ? 1 : geometry.batch;  // of which a head has its own turn
-  const std::int64_t heads = std::max<std::int64_t>(sequences * geometry.kv_heads, 1);
+  const std::int64_t heads = std::max<std::int64_t>(geometry.batch * geometry.kv_heads, 1);
   if (has_diagonal) {
     // Walks begin at different tiles, but differ in length, so that a head's CTAs drift: as many heads as a wave of
     // CTAs works on, twice over.
@@ -104,7 +100,6 @@ BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem,
   const int parts = tile::kBlockKeys / plan.keys;
   plan.key_tiles = std::int64_t{parts} * tile::divide_up(geometry.n_k, tile::kBlockKeys);
   plan.items = plan.key_tiles * geometry.batch * geometry.kv_heads;
-  plan.packed_sequences = problem.packed ? geometry.batch : 0;
   plan.ctas = static_cast<int>(std::min<std::int64_t>(plan.items, device.multiprocessors));
   order_items(plan, geometry, tiles, tile::clamped_reach(core::band_of(problem.mask).right) < tile::kMaxRows);
   plan.mask = mask_blocks_of(problem.mask.allowed, geometry);
@@ -117,8 +112,7 @@ std::string to_string(const BackwardPlan& plan) {
   std::ostringstream text;
   text << "CTA         " << plan.keys << " keys, query tiles of " << plan.tile_q << ", compiled for d = " << plan.dim
        << ", 2 key warpgroups, " << plan.stages << " stages"
-       << "\nitems       " << (plan.packed_sequences > 0 ? "at most " : "") << plan.items
-       << ", the last keys of a head first"
+       << "\nitems       " << plan.items << ", the last keys of a head first"
        << (plan.head_group > 1 ? ", of " + std::to_string(plan.head_group) + " heads in turn" : "")
        << (plan.last_ascends ? ", of the last of these the first keys first" : "")
        << "\ndQ          shares added in a fixed order, "

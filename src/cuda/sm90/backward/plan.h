@@ -20,7 +20,7 @@ struct BackwardKernel {
 
 // Where the parts of the workspace begin, in bytes from its own begin.
 struct ScratchOffsets {
-  std::size_t q = 0, d_out = 0, numbers = 0, sums = 0, counts = 0, taken = 0, mask_words = 0, tiles_before = 0;
+  std::size_t q = 0, d_out = 0, numbers = 0, sums = 0, counts = 0, taken = 0, mask_words = 0;
   std::size_t bytes = 0;  // of all
 };
 
@@ -37,13 +37,12 @@ struct BackwardPlan {
   int keys = 0;        // of an item
   int score_keys = 0;  // of one warpgroup's scores
   int stages = 0;
-  bool wraps = false;                 // walks begin at their own place and go around; two sums for every query tile
-  std::int64_t query_tiles = 0;       // of a head, of all sequences
-  std::int64_t key_tiles = 0;         // of the longest sequence
-  std::int64_t items = 0;             // of a packed batch, at most
-  std::int64_t packed_sequences = 0;  // 0: it is not packed
-  int head_group = 1;                 // heads whose key tiles are taken in turn
-  bool last_ascends = false;          // the longest walks of the last group come first (tile::GradientItems)
+  bool wraps = false;            // walks begin at their own place and go around; two sums for every query tile
+  std::int64_t query_tiles = 0;  // of a head, of all sequences
+  std::int64_t key_tiles = 0;    // of the longest sequence
+  std::int64_t items = 0;
+  int head_group = 1;         // heads whose key tiles are taken in turn
+  bool last_ascends = false;  // the longest walks of the last group come first (tile::GradientItems)
   MaskBlocks mask;
   bool bias_copied = false;  // its tiles come to shared memory; else every element is read from global memory
   int ctas = 0;

@@ -194,34 +194,10 @@ __device__ __forceinline__ bool write_rows(const BackwardParams& params, const Q
   return has_nan;
 }
 
-// How many key tiles the sequences before each of a packed batch have; by one warp.
-__device__ __forceinline__ void count_key_tiles(const BackwardParams& params) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  int before = 0;
-#pragma unroll 1
-  for (int first = 0; first < params.sequences; first += 32) {
-    const int sequence = first + lane;
-    int tiles = 0;
-    if (sequence < params.sequences) {
-      const int keys = tile::packed_span(params.work.cumulative_k, sequence, params.work.k_rows, params.work.n_k).count;
-      tiles = (keys + tile::kBlockKeys - 1) / tile::kBlockKeys * params.block_tiles;
-    }
-    int end = before + tiles;
-    for (int step = 1; step < 32; step *= 2) {
-      const int lower = __shfl_up_sync(~0u, end - before, step);
-      if (lane >= step) end += lower;
-    }
-    if (sequence < params.sequences) params.scratch.tiles_before[sequence] = end - tiles;
-    before = __shfl_sync(~0u, end, 31);
-  }
-  if (lane == 0) params.scratch.tiles_before[params.sequences] = before;
-}
-
 template <DType kType>
 __global__ void __launch_bounds__(kPrepareThreads, 6) prepare_rows(const __grid_constant__ BackwardParams params) {
   ptx::start_next_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *params.scratch.taken = 0;
-  if (blockIdx.x == 0 && threadIdx.x < 32 && params.scratch.tiles_before != nullptr) count_key_tiles(params);
   QueryTile tile;
   if (!own_tile(params, tile)) return;
   __shared__ std::int32_t has_nan;
