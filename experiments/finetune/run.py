@@ -2,6 +2,7 @@
 
     python experiments/finetune/run.py tokens --data FOLDER
     python experiments/finetune/run.py measure --cache FOLDER      # on a GPU; 150 s at most
+    python experiments/finetune/run.py measure --random --batch 8  # speed alone: needs neither weights nor texts
     python experiments/finetune/run.py measure --tiny --device cpu --steps 6 --length 160 --batch 2
 
 `tokens` turns the texts into one file, so that the machine with the GPU needs neither texts nor tokenizer. `measure`
@@ -189,7 +190,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     run.add_argument("--warm-up", type=int, default=10, help="steps until it is reached; then it falls as a cosine")
     run.add_argument("--limit", type=int, help="tokens of the test text (default: all)")
     run.add_argument("--budget-seconds", type=float, default=150.0, help="of the whole run, loading included")
-    run.add_argument("--tiny", action="store_true", help="a small random model on random tokens")
+    shapes = run.add_mutually_exclusive_group()
+    shapes.add_argument("--tiny", action="store_true", help="a small random model on made-up tokens")
+    shapes.add_argument("--random", action="store_true", help="SmolLM2-135M's shape, random, on made-up tokens")
     run.add_argument("--out", type=Path, default=HERE / "results" / "finetune.json")
     options = parser.parse_args(arguments)
     for name in ("steps", "length", "batch"):
@@ -200,14 +203,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def load(options: argparse.Namespace) -> tuple[Any, Tensor, Tensor]:
     """The model on the CPU, fp32, windows of the training text, the test text."""
-    if options.tiny:
+    if options.tiny or options.random:
         import transformers
 
         torch.manual_seed(0)
-        config = transformers.LlamaConfig(
-            vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            intermediate_size=128,
-        )  # fmt: skip
+        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                 "intermediate_size")  # fmt: skip
+        values = (64, 64, 2, 4, 2, 128) if options.tiny else (49152, 576, 30, 9, 3, 1536)
+        config = transformers.LlamaConfig(**dict(zip(sizes, values, strict=True)), tie_word_embeddings=options.random)
         model = transformers.LlamaForCausalLM(config)
         tokens = {name: torch.arange(40 * options.length) ** 2 % 61 for name in TEXTS}
     else:
@@ -238,7 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = calibrate(base, windows, text, options, budget)
     options.steps = found.steps
     head = results.gpu() if options.device == "cuda" else results.cpu()
-    head["model"] = "small, random" if options.tiny else "SmolLM2-135M-Instruct (Q4_1 weights, expanded)"
+    trained = "SmolLM2-135M-Instruct (Q4_1 weights, expanded)"
+    head["model"] = "small, random" if options.tiny else "SmolLM2-135M's shape, random" if options.random else trained
     head["training"] = {
         "steps": options.steps, "steps_asked": asked, "length": options.length, "batch": options.batch,
         "rate": options.rate, "warm_up": options.warm_up, "test_tokens": len(text),

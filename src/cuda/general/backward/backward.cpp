@@ -87,7 +87,7 @@ BackwardParams params_of(const BackwardArgs& args, const BackwardPlan& plan) {
   p.row_tiles = plan.row_tiles;
   p.key_rows = plan.has_key_rows ? 1 : 0;
   p.key_tiles = plan.keys.keys / 32;
-  p.items = {tile::Divisor(std::max(plan.key_groups, 1)), p.sequences * p.kv_heads, plan.head_group};
+  p.items = {tile::Divisor(std::max(plan.key_groups, 1)), p.sequences * p.kv_heads, plan.head_group, plan.last_ascends};
   p.loads_keys = plan.loads_keys ? 1 : 0;
   p.adds_queries = plan.adds_queries ? 1 : 0;
   p.wraps = plan.wraps ? 1 : 0;

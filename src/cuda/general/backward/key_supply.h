@@ -21,6 +21,7 @@ struct KeyItem {
   int first_tile;        // of the sequence's key tiles
   tile::TileRange rows;  // query tiles
   int walk;              // the first of them
+  bool ascends;          // from the last of them back; shares are added from the first key tile up
   int first_head, kv_head;
 };
 
@@ -57,6 +58,7 @@ __device__ __forceinline__ void describe_keys(const BackwardParams& params, KeyI
   item.kv_head = taken.sequence_head - sequence * params.kv_heads;
   item.first_head = item.kv_head * params.work.heads_per_kv_head.value;
   item.first_tile = taken.key_tile * params.key_tiles;
+  item.ascends = taken.ascends;
   item.sequence = sequence_rows(params, sequence);
   item.score = {item.sequence.rows, sequence, item.first_head, item.sequence.band};
   const int begin = params.tiles.first_key(item.first_tile);
@@ -135,7 +137,9 @@ struct KeySupply {
     if (lane >= kStepsAtOnce || number >= shared.step_count) return;
     const int head = number / item.rows.count();
     const auto head_tiles = static_cast<int>(params.prepared.head_rows / K::kTileQ);
-    Step step{item.first_head + head, tile::tile_of_step(item.rows, item.walk, number - head * item.rows.count())};
+    const int in_walk = number - head * item.rows.count();
+    Step step{item.first_head + head,
+              item.ascends ? item.rows.end - 1 - in_walk : tile::tile_of_step(item.rows, item.walk, in_walk)};
     const int in_head = static_cast<int>(item.sequence.prepared_row / K::kTileQ) + step.tile;
     step.rows = step.head * head_tiles + in_head;
     if (adds()) {
@@ -143,8 +147,10 @@ struct KeySupply {
       const tile::KeyBlockRange seen =
           tile::key_blocks_of(item.score.band, row, min(row + K::kTileQ, item.score.rows) - 1);
       const int parts = kTileUnit / params.key_tiles;
-      const tile::Turn turn = tile::turn_of(seen, step.tile, K::kTileQ, item.first_tile / kTileUnit,
-                                            item.first_tile / params.key_tiles % parts, parts, params.wraps != 0);
+      const int block = item.first_tile / kTileUnit, part = item.first_tile / params.key_tiles % parts;
+      const tile::Turn turn = item.ascends
+                                  ? tile::ascending_turn_of(seen, block, part, parts)
+                                  : tile::turn_of(seen, step.tile, K::kTileQ, block, part, parts, params.wraps != 0);
       step.sum = turn.sum * params.work.heads.value * head_tiles + step.rows;
       step.before = turn.before;
     }

@@ -132,10 +132,11 @@ BackwardPlan plan_backward(const Problem& problem, const TensorView& d_bias, con
   // Shares of dQ are counted by blocks of 128 keys.
   plan.adds_queries = plan.adds_queries && unit_keys == tile::kBlockKeys && geometry.n_q > 0 && geometry.n_k > 0;
   plan.wraps = plan.adds_queries && !problem.mask.causal && !problem.mask.window_right && geometry.n_q > plan.keys.rows;
-  // Where walks differ in length the longest come last: those of several heads together leave less of the card idle,
-  // and not more of it in the caches than it works on at a time.
+  // Where walks differ in length the longest come last, but for the last heads': those that the card works on at a
+  // time, so that caches hold them.
   if (plan.adds_queries && !plan.wraps) {
     plan.head_group = std::max(1, device.multiprocessors * plan.keys.resident / std::max(plan.key_groups, 1));
+    plan.last_ascends = true;
   }
   plan.finds_references = problem.mask.bias.present();
   // Every key is loaded by one CTA, once; a bias asks for the query-stationary kernel, which wants prepared ones.

@@ -36,7 +36,8 @@ struct BackwardPlan {
   int row_tiles = 0, row_units = 0;
   int column_parts = 1;  // of dQ, where a CTA of the query-stationary kernel does not make all columns
   int key_groups = 0, tile_units = 0;
-  int head_group = 1;  // (sequence, key head) pairs whose key groups CTAs take in turn (tile::GradientItems)
+  int head_group = 1;         // (sequence, key head) pairs whose key groups CTAs take in turn (tile::GradientItems)
+  bool last_ascends = false;  // the last group's longest walks come first
   std::int64_t head_rows = 0, head_tiles = 0;  // prepared ones
   KernelPlan queries, keys;
   bool loads_keys = false;        // the key-stationary kernel takes K and V from the inputs: no prepared copies

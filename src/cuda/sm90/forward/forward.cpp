@@ -1,6 +1,8 @@
 #include "cuda/sm90/forward/forward.h"
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 
 #include "cuda/blocks/tensor_maps.h"
 #include "cuda/device/device.h"
@@ -16,6 +18,17 @@ ForwardKernel kernel_for(const Problem& problem) {
   int dim = 0;
   for (const int other : tile::kHeadDims) dim = other >= larger && (dim == 0 || other < dim) ? other : dim;
   return {problem.q.dtype, problem.pattern.group == 4 ? Selection::two_of_four : Selection::one_of_two, dim};
+}
+
+// One block of keys of which interleaved groups' first elements alone exist: 32 or 64 keys of 2:4, 64 of 1:2. With a
+// bound on elements boxes of K and V end where the tensors do, and threads need not copy the last head's.
+bool is_half_block(const Problem& problem, const tile::KeyMap& keys) {
+  const std::int64_t n_k = problem.k.extent(2);
+  return !problem.packed && keys.pair_step > 1 && n_k > 0 && n_k <= tile::kBlockKeys / 2 && n_k % keys.pair_step == 0;
+}
+std::optional<TmaShape<5>> bounded(std::optional<TmaShape<5>> shape, std::int64_t n_k, const tile::KeyMap& keys) {
+  if (shape) shape->dims[1] = std::min(shape->dims[1], n_k / keys.pair_step);
+  return shape;
 }
 
 }  // namespace
@@ -41,12 +54,13 @@ void fused_forward_launch(const ForwardKernel& kernel, Launcher (*launcher)(Vari
   ForwardParams params = params_of(args, plan);
   const int tile_k = plan.traits.tile_k;
   params.keys = tile::key_map(pattern_of(kernel.selection), problem.grouping, tile_k);
-  if (plan.tma_k) {
-    make_map(params.k_map, k_shape(params.k, extents_of(problem.k), kernel.type, params.keys, tile_k), kernel.type);
-  }
-  if (plan.tma_v) {
-    make_map(params.v_map, v_shape(params.v, extents_of(problem.v), kernel.type, params.keys, tile_k), kernel.type);
-  }
+  const bool half_block = is_half_block(problem, params.keys);
+  const auto map = [&](CUtensorMap& to, const std::optional<TmaShape<5>>& shape) {
+    make_map(to, half_block ? bounded(shape, problem.k.extent(2), params.keys) : shape, kernel.type);
+  };
+  if (plan.tma_k) map(params.k_map, k_shape(params.k, extents_of(problem.k), kernel.type, params.keys, tile_k));
+  if (plan.tma_v) map(params.v_map, v_shape(params.v, extents_of(problem.v), kernel.type, params.keys, tile_k));
+  if (half_block) params.last_k = params.last_v = std::numeric_limits<std::int64_t>::max();
   prepare(args, plan, params, schedule_entries({problem, args.out}));
   if (plan.means.present) {
     launcher = mean.launcher;
