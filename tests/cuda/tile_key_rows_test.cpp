@@ -2,11 +2,13 @@
 // queries see a key.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <random>
 #include <set>
 #include <utility>
 
+#include "cuda/tile/coarse_rows.h"
 #include "cuda/tile/finite.h"
 #include "cuda/tile/kept_elements.h"
 #include "cuda/tile/key_rows.h"
@@ -107,6 +109,25 @@ TEST(KeyRows, QueriesSeeTheKeysTheyReach) {
       const std::uint32_t pair = QueryPairs::of(seen).holds(ptx::pack_f16x2(static_cast<float>(row), 0.0f));
       ASSERT_EQ(pair & 0xFFFF, visible ? 0xFFFFu : 0u) << "key " << key << ", row " << first + row;
     }
+  }
+}
+
+// Weights of a row of equal scores, by an LSE that fp32 holds to 2^-7 or so, add up to 1 when they are corrected; those
+// of rows with smaller scores are left alone.
+TEST(CoarseRows, FewKeysAreCounted) {
+  for (const float scale : {1.4427f, 1.93f, 2.88f}) {
+    for (const float score : {-65408.0f, -65504.0f, -40000.0f, -32800.0f, 50016.0f}) {
+      for (int keys = 1; keys < 32; ++keys) {
+        const double exact = double{score} * scale / 1.4426950408889634 + std::log(keys);
+        for (const float toward : {-1e9f, 0.0f, 1e9f}) {
+          const auto nearest = static_cast<float>(exact);
+          const float lse = toward == 0 ? nearest : std::nextafter(nearest, toward);
+          const float weight = std::exp2(std::fma(score, scale, -(lse * 1.4426950408889634f)));
+          ASSERT_NEAR(keys * weight * coarse_correction(lse, scale), 1, 1e-5) << score << " " << keys;
+        }
+      }
+    }
+    for (const float lse : {0.0f, -20000.0f, 12345.6f, -INFINITY, NAN}) EXPECT_EQ(coarse_correction(lse, scale), 1);
   }
 }
 

@@ -1,13 +1,13 @@
 // Mask tensors where keys are the rows of scores (key_rows.h): how 64 queries by 64 keys of one reach a warpgroup.
 //
-// A boolean mask is turned to bits before, and every thread has one word of them: its two keys, and 16 queries. Bits lie
-// such that a shift brings those of two keys and two neighbouring queries to the highest bit of a byte each, from where
-// one instruction makes masks of two halves of them.
+// A boolean mask is turned to bits before, and every thread has one word of them: its two keys, and 16 queries. Bits
+// lie such that a shift brings those of two keys and two neighbouring queries to the highest bit of a byte each, from
+// where one instruction makes masks of two halves of them.
 //
-// A bias of 16-bit elements comes as it is, queries as rows, and is transposed when it is read (ldmatrix): 2 KB for each
-// warp, of every query 16 bytes of the keys of rows 0 .. 7 and 16 bytes of those of rows 8 .. 15. Such 16 bytes are two
-// runs of four neighbouring keys. Queries 4 .. 7 of eight have the two the other way round: eight rows of a matrix then
-// lie in all banks.
+// A bias of 16-bit elements comes as it is, queries as rows, and is transposed when it is read (ldmatrix): 2 KB for
+// each warp, of every query 16 bytes of the keys of rows 0 .. 7 and 16 bytes of those of rows 8 .. 15. Such 16 bytes
+// are two runs of four neighbouring keys. Queries 4 .. 7 of eight have the two the other way round: eight rows of a
+// matrix then lie in all banks.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,9 @@ struct BiasRun {
   int query;          // the first
 
   DSPATTN_HOST_DEVICE static constexpr BiasRun of(int thread) { return {thread & 3, thread >> 2 & 3, thread >> 4}; }
-  DSPATTN_HOST_DEVICE constexpr int key(const KeyMap& keys, int part) const { return keys.key(part, 4 * warp, element); }
+  DSPATTN_HOST_DEVICE constexpr int key(const KeyMap& keys, int part) const {
+    return keys.key(part, 4 * warp, element);
+  }
   DSPATTN_HOST_DEVICE constexpr int offset() const {
     return bias_offset(warp, query, element & 1) + 8 * (element >> 1);
   }

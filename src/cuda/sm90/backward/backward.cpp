@@ -47,7 +47,9 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.bias_bytes = bias_bytes_of(problem.mask);
   p.bias_copied = plan.bias_copied ? 1 : 0;
   if (const MaskBlocks& mask = plan.mask; mask.count() > 0) {
-    const auto step = [](std::int64_t extent, std::int64_t blocks) { return extent > 1 ? static_cast<int>(blocks) : 0; };
+    const auto step = [](std::int64_t extent, std::int64_t blocks) {
+      return extent > 1 ? static_cast<int>(blocks) : 0;
+    };
     p.mask_words = {
         reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(args.run.workspace) + plan.scratch.mask_words),
         step(mask.sequences, mask.heads * mask.query_tiles * mask.key_blocks),

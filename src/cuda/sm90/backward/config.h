@@ -21,7 +21,7 @@ enum class Split : std::uint8_t {
   products,  // the same 64 keys: one has scores and dV, the other dP and dK
 };
 
-inline constexpr int kPartKeys = 64;  // rows of an accumulator: keys of one warpgroup
+inline constexpr int kPartKeys = 64;                                   // rows of an accumulator: keys of one warpgroup
 inline constexpr std::uint32_t kBiasBytes = 4 * tile::kBiasWarpBytes;  // of those and a query tile
 
 // What a thread's accumulators take of its registers: scores and dP kTileQ / 2 each, dK and dV kDim / 2 each. Those
@@ -51,8 +51,8 @@ struct Config {
   static constexpr int kTileKBytes = kPanels * kPanelKBytes;
   static constexpr int kQueryPanels = kTileQ / 64;
   static constexpr int kDScoreBytes = kQueryPanels * kPanelKBytes;
-  // A tile's bias is copied to where its dS will lie; with more of these places it comes sooner. Beyond d = 64 the query
-  // warpgroup has no registers for that, and key warpgroups read a bias from global memory.
+  // A tile's bias is copied to where its dS will lie: with more of these places it may come a step ahead.
+  // Beyond d = 64 there are neither the places nor the registers: there a bias is read from global memory.
   static constexpr bool kCopiesBias = kDim <= 64;
   static constexpr int kDScoreSlots = kDim <= 64 ? 4 : 2;
   static_assert(kDScoreBytes == kParts * static_cast<int>(kBiasBytes), "a bias takes the place of dS");

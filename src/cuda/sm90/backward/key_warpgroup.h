@@ -63,13 +63,37 @@ struct KeyWarpgroup {
     }
     return marks;
   }
+  // The bias of a query tile that is there, to the place of its dS, when dQ of the tile before it there is computed;
+  // absent rows and keys are zeros.
+  __device__ __forceinline__ void copy_bias(int tile) const {
+    if (!C::kCopiesBias || params.bias_copied == 0) return;
+    const int slot = tile % C::kDScoreSlots;
+    await(shared.free[slot], (tile / C::kDScoreSlots & 1) ^ 1);
+    const tile::BiasRun run = tile::BiasRun::of(thread());
+    const TileFacts& facts = shared.facts[stage_of(tile)];
+    const MaskTensor& bias = params.bias;
+    const int left = item().rows - facts.first - run.query;  // rows, of which every eighth is this thread's
+    const int key = item().block * tile::kBlockKeys + run.key(params.keys, item().part * C::kParts + part);
+    const int bytes = min(2 * max(item().keys - key, 0), 8);
+    const auto* from = static_cast<const std::uint16_t*>(bias.data) + item().sequence * bias.batch_stride +
+                       facts.head * bias.head_stride + (facts.first + run.query) * bias.row_stride + key;
+    std::uint32_t to = ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes +
+                       static_cast<std::uint32_t>(run.offset());
+#pragma unroll
+    for (int query = 0; query < C::kTileQ; query += tile::kBiasRunQueries) {
+      ptx::copy_async_8(to, from, query < left ? bytes : 0);
+      from += tile::kBiasRunQueries * bias.row_stride;
+      to += 32 * tile::kBiasRunQueries;
+    }
+    ptx::copy_async_arrive(ptx::shared_address(&shared.biased[part][slot]));
+  }
   // Scores of the tile in work as they are compared.
   __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, const Marks& marks) const {
     if (marks.masked == 0) {
       pack_visible<C>(packed, scores);
     } else {
       const int slot = number % C::kDScoreSlots;
-      if (C::kCopiesBias && params.bias_copied != 0) await(shared.biased[slot], number / C::kDScoreSlots & 1);
+      if (C::kCopiesBias && params.bias_copied != 0) await(shared.biased[part][slot], number / C::kDScoreSlots & 1);
       const std::uint32_t bias =
           ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes;
       KeyScores<C>{params, item(), shared.facts[stage()], part, thread()}.pack(packed, scores, marks.seen, bias);
@@ -123,6 +147,7 @@ struct KeyWarpgroup {
       TileScores<C> scores;
       ring().await_full(shared.full);
       const Marks marks = marks_of(stage());
+      copy_bias(number);
       ptx::wgmma_fence();
       issue_gradient<C>(d_v, weights, shared.d_out[before]);
       issue_scores<C>(scores, k(), part, shared.q[stage()]);
@@ -158,6 +183,7 @@ struct KeyWarpgroup {
     if (steps > 0) {
       ring().await_full(shared.full);
       marks = marks_of(stage());
+      copy_bias(number);
       ptx::wgmma_fence();
       issue_scores<C>(scores, k(), part, shared.q[stage()]);
       ptx::wgmma_commit();
@@ -174,6 +200,7 @@ struct KeyWarpgroup {
       Ring<C::kStages>{stage_of(next), static_cast<int>(static_cast<unsigned>(next) / C::kStages & 1)}.await_full(
           shared.full);
       const Marks next_marks = marks_of(stage_of(next));
+      if (next > number) copy_bias(next);
       TileScores<C> d_weights;
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
@@ -209,6 +236,7 @@ struct KeyWarpgroup {
     for (int i = 0; i < steps; ++i) {
       TileScores<C> scores;
       ring().await_full(shared.full);
+      copy_bias(number);
       if (i > 0) issue_gradients();
       ptx::wgmma_fence();
       issue_scores<C>(scores, k(), 0, shared.q[stage()]);

@@ -9,8 +9,8 @@
 namespace dspattn::cuda::sm90::backward {
 namespace {
 
-constexpr int kThreads = 256;                     // a word each
-constexpr int kRowBytes = tile::kBlockKeys + 4;   // rows of a block begin in different banks
+constexpr int kThreads = 256;                    // a word each
+constexpr int kRowBytes = tile::kBlockKeys + 4;  // rows of a block begin in different banks
 
 // Four neighbouring keys of a row; those that do not exist are masked.
 __device__ __forceinline__ std::uint32_t load_keys(const std::uint8_t* row, std::int64_t stride, int key, int keys,

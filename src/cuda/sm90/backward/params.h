@@ -42,7 +42,7 @@ struct Scratch {
 
 // A boolean mask as bits (tile/key_row_masks.h), in the workspace: blocks of 64 queries by 128 keys.
 struct MaskWords {
-  std::uint32_t* data = nullptr;  // null: there is no mask
+  std::uint32_t* data = nullptr;                     // null: there is no mask
   int batch_step = 0, head_step = 0, tile_step = 0;  // in blocks, from one to the next; 0 where it is broadcast
 
   DSPATTN_HOST_DEVICE constexpr int block(int sequence, int head, int query_tile, int key_block) const {

@@ -9,7 +9,6 @@
 #include <cstdint>
 
 #include "cuda/ptx/barrier.h"
-#include "cuda/ptx/mask_tiles.h"
 #include "cuda/ptx/ordered_sums.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/ptx/wgmma.h"
@@ -86,7 +85,7 @@ struct QueryWarpgroup {
     const std::int64_t tile = load_step.scratch_tile(params, item);
     const std::uint32_t full = loads.barrier(shared.full);
     if (ptx::elect()) {
-      shared.facts[loads.stage] = facts_of<C>(params, item, load_step, load_number % 2);
+      shared.facts[loads.stage] = facts_of<C>(params, item, load_step);
       constexpr int kNumberBytes = static_cast<int>(sizeof(shared.numbers[0]));
       ptx::mbarrier_arrive_expect(full, 2 * C::kTileQBytes + kNumberBytes);
       ptx::bulk_load(ptx::shared_address(shared.q[loads.stage]), params.scratch.q + tile * C::kTileQBytes,
@@ -112,45 +111,6 @@ struct QueryWarpgroup {
       load_step = Step::first(params, item(next));
     }
     return true;
-  }
-
-  // The bias of a query tile for the keys of its item, to the place of a dS; absent rows and keys are zeros.
-  __device__ __forceinline__ void copy_bias(const TileFacts& facts, int slot) const {
-    const Item& item = shared.items[facts.item];
-    const tile::BiasRun run = tile::BiasRun::of(thread());
-    const int row = facts.first + run.query;
-    const MaskTensor& bias = params.bias;
-    const auto* base = static_cast<const std::uint16_t*>(bias.data) + item.sequence * bias.batch_stride +
-                       facts.head * bias.head_stride + row * bias.row_stride;
-#pragma unroll 1
-    for (int part = 0; part < C::kParts; ++part) {
-      const int key = item.block * tile::kBlockKeys + run.key(params.keys, item.part * C::kParts + part);
-      const int bytes = min(2 * max(item.keys - key, 0), 8);
-      const std::uint16_t* from = base + key;
-      std::uint32_t to = ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes +
-                         static_cast<std::uint32_t>(run.offset());
-#pragma unroll 2
-      for (int query = 0; query < C::kTileQ; query += tile::kBiasRunQueries) {
-        const bool present = bytes > 0 && row + query < item.rows;
-        ptx::copy_async_8(to, present ? static_cast<const void*>(from) : bias.data, present ? bytes : 0);
-        from += tile::kBiasRunQueries * bias.row_stride;
-        to += 32 * tile::kBiasRunQueries;
-      }
-    }
-    ptx::copy_async_arrive(ptx::shared_address(&shared.biased[slot]));
-  }
-  // Of all tiles that are asked for and whose place is free: dQ of the one whose dS was there is computed. By all
-  // threads, once a step; how far they are stands in shared memory, because registers are short.
-  __device__ __forceinline__ void copy_biases() const {
-    if (!C::kCopiesBias || params.bias_copied == 0) return;
-    if (thread() == 32 * kLoadingWarp) shared.loaded = loaded;
-    ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // all facts so far are there for these threads
-    const int end = min(shared.loaded, number + C::kDScoreSlots);
-#pragma unroll 1
-    for (int tile = shared.copied[number % 2]; tile < end; ++tile) {
-      copy_bias(shared.facts[static_cast<unsigned>(tile) % C::kStages], tile % C::kDScoreSlots);
-    }
-    if (thread() == 0) shared.copied[(number + 1) % 2] = end;  // everybody waits for each other at the step's end
   }
   // By warp 0. Those tiles that the key warpgroups need to get to the end of the step in work; it waits for their
   // stages.
@@ -281,7 +241,6 @@ struct QueryWarpgroup {
         if (kEarlyValues) copy_next_values();
       }
       load_needed();
-      copy_biases();
       if (i == max(steps - kStepsAhead + 1, min(steps - 1, 1))) {
         if (kEarlyKeys) complete_next_keys();
         if (kEarlyValues) complete_next_values();

@@ -7,6 +7,7 @@
 #include "cuda/ptx/packed_half.h"
 #include "cuda/sm90/backward/describe.h"
 #include "cuda/sm90/backward/rows_kernels.h"
+#include "cuda/tile/coarse_rows.h"
 #include "cuda/tile/gradient_walk.h"
 
 namespace dspattn::cuda::sm90::backward {
@@ -15,6 +16,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kPrepareThreads = 128;  // fewer, with more rows each: what every thread computes once costs as much
 constexpr int kChunk = 8;             // elements of 16 bytes
+constexpr float kCoarseLse = 16384;   // below it tile::coarse_correction() is 1
 
 // A query tile: of which head, and what of it exists.
 struct QueryTile {
@@ -122,6 +124,21 @@ __device__ __forceinline__ float scale_and_sum(std::uint32_t q_scale, Chunk& q, 
   return sum;
 }
 
+// dO and D of a row times what its weights must be multiplied by.
+template <DType kType>
+__device__ __forceinline__ void correct_row(float correction, Chunk& d_out, RowNumbers& numbers) {
+  if (correction == 1) return;
+  numbers.d *= correction;
+#pragma unroll
+  for (std::uint32_t& word : d_out.words) {
+    float low, high;
+    unpack<kType>(word, low, high);
+    low *= correction;
+    high *= correction;
+    word = kType == DType::bf16 ? ptx::pack_bf16x2(low, high) : ptx::pack_f16x2(low, high);
+  }
+}
+
 // A tile's rows; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32). Whether one of this thread's is
 // NaN.
 template <DType kType>
@@ -161,8 +178,11 @@ __device__ __forceinline__ bool write_rows(const BackwardParams& params, const Q
       const int row = first + b * apart;
       float sum = scale_and_sum<kType>(params.scales.q_scale, q[b], d_out[b], out[b]);
       for (int with = 1; with < lanes; with *= 2) sum += __shfl_xor_sync(~0u, sum, with);
-      const RowNumbers numbers = numbers_of(lse[b], sum - d_lse[b]);
+      RowNumbers numbers = numbers_of(lse[b], sum - d_lse[b]);
       if (row >= params.tile_q) continue;
+      if (fabsf(lse[b]) > kCoarseLse) {
+        correct_row<kType>(tile::coarse_correction(lse[b], params.scales.exp2_scale), d_out[b], numbers);
+      }
       // Rows whose gradients do not depend on what they hold must not meet a weight of 0 as a NaN.
       const bool used = std::isfinite(numbers.lse);
       store_chunk(q_tile, params.tile_q, row, chunk, used ? q[b] : Chunk{});

@@ -50,8 +50,8 @@ struct KeyScores {
 
   __device__ __forceinline__ int block_key() const { return item.block * tile::kBlockKeys; }
 
-  // From global memory; past the end of the keys it is that of the block's first key. Half of the elements are asked for
-  // before the first is used.
+  // From global memory; past the end of the keys it is that of the block's first key. Half of the elements are asked
+  // for before the first is used.
   template <typename Element>
   __device__ __forceinline__ void pack_biased(PackedTile<C>& packed, const TileScores<C>& scores) const {
     const MaskTensor& bias = params.bias;
@@ -110,7 +110,8 @@ struct KeyScores {
   __device__ __forceinline__ std::uint32_t add_bias(const TileScores<C>& scores, int word,
                                                     const float (&value)[2]) const {
     const float scale = params.scales.bias_scale;
-    return ptx::pack_f16x2_clamped(fmaf(value[0], scale, scores[2 * word]), fmaf(value[1], scale, scores[2 * word + 1]));
+    return ptx::pack_f16x2_clamped(fmaf(value[0], scale, scores[2 * word]),
+                                   fmaf(value[1], scale, scores[2 * word + 1]));
   }
   __device__ __forceinline__ static std::uint32_t clamp_biased(std::uint32_t masked, std::uint32_t sum) {
     return ptx::bit_select(masked, kLowestPair, ptx::max_f16x2(sum, kLowestBiasedPair));
@@ -120,8 +121,8 @@ struct KeyScores {
   // where a warp has one.
   __device__ __forceinline__ void pack_copied_bias(PackedTile<C>& packed, const TileScores<C>& scores,
                                                    std::uint32_t tile) const {
-    const std::uint32_t own = tile + static_cast<std::uint32_t>(tile::bias_offset(warp, lane & 7, lane >> 3 & 1) +
-                                                                (lane >> 4) * 8 * 32);
+    const std::uint32_t own =
+        tile + static_cast<std::uint32_t>(tile::bias_offset(warp, lane & 7, lane >> 3 & 1) + (lane >> 4) * 8 * 32);
     constexpr std::uint32_t kStepBytes = 16 * 32;
     std::uint32_t lowest = 0;
 #pragma unroll
@@ -145,9 +146,9 @@ struct KeyScores {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         std::uint32_t& word = packed[4 * step + static_cast<std::uint32_t>(i)];
-        word = clamp_biased(C::kType == DType::bf16 ? ptx::equal_bf16x2(bias[i], 0xFF80FF80u)
-                                                    : ptx::equal_f16x2(bias[i], 0xFC00FC00u),
-                            word);
+        word = clamp_biased(
+            C::kType == DType::bf16 ? ptx::equal_bf16x2(bias[i], 0xFF80FF80u) : ptx::equal_f16x2(bias[i], 0xFC00FC00u),
+            word);
       }
     }
   }
@@ -206,7 +207,8 @@ struct OtherHalves {
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) {
         const tile::HalfGroup own = tile::half_group(packed[2 * (first + j)], packed[2 * (first + j) + 1]);
-        halves[j] = {__shfl_xor_sync(~0u, own.high, tile::kLanesApart), __shfl_xor_sync(~0u, own.low, tile::kLanesApart)};
+        halves[j] = {__shfl_xor_sync(~0u, own.high, tile::kLanesApart),
+                     __shfl_xor_sync(~0u, own.low, tile::kLanesApart)};
       }
     }
   }

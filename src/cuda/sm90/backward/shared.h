@@ -44,7 +44,6 @@ struct TileFacts {
   int all_inside;  // 1: each of its rows sees the whole key block, as far as diagonal, window and length go
   int masked;      // 1: some row may not see some key, for whatever reason
   int mask_tile;   // of the mask's words
-  int item;        // in items[]
 };
 
 // A step of an item's walk: the query tiles, for one head that shares the key head after the other.
@@ -97,15 +96,13 @@ struct alignas(1024) Shared {
   TileFacts facts[C::kStages];
   std::uint64_t full[C::kStages], empty[C::kStages];  // of q, d_out, numbers and facts
   std::uint64_t stored[kSlots], free[kSlots];         // of d_scores: all is there; dQ is computed
-  std::uint64_t biased[kSlots];                       // of d_scores: a bias is there, which dS will replace
+  std::uint64_t biased[C::kParts][kSlots];            // of a part of d_scores: a bias is there, which dS will replace
   // Of items; a CTA's item number m has number m % 2.
   std::uint64_t described[2];    // items[] says what it is, and its K and V are there
   std::uint64_t keys_free[2];    // nobody needs its K and V any more
   std::uint64_t values_free[2];  // nobody needs its V any more
   std::uint64_t left[2];         // the key warpgroups do not need items[] any more
   Item items[2];
-  int loaded;     // query tiles that are asked for, where a bias is copied
-  int copied[2];  // tiles of it; before the query warpgroup's step number m: m % 2
 
   // For one thread, before anybody waits. Arrivals are those of warps, but of a bias those of threads.
   __device__ __forceinline__ void init_barriers() {
@@ -116,13 +113,14 @@ struct alignas(1024) Shared {
     for (std::uint64_t& barrier : empty) init(barrier, 4 * C::kConsumers);
     for (std::uint64_t& barrier : stored) init(barrier, 4 * C::kParts);
     for (std::uint64_t& barrier : free) init(barrier, 4);
-    for (std::uint64_t& barrier : biased) init(barrier, 128);
+    for (auto& of_part : biased) {
+      for (std::uint64_t& barrier : of_part) init(barrier, 128);
+    }
     handed.init_barriers();
     for (std::uint64_t& barrier : described) init(barrier, 4);
     for (std::uint64_t& barrier : keys_free) init(barrier, 4 * (C::kConsumers + 1));
     for (std::uint64_t& barrier : values_free) init(barrier, C::kSplit == Split::keys ? 4 * C::kConsumers : 4);
     for (std::uint64_t& barrier : left) init(barrier, 4 * C::kConsumers);
-    copied[0] = 0;
     ptx::mbarrier_init_fence();
   }
 };
@@ -136,13 +134,12 @@ __device__ __forceinline__ int steps_of(const BackwardParams& params, const Item
 }
 
 template <typename C>
-__device__ __forceinline__ TileFacts facts_of(const BackwardParams& params, const Item& item, const Step& step,
-                                               int item_slot) {
+__device__ __forceinline__ TileFacts facts_of(const BackwardParams& params, const Item& item, const Step& step) {
   const bool inside = step.tile >= item.inside.begin && step.tile < item.inside.end;
   const bool masked = !inside || params.allowed.data != nullptr || params.bias.data != nullptr;
   const int words = params.mask_words.block(item.sequence, step.head, step.tile, item.block);
   return {step.head, step.tile * C::kTileQ, inside ? 1 : 0, masked ? 1 : 0,
-          words * tile::kMaskTilesOfBlock + item.part * C::kParts, item_slot};
+          words * tile::kMaskTilesOfBlock + item.part * C::kParts};
 }
 
 // Of the step's share of dQ.
