@@ -67,10 +67,6 @@ struct PackedTile {
           ptx::bit_select(banded.seen(i / 4, i % 4), ptx::pack_f16x2_clamped(score[0], score[2]), blocks::kLowestPair);
     });
   }
-  // Nothing of the part is seen.
-  __device__ __forceinline__ void hide(int part, const float (&scores)[C::kPartColumns / 2]) {
-    each_word(part, scores, [&](int i, const float*) { words[i] = blocks::kLowestPair; });
-  }
   __device__ __forceinline__ std::uint32_t word(int m, int e) const { return words[4 * m + e]; }
 };
 

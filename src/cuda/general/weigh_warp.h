@@ -60,16 +60,6 @@ __device__ __forceinline__ bool is_interior(const TilePlace<C>& at) {
   return at.tile >= at.item.interior.begin && at.tile < at.item.interior.end;
 }
 
-// `fours`: no row of the warp sees any of the second half of a tile's columns, which has the upper two elements of
-// every group. Interleaved groups of four have these in the upper half of 128 keys, so that at a diagonal half of the
-// warps need not compute them.
-template <typename C>
-__device__ __forceinline__ bool is_second_half_hidden(const TilePlace<C>& at) {
-  const int last_row = at.item.row_begin + (own_thread() >> 5) * 16 * C::kRowBlocks + 16 * C::kRowBlocks - 1;
-  const bool hidden = tile::lowest_key(at.params.tiles, at.tile, 2) >= at.item.band.end(last_row);
-  return __all_sync(~0u, hidden) != 0;  // which they agree on: the compiler knows it now
-}
-
 // Masks a warp's scores of a tile where it needs that.
 template <typename C>
 __device__ __forceinline__ void finish_warp(const TilePlace<C>& at, int part, RowBlock<C> (&rows)[C::kRowBlocks]) {
@@ -130,14 +120,6 @@ __device__ __forceinline__ void pack_parts(const TilePlace<C>& at, RowBlock<C> (
   }
 #pragma unroll
   for (int part = 0; part < C::kScoreParts; ++part) {
-    if constexpr (C::kKeepsAddresses && C::kKind == Kind::fours) {
-      static_assert(C::kScoreParts == 2);
-      if (part > 0 && at.bare == 0 && is_second_half_hidden<C>(at)) {
-#pragma unroll
-        for (int i = 0; i < C::kRowBlocks; ++i) packed[i].hide(part, rows[i].scores);
-        continue;
-      }
-    }
     if (part > 0) compute(part);
     finish_and_pack<C>(at, part, rows, packed);
   }

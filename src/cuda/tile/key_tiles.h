@@ -116,12 +116,6 @@ DSPATTN_HOST_DEVICE constexpr int key_of_v_row(const KeyTiles& tiles, int part, 
   }
 }
 
-// The lowest key of a tile, counted from the row's first, or of those that are element `element` or a later one of
-// their groups.
-DSPATTN_HOST_DEVICE constexpr int lowest_key(const KeyTiles& tiles, int tile, int element) {
-  return tiles.first_key(tile) + tiles.keys.key(tiles.part(tile), 0, element);
-}
-
 // The tiles that any of rows [first, last] sees.
 DSPATTN_HOST_DEVICE constexpr TileRange visible_tiles(const KeyTiles& tiles, const RowBand& band, int first, int last) {
   if (last < first) return {0, 0};
