@@ -123,7 +123,8 @@ TEST(CoarseRows, FewKeysAreCounted) {
           const auto nearest = static_cast<float>(exact);
           const float lse = toward == 0 ? nearest : std::nextafter(nearest, toward);
           const float weight = std::exp2(std::fma(score, scale, -(lse * 1.4426950408889634f)));
-          ASSERT_NEAR(keys * weight * coarse_correction(lse, scale), 1, 1e-5) << score << " " << keys;
+          ASSERT_NEAR(static_cast<float>(keys) * weight * coarse_correction(lse, scale), 1, 1e-5)
+              << score << " " << keys;
         }
       }
     }
