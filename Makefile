@@ -20,7 +20,8 @@ build: setup  ## the library and the command-line program, in build/release
 package: setup  ## the Python package, built and installed into .venv
 	@tools/install_package.sh
 
-demo: package  ## two real models with dense, 2:4 and 1:2 attention: a table and pictures in out/demo
+demo: setup  ## two real models with dense, 2:4 and 1:2 attention: a table and pictures in out/demo
+	@tools/install_package.sh here
 	@.venv/bin/python -m dspattn.demo $(DEMO)
 
 test: setup  ## build everything, run the C++, command-line and Python tests; STEPS="build unit" runs some steps
