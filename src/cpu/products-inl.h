@@ -135,14 +135,16 @@ struct SlotKeys {
   }
 };
 
-// sum[row] += weights[row] * the row's key. Four vectors of a key are loaded together, in pairs where there are such
-// loads.
+// sum[row] += weights[row] * the row's key. Up to four vectors of a key are loaded together, in pairs where there are
+// such loads.
 template <int kRows, int kVecs>
 HWY_INLINE void add_slot(const SlotKeys<kRows>& keys, const float* HWY_RESTRICT weights, VecF (&sum)[kRows][kVecs]) {
   HWY_UNROLL(16)
   for (int i = 0; i < kRows; ++i) {
     const VecF weight = hn::Set(kF32, weights[i]);
-    constexpr int kTogether = std::min(kVecs, 4);
+    // 48 columns are six vectors of eight.
+    constexpr int kTogether = kVecs % 4 == 0 ? 4 : kVecs % 3 == 0 ? 3 : kVecs;
+    static_assert(kVecs % kTogether == 0 && kTogether <= 4);
     HWY_UNROLL(16)
     for (int c = 0; c < kVecs; c += kTogether) {
       VecF key[kTogether];
