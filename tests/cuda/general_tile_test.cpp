@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/half.h"
@@ -305,6 +306,52 @@ TEST(GeneralPlan, ChoosesStagesByWhatACardHas) {
   }
 }
 
+// The same on Hopper with fp32 at d = 256: twice the warps, where a head has the rows for them.
+TEST(GeneralPlan, GivesFp32AtD256AllTheSharedMemoryThereIs) {
+  DeviceFacts device;
+  device.present = true;
+  device.multiprocessors = 132;
+  for (const auto& [shared, warps, stages] : {std::tuple{kAda, 4, 0}, std::tuple{kAmpere, 4, 1}, std::tuple{kHopper, 8, 1}}) {
+    device.shared_bytes = shared;
+    const Problem problem = problem_of(DType::f32, 256);
+    const general::ForwardPlan plan = general::plan_forward(problem, out_for(problem), device);
+    EXPECT_EQ(plan.warps, warps);
+    EXPECT_EQ(plan.stages, stages);
+    EXPECT_EQ(plan.resident, 1);
+    EXPECT_LE(plan.shared_bytes() + plan.shape.own_bytes, shared);
+    EXPECT_EQ(plan.row_tiles, tile::divide_up(1000, plan.tile_q()));
+  }
+}
+
+TEST(GeneralPlan, EveryRowTileIsTakenOnce) {
+  DeviceFacts device;
+  device.present = true;
+  device.shared_bytes = kHopper;
+  for (const int multiprocessors : {1, 3, 132}) {
+    device.multiprocessors = multiprocessors;
+    for (const std::int64_t n : {64, 256, 300, 1000, 1024, 1100, 4096}) {
+      for (const bool causal : {false, true}) {
+        Problem problem = problem_of(DType::bf16, 64);
+        problem.q = problem.k = problem.v = {problem.q.data, DType::bf16, {5, 7, n, 64}};
+        problem.mask.causal = causal;
+        const TensorView out{const_cast<void*>(problem.q.data), DType::bf16, {5, 7, n, 64}};
+        const general::ForwardPlan plan = general::plan_forward(problem, out, device);
+        SCOPED_TRACE(testing::Message() << n << " " << multiprocessors << " " << general::to_string(plan));
+        // Long rows are taken as CTAs become free.
+        EXPECT_EQ(plan.order.rounds > 1, n <= 1024 && 35 * plan.row_tiles > 3 * multiprocessors);
+        std::vector<int> taken(static_cast<std::size_t>(35 * plan.row_tiles));
+        for (int worker = 0; worker < plan.ctas; ++worker) {
+          for (int round = 0; round < plan.order.rounds; ++round) {
+            const tile::ItemIndex item = tile::item_of_round<false>(plan.order, round, worker);
+            if (item.row_tile >= 0) ++taken[static_cast<std::size_t>(item.sequence_head * plan.row_tiles + item.row_tile)];
+          }
+        }
+        EXPECT_EQ(taken, std::vector<int>(taken.size(), 1));
+      }
+    }
+  }
+}
+
 TEST(GeneralPlan, ChoosesProductsByTypeAndPattern) {
   using general::Kind, general::Scope;
   const auto kind_of = [](const Problem& problem) { return general::kind_of(problem, general::scope_of(problem)); };
@@ -354,12 +401,12 @@ TEST(GeneralPlan, HeadsThatChooseTogetherShareATile) {
   EXPECT_TRUE(plan.together);
   EXPECT_EQ(plan.group.heads, 3);
   EXPECT_EQ(plan.group.rows_log2, 2);
-  EXPECT_EQ(plan.row_tiles, (1000 + plan.shape.tile_q / 4 - 1) / (plan.shape.tile_q / 4));
+  EXPECT_EQ(plan.row_tiles, (1000 + plan.tile_q() / 4 - 1) / (plan.tile_q() / 4));
   EXPECT_EQ(plan.ctas, 2 * 4 * plan.row_tiles);
   EXPECT_GE(plan.workspace_bytes, 2u * 12 * 1000 * 4);
   problem.q.shape[1] = 4 * 20;  // two tiles a key head
   const general::ForwardPlan many = general::plan_forward(problem, out_for(problem), device);
-  EXPECT_EQ(many.row_tiles, (1000 + many.shape.tile_q / 16 - 1) / (many.shape.tile_q / 16));
+  EXPECT_EQ(many.row_tiles, (1000 + many.tile_q() / 16 - 1) / (many.tile_q() / 16));
   EXPECT_EQ(many.ctas, 2 * 4 * 2 * many.row_tiles);
 }
 

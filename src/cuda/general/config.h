@@ -61,9 +61,12 @@ struct Config {
   static constexpr int kTileK = (kIsFp32 && kDim > 64) || kDim > 256 ? 32 : kNarrow ? kNarrowTileK : 64;
   // fp32 at d = 512: what fits into 99 KiB.
   static constexpr int kWarps = kIsFp32 && kDim > 256 ? 1 : 4;
-  static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kTileQ = 16 * kRowBlocks * kWarps;
-  static_assert(!kAll || (kTileQ <= kMostTileRows && kThreads == 2 * kTileQ));
+  // fp32 at d = 256, where a card has the shared memory for it: twice as many, so that K and V come half as often.
+  static constexpr int kMostWarps = kIsFp32 && kDim == 256 && !kAll ? 8 : kWarps;
+  static constexpr int kMostThreads = 32 * kMostWarps;
+  static constexpr int kWarpRows = 16 * kRowBlocks;
+  static constexpr int kTileQ = kWarpRows * kWarps;
+  static_assert(!kAll || (kTileQ <= kMostTileRows && kMostThreads == 2 * kTileQ));
   // 16-bit at d = 64: a third CTA a multiprocessor, of 168 registers a thread, hides some of the others' waits. For
   // that scores of half a tile's columns are in registers at once; packed, they take half.
   static constexpr int kCtas = kNarrow ? 3 : 2;  // a multiprocessor, as far as registers go
@@ -81,29 +84,35 @@ struct Config {
   static constexpr int kPanels = kRowBytes / 128;
   static constexpr int kVPanels = kHeadDim * kElementBytes / 128;
   static constexpr int kScoreSteps = kRowBytes / 32;
-  static constexpr int kPanelQBytes = kTileQ * 128;
+  static constexpr int kPanelQBytes = kWarpRows * 128;  // Q of one warp after the other's
   static constexpr int kPanelKBytes = kTileK * 128;
   static constexpr int kVRowBytes = kVPanels * 128 + 32;
-  static constexpr int kQBytes = kPanels * kPanelQBytes;
+  static constexpr int kWarpQBytes = kPanels * kPanelQBytes;
   static constexpr int kKBytes = kPanels * kPanelKBytes;
   static constexpr int kVBytes = kIsFp32 ? kTileK * kVRowBytes : kVPanels * kPanelKBytes;
   // Where the next tile is to be found is remembered, in shared memory or in registers.
   static constexpr bool kCheapCopies = !kIsFp32 && kDim <= 128 && !kAll;
+  // A CTA takes one tile of rows after the other, and asks for the first keys and the rows of the next before it ends
+  // one (Loader::ask_next).
+  static constexpr bool kTakesItems = kCheapCopies;
+  static constexpr int kItemSlots = kTakesItems ? 3 : 1;
   // Where nothing is selected scores stay in fp32, which with 128 columns of output of 32 rows takes too many
   // registers.
   static constexpr bool kWeighsUnselected = kKind == Kind::any && !kIsFp32 && !kAll && kDim == 256;
   // tf32: K and V are rounded as fragments are read, by every warp, or in shared memory, once for all of them. At d =
   // 256 shared memory has more to do than the warps.
   static constexpr bool kRoundsFragments = kIsTf32 && kDim == 256;
+  // One stage: the next K is asked for as soon as all have left this one, for which registers must suffice.
+  static constexpr bool kAsksEarly = kIsFp32 && kDim == 256 && !kAll;
 
   // Beside these: the description of the CTA's rows, and addresses (item.h).
   static constexpr int kOwnBytes = kCheapCopies && !kKeepsAddresses ? 3072 : kAll ? 2048 : 1024;
   // No stage: K and V take turns in one place.
-  static constexpr int shared_bytes(int stages) {
-    return kQBytes + (stages == 0 ? (kKBytes > kVBytes ? kKBytes : kVBytes) : stages * (kKBytes + kVBytes));
+  static constexpr int key_bytes(int stages) {
+    return stages == 0 ? (kKBytes > kVBytes ? kKBytes : kVBytes) : stages * (kKBytes + kVBytes);
   }
   static constexpr int kLeastStages = kRowBytes >= 1024 ? 0 : kKeepsAddresses ? 2 : 1;
-  static_assert(shared_bytes(kLeastStages) + kOwnBytes <= 99 * 1024, "must fit where a CTA has 99 KiB");
+  static_assert(kWarps * kWarpQBytes + key_bytes(kLeastStages) + kOwnBytes <= 99 * 1024, "must fit where a CTA has 99 KiB");
 
   // Words of a lane's weights for 16 rows, and of metadata.
   static constexpr int kWeights = kKind == Kind::fours              ? kTileK / 8

@@ -76,29 +76,46 @@ __device__ __forceinline__ void copy_elements(std::uint32_t to, const std::uint8
 // What depends on it is computed where it is needed, not kept over the main loop: registers are short.
 __device__ __forceinline__ int own_thread() { return ptx::opaque(static_cast<int>(threadIdx.x)); }
 
+// Threads of the CTA.
 template <typename C>
-inline constexpr int kRowsOfAPass = C::kThreads / 8;
+__device__ __forceinline__ int threads() {
+  return C::kMostWarps > C::kWarps ? static_cast<int>(blockDim.x) : C::kMostThreads;
+}
+
+// Who copies which rows of a tile: a thread every so many from its first on. K and V: all threads of the CTA share a
+// tile's rows. Q: a warp has its own rows, which nobody else reads.
+template <typename C>
+struct SharedRows {
+  static constexpr int kRows = C::kTileK;
+  __device__ __forceinline__ static int first() { return own_thread() >> 3; }
+  __device__ __forceinline__ static int step() { return threads<C>() / 8; }
+};
+template <typename C>
+struct WarpRows {
+  static constexpr int kRows = C::kWarpRows;
+  __device__ __forceinline__ static int first() { return own_thread() >> 3 & 3; }
+  __device__ __forceinline__ static constexpr int step() { return 4; }
+};
 
 // Calls visit(offset in the tile) for every chunk that this thread copies.
-template <typename C, typename Place, int kRows, typename Visit>
+template <typename C, typename Place, typename Rows, typename Visit>
 __device__ __forceinline__ void each_own_chunk(Visit visit) {
   const int chunk = own_thread() & 7;
-  const int first = own_thread() >> 3;
 #pragma unroll 1
-  for (int row = first; row < kRows; row += kRowsOfAPass<C>) {
+  for (int row = Rows::first(); row < Rows::kRows; row += Rows::step()) {
 #pragma unroll
     for (int panel = 0; panel < C::kPanels; ++panel)
       visit(static_cast<std::uint32_t>(Place::offset(row, panel, chunk)));
   }
 }
 
-// kRows rows, of which row r lies where row_at(r) says, or is zeros.
-template <typename C, typename Place, int kRows, typename At>
+// A tile's rows, of which row r lies where row_at(r) says, or is zeros.
+template <typename C, typename Place, typename Rows, typename At>
 __device__ __forceinline__ void copy_rows_at(std::uint32_t to, const Source& source, At row_at) {
   constexpr int kColumns = 16 / C::kElementBytes;
   const int chunk = own_thread() & 7;
 #pragma unroll 1
-  for (int row = own_thread() >> 3; row < kRows; row += kRowsOfAPass<C>) {
+  for (int row = Rows::first(); row < Rows::kRows; row += Rows::step()) {
     const auto [exists, offset] = row_at(row);
     const std::uint8_t* data = source.data + (exists ? offset : 0);
 #pragma unroll 1
@@ -115,10 +132,10 @@ __device__ __forceinline__ void copy_rows_at(std::uint32_t to, const Source& sou
   }
 }
 
-// kRows rows, of which row r is row source_row(r) of the source; negative or past its end: zeros.
-template <typename C, typename Place, int kRows, typename SourceRow>
+// A tile of K or V, of which row r is row source_row(r) of the source; negative or past its end: zeros.
+template <typename C, typename Place, typename SourceRow>
 __device__ __forceinline__ void copy_any_rows(std::uint32_t to, const Source& source, SourceRow source_row) {
-  copy_rows_at<C, Place, kRows>(to, source, [&](int row) -> RowAt {
+  copy_rows_at<C, Place, SharedRows<C>>(to, source, [&](int row) -> RowAt {
     const int from = source_row(row);
     const bool exists = from >= 0 && from < source.rows;
     if (!exists || source.pages.pages == nullptr) return {exists, from * source.row_bytes};
@@ -127,25 +144,32 @@ __device__ __forceinline__ void copy_any_rows(std::uint32_t to, const Source& so
   });
 }
 
-// The first kRows rows of a source, in their order.
-template <typename C, typename Place, int kRows>
-__device__ __forceinline__ void copy_rows(std::uint32_t to, const Source& source) {
-  if (source.vector == 0 || source.rows < kRows || kRowsOfAPass<C> % 8 != 0) {
-    return copy_any_rows<C, Place, kRows>(to, source, [](int row) { return row; });
+// A warp's rows of Q: those of the source from `first_row` on.
+template <typename C, typename Place>
+__device__ __forceinline__ void copy_warp_rows(std::uint32_t to, const Source& source, int first_row) {
+  constexpr int kStep = WarpRows<C>::step();
+  if (source.vector == 0 || source.rows < first_row + C::kWarpRows) {
+    return copy_rows_at<C, Place, WarpRows<C>>(to, source, [&](int row) -> RowAt {
+      return {first_row + row < source.rows, (first_row + row) * source.row_bytes};
+    });
   }
   const int chunk = own_thread() & 7;
-  const int first = own_thread() >> 3;
-  const std::uint8_t* from = source.data + first * source.row_bytes + 16 * chunk;
-  const std::uint32_t target = to + static_cast<std::uint32_t>(Place::offset(first, 0, chunk));
+  const int first = WarpRows<C>::first();
+  const std::uint8_t* from = source.data + (first_row + first) * source.row_bytes + 16 * chunk;
   const int bytes = source.columns * C::kElementBytes - 16 * chunk;
+  // Rows eight apart are swizzled alike.
+  const std::uint32_t even = to + static_cast<std::uint32_t>(Place::offset(first, 0, chunk));
+  const std::uint32_t odd = to + static_cast<std::uint32_t>(Place::offset(first + kStep, 0, chunk));
 #pragma unroll
-  for (int row = 0; row < kRows; row += kRowsOfAPass<C>) {
+  for (int row = 0; row < C::kWarpRows; row += kStep) {
+    const std::uint32_t target = row % 8 == 0 ? even + static_cast<std::uint32_t>(row * 128)
+                                              : odd + static_cast<std::uint32_t>((row - kStep) * 128);
 #pragma unroll
     for (int panel = 0; panel < C::kPanels; ++panel) {
-      ptx::cp_async_16(target + static_cast<std::uint32_t>(Place::offset(row, panel, 0)), from + 128 * panel,
+      ptx::cp_async_16(target + static_cast<std::uint32_t>(Place::offset(0, panel, 0)), from + 128 * panel,
                        bytes > 128 * panel ? 16 : 0);
     }
-    from += kRowsOfAPass<C> * source.row_bytes;
+    from += kStep * source.row_bytes;
   }
 }
 
@@ -157,7 +181,7 @@ __device__ __forceinline__ void copy_tile(std::uint32_t to, const Source& source
                                           int first_key, int part, KeyOf key_of) {
   if (source.vector == 0 || source.pages.pages != nullptr || !tiles.is_filled() ||
       first_key + tiles.span > source.rows) {
-    return copy_any_rows<C, Place, C::kTileK>(to, source, [&](int row) {
+    return copy_any_rows<C, Place>(to, source, [&](int row) {
       const int key = key_of(part, row);
       return key < 0 ? key : first_key + key;
     });
@@ -166,13 +190,14 @@ __device__ __forceinline__ void copy_tile(std::uint32_t to, const Source& source
   const int first = own_thread() >> 3;
   const std::uint8_t* data = source.data + (first_key + key_of(part, first)) * source.row_bytes + 16 * chunk;
   // Rows a multiple of eight apart are swizzled alike: places are sums, too.
-  constexpr bool kPlacesAreSums = kRowsOfAPass<C> % 8 == 0;
+  constexpr int kLeastStep = 4 * C::kWarps;
+  constexpr bool kPlacesAreSums = kLeastStep % 8 == 0;
   const std::uint32_t target = to + (kPlacesAreSums ? static_cast<std::uint32_t>(Place::offset(first, 0, chunk)) : 0u);
-  constexpr int kPasses = C::kTileK / kRowsOfAPass<C>;
+  constexpr int kPasses = C::kTileK / kLeastStep;
   // Where a thread has many, addresses take registers.
-  [[maybe_unused]] constexpr int kAtOnce = kPasses * C::kPanels > 64 ? 1 : kPasses;
+  [[maybe_unused]] constexpr int kAtOnce = kPasses * C::kPanels > 64 || C::kMostWarps > C::kWarps ? 1 : kPasses;
 #pragma unroll kAtOnce
-  for (int row = 0; row < C::kTileK; row += kRowsOfAPass<C>) {
+  for (int row = 0; row < C::kTileK; row += SharedRows<C>::step()) {
     const std::uint8_t* from = data + key_of(0, row) * source.row_bytes;
 #pragma unroll
     for (int panel = 0; panel < C::kPanels; ++panel) {
@@ -198,15 +223,16 @@ struct NextTile {
   // Copies tile `tile`, the thread's first chunk to `target`, and goes on to the next.
   template <typename C, typename Place>
   __device__ __forceinline__ void copy(std::uint32_t target, int tile, int columns, const tile::CopySteps& steps) {
-    static_assert(kRowsOfAPass<C> % 8 == 0, "rows of a pass are swizzled alike");
-    static_assert(kRowsOfAPass<C> == tile::CopySteps::kRowsApart);
+    constexpr int kStep = tile::CopySteps::kRowsApart;
+    static_assert(kStep % 8 == 0, "rows of a pass are swizzled alike");
+    static_assert(kStep * 8 == C::kMostThreads && C::kMostWarps == C::kWarps);
     const int bytes = columns * C::kElementBytes - 16 * (own_thread() & 7);
 #pragma unroll
-    for (int i = 0; i < C::kTileK / kRowsOfAPass<C>; ++i) {
+    for (int i = 0; i < C::kTileK / kStep; ++i) {
       const std::uint8_t* at = i == 0 ? from : from + steps.row[i];
 #pragma unroll
       for (int panel = 0; panel < C::kPanels; ++panel) {
-        ptx::cp_async_16(target + static_cast<std::uint32_t>(Place::offset(i * kRowsOfAPass<C>, panel, 0)),
+        ptx::cp_async_16(target + static_cast<std::uint32_t>(Place::offset(i * kStep, panel, 0)),
                          at + 128 * panel, bytes > 128 * panel ? 16 : 0);
       }
     }

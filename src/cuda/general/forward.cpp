@@ -22,6 +22,7 @@ namespace {
 WorkParams planned_work(const Problem& problem, const ForwardPlan& plan) {
   WorkParams work = work_of(problem);
   work.heads = tile::Divisor(work.heads.value / plan.group.all * plan.group.parts());
+  work.order = plan.order;
   return work;
 }
 
@@ -81,7 +82,6 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.one_of_two = problem.pattern == Pattern{1, 2} ? 1 : 0;
   p.d = static_cast<int>(geometry.d);
   p.d_v = static_cast<int>(geometry.d_v);
-  p.row_tiles = tile::Divisor(std::max(plan.row_tiles, 1));
   p.column_parts = plan.column_parts;
   p.stages = plan.stages;
   if (plan.vector_k && plan.vector_v && !problem.block_table.present() && p.tiles.is_filled() &&
@@ -127,7 +127,7 @@ Launcher launcher_of(DType type, const ForwardPlan& plan) {
 
 void launch_kernel(const Problem& problem, const ForwardPlan& plan, const ForwardParams& params, cudaStream_t stream) {
   const Launcher launch = launcher_of(problem.q.dtype, plan);
-  launch(params, {grid_of(plan.ctas), plan.shape.threads, plan.shared_bytes()}, stream);
+  launch(params, {grid_of(plan.ctas), plan.threads(), plan.shared_bytes()}, stream);
 }
 
 // The log-sum-exps of all visible scores, to the workspace.

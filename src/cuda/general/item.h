@@ -33,25 +33,41 @@ struct FullItem : RowsItem {
   float shares[kMostTileRows / 16][64];   // heads in parts: a key's shares so far, of a warp's position
   int part, own_part;                     // of the heads: that Q is now of, that the CTA writes
 };
-// The same with where each thread finds its chunk of the next tiles of K and V (copy.h), where registers are too short
-// for that.
-struct RememberingItem : RowsItem {
+template <typename C>
+using ItemOf = std::conditional_t<C::kAll, FullItem, RowsItem>;
+
+// Where each thread finds its chunk of the next tiles of K and V (copy.h), where registers are too short for that.
+struct RememberedTiles {
   NextTile next_k[kCopyingThreads], next_v[kCopyingThreads];
 };
-template <typename C>
-using ItemOf =
-    std::conditional_t<C::kAll, FullItem,
-                       std::conditional_t<C::kCheapCopies && !C::kKeepsAddresses, RememberingItem, RowsItem>>;
+struct NoTiles {};
 
-// For one thread. valid: 0 where there are no rows.
+// A CTA's own shared memory, beside its tiles. Where it takes several items a third slot is written while the slowest
+// warp still stores the results of the first.
 template <typename C>
-__device__ __forceinline__ void describe_rows(const ForwardParams& params, ItemOf<C>& item) {
+struct Own {
+  ItemOf<C> items[C::kItemSlots];
+  [[no_unique_address]] std::conditional_t<C::kCheapCopies && !C::kKeepsAddresses, RememberedTiles, NoTiles> remembered;
+};
+
+// Query rows of a CTA's tile.
+template <typename C>
+__device__ __forceinline__ int tile_rows() {
+  return threads<C>() / 32 * C::kWarpRows;
+}
+
+// What the CTA works on in a round, for one thread. valid: 0 where there are no rows.
+template <typename C>
+__device__ __forceinline__ void describe_rows(const ForwardParams& params, int round, ItemOf<C>& item) {
   const int cta = static_cast<int>(blockIdx.x);
   const int index = C::kAll ? cta / params.column_parts : cta;
-  const int sequence_head = params.row_tiles.quotient(index);
+  item.valid = 0;
+  if (round >= params.work.order.rounds) return;
+  const tile::ItemIndex of_round = tile::item_of_round<false>(params.work.order, round, index);
+  if (of_round.row_tile < 0) return;
   Work work;
-  const int n_k = describe_sequence(params.work, params.work.heads.quotient(sequence_head), work);
-  work.head = params.work.heads.remainder(sequence_head);
+  const int n_k = describe_sequence(params.work, params.work.heads.quotient(of_round.sequence_head), work);
+  work.head = params.work.heads.remainder(of_round.sequence_head);
   item.group = params.group;
   if constexpr (C::kAll) {
     const int kv_head = work.head / params.group.parts();
@@ -60,10 +76,10 @@ __device__ __forceinline__ void describe_rows(const ForwardParams& params, ItemO
     work.head = kv_head * params.group.all + item.part * tile::kMostGroupRows;
   }
   // Last rows first: under a causal mask they see the most keys.
-  const int positions = params.group.positions(C::kTileQ);
-  work.row_begin = (params.row_tiles.value - 1 - params.row_tiles.remainder(index)) * positions;
-  item.valid = work.row_begin < work.rows ? 1 : 0;
-  if (item.valid == 0) return;
+  const int positions = params.group.positions(tile_rows<C>());
+  work.row_begin = (params.work.order.row_tiles.value - 1 - of_round.row_tile) * positions;
+  if (work.row_begin >= work.rows) return;
+  item.valid = 1;
   describe_keys<C>(params.work, n_k, work);
   const std::int64_t row = work.q_row + work.row_begin;
   item.row_begin = work.row_begin;
@@ -98,7 +114,7 @@ __device__ __forceinline__ void look_for_pages(const ForwardParams& params, Rows
   const int size = params.pages.size.value;
   const int end = min(params.tiles.first_key(item.tiles.end - 1) + params.tiles.span, item.band.key_length);
   for (int key = (params.tiles.first_key(item.tiles.begin) / size + own_thread()) * size; key < end;
-       key += C::kThreads * size) {
+       key += threads<C>() * size) {
     if (params.pages.page_of(item.sequence, key) < 0) item.lacks_pages = 1;
   }
   __syncthreads();

@@ -20,63 +20,88 @@
 
 namespace dspattn::cuda::general {
 
-// The walk over the keys, one tile after the other.
+// The walk over an item's keys, one tile after the other. `next`: the item after it.
 template <typename C>
-__device__ __forceinline__ void walk(const ForwardParams& params, ItemOf<C>& item, Loader<C>& loader,
+__device__ __forceinline__ void walk(const ForwardParams& params, ItemOf<C>& item, ItemOf<C>& next, Loader<C>& loader,
                                      Products<C>& products) {
   const tile::TileRange& tiles = item.tiles;
   const tile::TileRange& interior = item.interior;  // no row misses a key
   // 1: K and V come a tile ahead. 0: V beside the scores, K beside the output.
   const int ahead = C::kKeepsAddresses ? 1 : params.stages >> 1;
-  loader.begin(ahead);
+  loader.begin(item, ahead);
 #pragma unroll 1
   for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-    int bare = 0, kept_stage = 0;
+    int bare = 0;
     if constexpr (C::kKeepsAddresses) {  // asked for before the wait
-      kept_stage = (tile - tiles.begin) & 1;
       bare = ptx::opaque(params.bare_scores != 0 && tile >= interior.begin && tile < interior.end ? 1 : 0);
     }
-    const auto stage = [&] { return C::kKeepsAddresses ? kept_stage : ahead == 0 ? 0 : (tile - tiles.begin) & 1; };
-    loader.await_stage(tile, stage(), ahead);
-    if (!C::kKeepsAddresses && ahead != 0) loader.load_ahead(tile, stage() ^ 1);
+    const bool last = tile + 1 == tiles.end;
+    const auto ask_for_k = [&] {  // one stage
+      if (ahead == 0 && !loader.takes_turns()) last ? loader.ask_next(next, 0, 0) : loader.load_k(tile + 1, 0);
+    };
+    loader.await_stage(tile, ahead);
+    if (!C::kKeepsAddresses && ahead != 0) loader.load_ahead(tile, next);
 #pragma unroll 1
     for (int pass = C::kAll ? params.extras.choosing_passes : 0; pass >= 0; --pass) {
       if constexpr (C::kAll) {
         if (const int parts = item.group.parts(); parts > 1) loader.load_part(pass > 0 ? parts - pass : item.own_part);
       }
-      const std::uint32_t k = loader.k_tile(stage());
+      const std::uint32_t k = loader.k_tile(loader.stage);
       products.compute_scores(k);
       if (ahead == 0 && pass == 0) loader.wait_for_v(tile);
-      if (C::kKeepsAddresses && ahead != 0) loader.load_ahead(tile, stage() ^ 1);  // beside the products
+      if (C::kKeepsAddresses && ahead != 0) loader.load_ahead(tile, next);  // beside the products
+      if (C::kAsksEarly) ask_for_k();
       weigh_warp<C>({params, item, tile, bare, pass}, products, [&](int part) { products.compute_scores(k, part); });
     }
-    if (ahead == 0 && tile + 1 < tiles.end && !loader.takes_turns()) loader.load_k(tile + 1, 0);
-    if (!C::kAll || params.out.data != nullptr) products.add_output(loader.v_tile(stage()));
-    if (loader.takes_turns() && tile + 1 < tiles.end) {
+    if (!C::kAsksEarly) ask_for_k();
+    if (C::kTakesItems && loader.asked) loader.load_q();
+    if (!C::kAll || params.out.data != nullptr) products.add_output(loader.v_tile(loader.stage));
+    if (loader.takes_turns() && !last) {
       __syncthreads();  // all have left V
       loader.load_k(tile + 1, 0);
     }
+    loader.stage ^= ahead;
   }
 }
 
 template <typename C>
-__global__ void __launch_bounds__(C::kThreads, C::kCtas) general_forward(const __grid_constant__ ForwardParams params) {
+__global__ void __launch_bounds__(C::kMostThreads, C::kCtas* C::kWarps / C::kMostWarps)
+    general_forward(const __grid_constant__ ForwardParams params) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
-  alignas(ItemOf<C>) __shared__ std::uint8_t item_bytes[sizeof(ItemOf<C>)];
-  static_assert(sizeof(ItemOf<C>) <= C::kOwnBytes);
-  ItemOf<C>& item = *reinterpret_cast<ItemOf<C>*>(item_bytes);
-  if (threadIdx.x == 0) describe_rows<C>(params, item);
+  alignas(Own<C>) __shared__ std::uint8_t own_bytes[sizeof(Own<C>)];
+  static_assert(sizeof(Own<C>) <= C::kOwnBytes);
+  Own<C>& own = *reinterpret_cast<Own<C>*>(own_bytes);
+  if (threadIdx.x == 0) describe_rows<C>(params, 0, own.items[0]);
   __syncthreads();  // all can read it
-  if (item.valid == 0) return;
-  Loader<C> loader(params, item, ptx::shared_address(shared));
+  Loader<C> loader(params, own, ptx::shared_address(shared));
   Products<C> products(loader.shared);
-  if (params.pages.table != nullptr && item.tiles.begin < item.tiles.end) look_for_pages<C>(params, item);
-  if constexpr (C::kAll) {
-    if (params.extras.means.data != nullptr) clear_rest<C>(item);
-  }
-  walk<C>(params, item, loader, products);
+  int slot = 0;
+#pragma unroll 1
+  for (int round = 0; round < params.work.order.rounds; ++round) {
+    ItemOf<C>& item = own.items[slot];
+    slot = slot + 1 < C::kItemSlots ? slot + 1 : 0;
+    ItemOf<C>& next = own.items[slot];
+    if constexpr (C::kTakesItems) {
+      // Read behind the first barrier of this round. All have left the one before the last, which the slot was of.
+      if (threadIdx.x == 0) describe_rows<C>(params, round + 1, next);
+    }
+    if (item.valid == 0) {
+      if constexpr (C::kTakesItems) __syncthreads();
+      continue;
+    }
+    products.clear();
+    if (params.pages.table != nullptr && item.tiles.begin < item.tiles.end) look_for_pages<C>(params, item);
+    if constexpr (C::kAll) {
+      if (params.extras.means.data != nullptr) clear_rest<C>(item);
+    }
+    if (item.tiles.begin < item.tiles.end) {
+      walk<C>(params, item, next, loader, products);
+    } else if constexpr (C::kTakesItems) {
+      __syncthreads();
+    }
 #pragma unroll
-  for (int i = 0; i < C::kRowBlocks; ++i) store_block<C>(params, item, own_row<C>() + 16 * i, products.rows[i]);
+    for (int i = 0; i < C::kRowBlocks; ++i) store_block<C>(params, item, own_row<C>() + 16 * i, products.rows[i]);
+  }
 }
 
 }  // namespace dspattn::cuda::general

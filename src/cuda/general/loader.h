@@ -13,26 +13,27 @@ namespace dspattn::cuda::general {
 // Q's tile, and the stages of K's and V's.
 template <typename C>
 struct Loader {
-  using PlaceQ = Swizzled<C::kTileQ>;
+  using PlaceQ = Swizzled<C::kWarpRows>;
   using PlaceK = Swizzled<C::kTileK>;
   using PlaceV = std::conditional_t<C::kIsFp32, PlainRows<C::kVRowBytes>, Swizzled<C::kTileK>>;
 
   const ForwardParams& params;
-  ItemOf<C>& item;
+  Own<C>& own;
+  ItemOf<C>* item;          // whose rows and keys are asked for: before an item ends it is the next one
   std::uint32_t shared;     // Q, then K and V of one stage after the other
   NextTile next_k, next_v;  // kKeepsAddresses: of the thread
   int cheap_next;           // the same: 1: the next tile is copied cheaply
+  int stage = 0;            // of the tile that is worked on
+  bool asked = false;       // what the item begins with was asked for by the one before
 
-  __device__ __forceinline__ Loader(const ForwardParams& p, ItemOf<C>& i, std::uint32_t address)
-      : params(p), item(i), shared(address) {
-    if constexpr (C::kCheapCopies) {
-      own_next_k() = NextTile::of<C>(k_source(), params.tiles, item.tiles.begin, key_of_k());
-      own_next_v() = NextTile::of<OfV<C>>(v_source(), params.tiles, item.tiles.begin, key_of_v());
-    }
+  __device__ __forceinline__ Loader(const ForwardParams& p, Own<C>& o, std::uint32_t address)
+      : params(p), own(o), item(o.items), shared(address) {}
+
+  __device__ __forceinline__ static std::uint32_t q_bytes() {
+    return static_cast<std::uint32_t>(threads<C>() / 32 * C::kWarpQBytes);
   }
-
   __device__ __forceinline__ std::uint32_t k_tile(int stage) const {
-    return shared + static_cast<std::uint32_t>(C::kQBytes + stage * (C::kKBytes + C::kVBytes));
+    return shared + q_bytes() + static_cast<std::uint32_t>(stage * (C::kKBytes + C::kVBytes));
   }
   __device__ __forceinline__ std::uint32_t v_tile(int stage) const {
     return k_tile(stage) + (takes_turns() ? 0 : C::kKBytes);
@@ -40,26 +41,31 @@ struct Loader {
   // K and V in one place.
   __device__ __forceinline__ bool takes_turns() const { return C::kLeastStages == 0 && params.stages == 0; }
 
+  // Of the warp's rows.
+  __device__ __forceinline__ std::uint32_t warp_q() const {
+    return shared + static_cast<std::uint32_t>((own_thread() >> 5) * C::kWarpQBytes);
+  }
   __device__ __forceinline__ void load_q() const {
-    const Source source{item.q, params.q.row_stride * C::kElementBytes, item.rows - item.row_begin, params.d,
+    const Source source{item->q, params.q.row_stride * C::kElementBytes, item->rows - item->row_begin, params.d,
                         params.vector_q};
-    if constexpr (!C::kAll) return copy_rows<C, PlaceQ, C::kTileQ>(shared, source);
+    const int first_row = (own_thread() >> 5) * C::kWarpRows;
+    if constexpr (!C::kAll) return copy_warp_rows<C, PlaceQ>(warp_q(), source, first_row);
     const std::int64_t head_bytes = params.q.head_stride * C::kElementBytes;
-    copy_rows_at<C, PlaceQ, C::kTileQ>(shared, source, [&](int row) -> RowAt {
-      const int position = item.group.position(row);
-      return {position < source.rows && item.group.exists(row),
-              position * source.row_bytes + item.group.head(row) * head_bytes};
+    copy_rows_at<C, PlaceQ, WarpRows<C>>(warp_q(), source, [&](int row) -> RowAt {
+      const int position = item->group.position(first_row + row);
+      return {position < source.rows && item->group.exists(first_row + row),
+              position * source.row_bytes + item->group.head(first_row + row) * head_bytes};
     });
   }
   // Heads in parts: Q of the next one in place of the other's.
   __device__ __forceinline__ void load_part(int part) {
     __syncthreads();  // all have left it
     if (threadIdx.x == 0) {
-      const int heads = (part - item.part) * tile::kMostGroupRows;
-      item.q += heads * params.q.head_stride * C::kElementBytes;
-      item.head += heads;
-      item.group = params.group.part(part);
-      item.part = part;
+      const int heads = (part - item->part) * tile::kMostGroupRows;
+      item->q += heads * params.q.head_stride * C::kElementBytes;
+      item->head += heads;
+      item->group = params.group.part(part);
+      item->part = part;
     }
     __syncthreads();  // all can read it
     load_q();
@@ -72,14 +78,14 @@ struct Loader {
   __device__ __forceinline__ void load_k(int tile, int stage) {
     const tile::KeyTiles& tiles = params.tiles;
     if constexpr (C::kCheapCopies) {
-      if (tile < item.cheap_end) return copy_next_k(tile, stage);
+      if (tile < item->cheap_end) return copy_next_k(tile, stage);
     }
     copy_tile<C, PlaceK>(k_tile(stage), k_source(), tiles, tiles.first_key(tile), tiles.part(tile), key_of_k());
   }
   __device__ __forceinline__ void load_v(int tile, int stage) {
     const tile::KeyTiles& tiles = params.tiles;
     if constexpr (C::kCheapCopies) {
-      if (tile < item.cheap_end) return copy_next_v(tile, stage);
+      if (tile < item->cheap_end) return copy_next_v(tile, stage);
     }
     copy_tile<OfV<C>, PlaceV>(v_tile(stage), v_source(), tiles, tiles.first_key(tile), tiles.part(tile), key_of_v());
   }
@@ -87,41 +93,67 @@ struct Loader {
   // What this thread has copied has arrived: Q times 2^-e, or everything rounded to tf32. The barrier that follows
   // shows it to the others.
   __device__ __forceinline__ void finish_q() const {
-    each_own_chunk<C, PlaceQ, C::kTileQ>([&](std::uint32_t at) {
+    each_own_chunk<C, PlaceQ, WarpRows<C>>([&](std::uint32_t at) {
       if constexpr (C::kIsTf32) {
-        round_chunk(shared + at);
+        round_chunk(warp_q() + at);
       } else if constexpr (!C::kIsFp32) {
-        scale_chunk<C>(shared + at, params.scales.q_scale);
+        scale_chunk<C>(warp_q() + at, params.scales.q_scale);
       }
     });
   }
   __device__ __forceinline__ void finish_k(int stage) const {
     if constexpr (C::kIsTf32 && !C::kRoundsFragments) {
-      each_own_chunk<C, PlaceK, C::kTileK>([&](std::uint32_t at) { round_chunk(k_tile(stage) + at); });
+      each_own_chunk<C, PlaceK, SharedRows<C>>([&](std::uint32_t at) { round_chunk(k_tile(stage) + at); });
     }
   }
   __device__ __forceinline__ void finish_v(int stage) const {
     if constexpr (C::kIsTf32 && !C::kRoundsFragments) {
-      each_own_chunk<OfV<C>, PlaceV, C::kTileK>([&](std::uint32_t at) { round_chunk(v_tile(stage) + at); });
+      each_own_chunk<OfV<C>, PlaceV, SharedRows<C>>([&](std::uint32_t at) { round_chunk(v_tile(stage) + at); });
     }
   }
 
-  // Before the first tile: Q is there, as far as this thread has copied it, and K (two stages: and V) is asked for.
-  __device__ __forceinline__ void begin(int ahead) {
-    if (item.tiles.begin >= item.tiles.end) return;
-    load_q();
-    ptx::cp_async_commit();
-    load_k(item.tiles.begin, 0);
-    if (ahead != 0) load_v(item.tiles.begin, 0);
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<1>();
+  // Before an item's first tile: Q is there, as far as this thread has copied it, and K (two stages: and V) is asked
+  // for.
+  __device__ __forceinline__ void begin(ItemOf<C>& now, int ahead) {
+    if (C::kTakesItems && asked) {
+      asked = false;
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+    } else {
+      item = &now;
+      load_q();
+      ptx::cp_async_commit();
+      load_first(ahead, stage);
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<1>();
+    }
     finish_q();
+  }
+  // The item's first tile of K, two stages: and of V.
+  __device__ __forceinline__ void load_first(int ahead, int to_stage) {
+    const int first = item->tiles.begin;
+    if constexpr (C::kCheapCopies) {
+      own_next_k() = NextTile::of<C>(k_source(), params.tiles, first, key_of_k());
+      own_next_v() = NextTile::of<OfV<C>>(v_source(), params.tiles, first, key_of_v());
+    }
+    load_k(first, to_stage);
+    if (ahead != 0) load_v(first, to_stage);
+  }
+  // With an item's last tile, where the next tile would be asked for: what the item after it begins with, but for Q.
+  // That each warp asks for once it has computed its last scores.
+  __device__ __forceinline__ void ask_next(ItemOf<C>& next, int ahead, int to_stage) {
+    if constexpr (C::kTakesItems) {
+      if (next.valid == 0 || next.tiles.begin >= next.tiles.end) return;
+      item = &next;
+      asked = true;
+      load_first(ahead, to_stage);
+    }
   }
   // Before tile `tile`: its K (two stages: and V) is there for all, and all have left the stage before,
   // into which the next tile comes.
-  __device__ __forceinline__ void await_stage(int tile, int stage, int ahead) {
+  __device__ __forceinline__ void await_stage(int tile, int ahead) {
     if constexpr (C::kKeepsAddresses) {  // asked for before the wait
-      cheap_next = ptx::opaque(tile + 1 < min(item.cheap_end, item.tiles.end) ? 1 : 0);
+      cheap_next = ptx::opaque(tile + 1 < min(item->cheap_end, item->tiles.end) ? 1 : 0);
     }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
@@ -130,18 +162,18 @@ struct Loader {
     __syncthreads();
     if (ahead == 0 && !takes_turns()) load_v(tile, 0);
   }
-  // Two stages: asks for the tile after `tile`, to stage `stage`.
-  __device__ __forceinline__ void load_ahead(int tile, int stage) {
+  // Two stages: asks for the tile after `tile`, which is the first of `next` behind the item's last.
+  __device__ __forceinline__ void load_ahead(int tile, ItemOf<C>& next) {
     if constexpr (C::kKeepsAddresses) {
       if (cheap_next != 0) {
-        copy_next_k(tile + 1, stage);
-        copy_next_v(tile + 1, stage);
+        copy_next_k(tile + 1, stage ^ 1);
+        copy_next_v(tile + 1, stage ^ 1);
         return;
       }
     }
-    if (tile + 1 >= item.tiles.end) return;
-    load_k(tile + 1, stage);
-    load_v(tile + 1, stage);
+    if (tile + 1 >= item->tiles.end) return ask_next(next, 1, stage ^ 1);
+    load_k(tile + 1, stage ^ 1);
+    load_v(tile + 1, stage ^ 1);
   }
 
   // One stage: V is there for all, and all have left K.
@@ -161,14 +193,14 @@ struct Loader {
     if constexpr (C::kKeepsAddresses) {
       return next_k;
     } else {
-      return item.next_k[own_thread()];
+      return own.remembered.next_k[own_thread()];
     }
   }
   __device__ __forceinline__ NextTile& own_next_v() {
     if constexpr (C::kKeepsAddresses) {
       return next_v;
     } else {
-      return item.next_v[own_thread()];
+      return own.remembered.next_v[own_thread()];
     }
   }
   // Of K or 16-bit V.
@@ -197,19 +229,19 @@ struct Loader {
     };
   }
   __device__ __forceinline__ Source k_source() const {
-    return {item.k,         params.k.row_stride * C::kElementBytes, item.band.key_length, params.d, params.vector_k,
+    return {item->k,        params.k.row_stride * C::kElementBytes, item->band.key_length, params.d, params.vector_k,
             pages(params.k)};
   }
   __device__ __forceinline__ Source v_source() const {
-    return {item.v,
+    return {item->v,
             params.v.row_stride * C::kElementBytes,
-            item.band.key_length,
-            params.d_v - item.column,
+            item->band.key_length,
+            params.d_v - item->column,
             params.vector_v,
             pages(params.v)};
   }
   __device__ __forceinline__ SourcePages pages(const RowsView& view) const {
-    return {params.pages.table != nullptr ? &params.pages : nullptr, item.sequence,
+    return {params.pages.table != nullptr ? &params.pages : nullptr, item->sequence,
             view.batch_stride * C::kElementBytes};
   }
 };

@@ -60,7 +60,6 @@ struct ForwardParams {
   int keep = 0;           // of a group; 0: all
   int one_of_two = 0;     // `fours`: the pattern is 1:2
   int d = 0, d_v = 0;
-  tile::Divisor row_tiles{};                                     // of a head, or of heads that choose together
   int column_parts = 1;                                          // CTAs that share a row tile's columns of the output
   int stages = 1;                                                // of K and V; 0: both in one place
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0;  // rows are 16-byte aligned: copies of 16 bytes

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <sstream>
+#include <utility>
 
 #include "core/geometry.h"
 #include "cuda/blocks/means_plan.h"
@@ -15,13 +16,16 @@ namespace {
 template <typename C>
 Shape shape_from() {
   return {.dim = C::kScoreDim,
-          .tile_q = C::kTileQ,
+          .warp_rows = C::kWarpRows,
           .tile_k = C::kTileK,
-          .threads = C::kThreads,
+          .warps = C::kWarps,
+          .most_warps = C::kMostWarps,
           .ctas = C::kCtas,
+          .takes_items = C::kTakesItems,
           .least_stages = C::kLeastStages,
           .own_bytes = C::kOwnBytes,
-          .shared_bytes = {C::shared_bytes(0), C::shared_bytes(1), C::shared_bytes(2)}};
+          .warp_q_bytes = C::kWarpQBytes,
+          .key_bytes = {C::key_bytes(0), C::key_bytes(1), C::key_bytes(2)}};
 }
 
 template <DType kType, Kind kKind, Scope kScope>
@@ -97,6 +101,55 @@ int dim_of(const Problem& problem) {
   return kDims[std::size(kDims) - 1];
 }
 
+namespace {
+
+void plan_memory(ForwardPlan& plan, std::int64_t n_q, const DeviceFacts& device) {
+  const Shape& shape = plan.shape;
+  // A multiprocessor has 1 KiB more than a CTA may ask for. Two CTAs hide each other's waits, which a second stage does
+  // less well: it comes second. A third is welcome where it fits besides.
+  const auto fits = [&](int stages, int ctas, int warps) {
+    return ctas * (shape.shared_bytes(warps, stages) + shape.own_bytes + kReservedBytes) <= device.shared_bytes + 1024;
+  };
+  plan.warps = shape.warps;
+  const auto fit = [&](int stages, int ctas) { return fits(stages, ctas, shape.warps); };
+  plan.stages = fit(2, 2) ? 2 : fit(1, 2) ? 1 : fit(2, 1) ? 2 : fit(1, 1) ? 1 : 0;
+  plan.stages = std::max(plan.stages, shape.least_stages);
+  plan.resident = shape.ctas;
+  while (plan.resident > 1 && !fit(plan.stages, plan.resident)) --plan.resident;
+  // Where there is room for one CTA, more warps rather than a second stage.
+  if (plan.resident == 1 && n_q > shape.warps * shape.warp_rows && fits(1, 1, shape.most_warps) &&
+      shape.most_warps > shape.warps) {
+    plan.warps = shape.most_warps;
+    plan.stages = 1;
+  }
+}
+
+// Which CTA takes which row tiles of which heads.
+void plan_order(ForwardPlan& plan, const Problem& problem, const DeviceFacts& device) {
+  const core::Geometry geometry = core::geometry_of(problem);
+  const std::int64_t heads = geometry.batch * (geometry.heads / plan.group.all) * plan.group.parts();
+  const std::int64_t items = heads * plan.row_tiles;
+  const auto in_order = [&](std::int64_t workers, bool mirrored) {
+    const auto [all, each] = std::pair{static_cast<int>(heads), static_cast<int>(workers)};
+    plan.order = mirrored ? tile::mirrored_order(all, plan.row_tiles, each)
+                          : tile::equal_order(all, plan.row_tiles, each, false);
+    plan.ctas = workers * plan.column_parts;
+  };
+  // Short rows: what a CTA begins and ends with is hidden behind the rows before and after. Long ones, and those whose
+  // cost only the device knows, are taken as CTAs become free.
+  constexpr int kMostRowTiles = 8;
+  const std::int64_t workers = std::int64_t{plan.resident} * std::max(device.multiprocessors, 1);
+  if (plan.shape.takes_items && plan.row_tiles <= kMostRowTiles && items > workers && !problem.packed &&
+      !problem.mask.key_lengths.present()) {
+    const Reach reach = reach_of(problem.mask);
+    in_order(workers, std::min(reach.left, reach.right) < std::max(geometry.n_q, geometry.n_k) - 1);
+  } else {
+    in_order(items, false);
+  }
+}
+
+}  // namespace
+
 ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device, Scope least) {
   const core::Geometry geometry = core::geometry_of(problem);
   ForwardPlan plan;
@@ -104,23 +157,13 @@ ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const De
   plan.scope = std::max(scope_of(problem), least);
   plan.kind = kind_of(problem, plan.scope);
   plan.shape = shape_of(problem.q.dtype, plan.kind, plan.scope, compiled_dim(plan.scope, dim_of(problem)));
-  // A multiprocessor has 1 KiB more than a CTA may ask for. Two CTAs hide each other's waits, which a second stage does
-  // less well: it comes second. A third is welcome where it fits besides.
-  const auto fits = [&](int stages, int ctas) {
-    return ctas * (plan.shape.shared_bytes[stages] + plan.shape.own_bytes + kReservedBytes) <=
-           device.shared_bytes + 1024;
-  };
-  plan.stages = fits(2, 2) ? 2 : fits(1, 2) ? 1 : fits(2, 1) ? 2 : fits(1, 1) ? 1 : 0;
-  plan.stages = std::max(plan.stages, plan.shape.least_stages);
-  plan.resident = plan.shape.ctas;
-  while (plan.resident > 1 && !fits(plan.stages, plan.resident)) --plan.resident;
+  plan_memory(plan, geometry.n_q, device);
   const std::int64_t sharing = geometry.kv_heads > 0 ? geometry.heads / geometry.kv_heads : 1;
   if (plan.together) plan.group = tile::group_rows(static_cast<int>(sharing));
-  plan.row_tiles = tile::divide_up(geometry.n_q, plan.group.positions(plan.shape.tile_q));
+  plan.row_tiles = std::max(tile::divide_up(geometry.n_q, plan.group.positions(plan.tile_q())), 1);
   plan.column_parts =
       tile::divide_up(std::max<std::int64_t>(geometry.d_v, 1), out_columns(problem.q.dtype, plan.shape.dim));
-  plan.ctas =
-      geometry.batch * (geometry.heads / plan.group.all) * plan.group.parts() * plan.row_tiles * plan.column_parts;
+  plan_order(plan, problem, device);
   plan.vector_q = blocks::is_vector(problem.q);
   plan.vector_k = blocks::is_vector(problem.k);
   plan.vector_v = blocks::is_vector(problem.v);
@@ -160,16 +203,16 @@ std::string to_string(const ForwardPlan& plan) {
   const auto yes = [](bool x) { return x ? "yes" : "no"; };
   std::ostringstream text;
   text << "products    " << name_of(plan.kind) << ", compiled for d = " << plan.shape.dim
-       << (plan.scope == Scope::all ? ", everything served" : "") << "\nCTA         " << plan.shape.tile_q
-       << " query rows by " << plan.shape.threads / 32 << " warps, key tiles of " << plan.shape.tile_k << ", "
+       << (plan.scope == Scope::all ? ", everything served" : "") << "\nCTA         " << plan.tile_q()
+       << " query rows by " << plan.warps << " warps, key tiles of " << plan.shape.tile_k << ", "
        << plan.stages << (plan.stages == 1 ? " stage, " : " stages, ") << plan.shared_bytes()
        << " bytes of shared memory, " << plan.resident << " a multiprocessor"
        << (plan.together ? "\nbefore      log-sum-exps of all keys, by which heads choose together" : "")
        << (plan.means.present ? "\nbefore      means of V for the weight of pruned keys" : "")
        << (plan.workspace_bytes > 0 ? "\nworkspace   " + std::to_string(plan.workspace_bytes) + " bytes" : "")
        << "\n16 bytes    q " << yes(plan.vector_q) << ", k " << yes(plan.vector_k) << ", v " << yes(plan.vector_v)
-       << ", out " << yes(plan.vector_out) << "\nlaunch      " << plan.ctas << " CTAs of " << plan.shape.threads
-       << " threads";
+       << ", out " << yes(plan.vector_out) << "\nlaunch      " << plan.ctas << " CTAs of " << plan.threads()
+       << " threads" << (plan.order.rounds > 1 ? ", " + std::to_string(plan.order.rounds) + " row tiles each" : "");
   return text.str();
 }
 

@@ -9,6 +9,7 @@
 #include "cuda/device/facts.h"
 #include "cuda/general/config.h"
 #include "cuda/tile/group_rows.h"
+#include "cuda/tile/walk.h"
 #include "dspattn/attention.h"
 
 namespace dspattn::cuda::general {
@@ -16,12 +17,16 @@ namespace dspattn::cuda::general {
 // What an instance was compiled with.
 struct Shape {
   int dim = 0;  // head dim
-  int tile_q = 0, tile_k = 0;
-  int threads = 0;
-  int ctas = 2;              // a multiprocessor, as far as registers go
-  int least_stages = 1;      // 0: K and V may take turns in one place
-  int own_bytes = 0;         // of shared memory, for the description of a CTA's rows
-  int shared_bytes[3] = {};  // dynamic, by stages of K and V
+  int warp_rows = 0, tile_k = 0;
+  int warps = 0, most_warps = 0;  // of a CTA
+  int ctas = 2;                   // of `warps` a multiprocessor, as far as registers go
+  bool takes_items = false;       // a CTA may take several items
+  int least_stages = 1;           // 0: K and V may take turns in one place
+  int own_bytes = 0;              // of shared memory, for the description of a CTA's rows
+  int warp_q_bytes = 0;           // dynamic: a warp's
+  int key_bytes[3] = {};          // by stages of K and V
+
+  int shared_bytes(int of_warps, int stages) const { return of_warps * warp_q_bytes + key_bytes[stages]; }
 };
 
 Shape shape_of(DType type, Kind kind, Scope scope, int dim);
@@ -30,11 +35,13 @@ struct ForwardPlan {
   Kind kind = Kind::any;
   Scope scope = Scope::plain;
   Shape shape;
+  int warps = 4;
   int stages = 1;     // of K and V
   int resident = 1;   // CTAs of a multiprocessor, as far as registers and shared memory go
   int row_tiles = 0;  // of a head, or of heads that choose together
   int column_parts = 1;
   tile::GroupRows group;
+  tile::ItemOrder order;  // an item is a row tile
   std::int64_t ctas = 0;
   bool vector_q = false, vector_k = false, vector_v = false, vector_out = false;  // rows that are 16-byte aligned
 
@@ -44,7 +51,9 @@ struct ForwardPlan {
   std::size_t lse_begin = 0;  // in the workspace, behind the means
   std::size_t workspace_bytes = 0;
 
-  int shared_bytes() const { return shape.shared_bytes[stages]; }
+  int tile_q() const { return warps * shape.warp_rows; }
+  int threads() const { return 32 * warps; }
+  int shared_bytes() const { return shape.shared_bytes(warps, stages); }
 };
 
 // What the problem asks of an instance, and how weights meet V there.

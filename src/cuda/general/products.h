@@ -44,6 +44,10 @@ struct Products {
       own_q = ptx::held(q_row());
       own_k = ptx::held(k_row());
     }
+  }
+
+  // Before an item.
+  __device__ __forceinline__ void clear() {
 #pragma unroll
     for (RowBlock<C>& block : rows) {
 #pragma unroll
@@ -55,10 +59,13 @@ struct Products {
   // Where a lane reads is computed where it is needed, not kept: registers are short.
   __device__ __forceinline__ static int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)); }
   __device__ __forceinline__ static int lane() { return thread() & 31; }
-  __device__ __forceinline__ static int warp_row() { return (thread() >> 5) * 16 * C::kRowBlocks; }
+  // Q of the warp's rows.
+  __device__ __forceinline__ std::uint32_t warp_q() const {
+    return q_tile + static_cast<std::uint32_t>((thread() >> 5) * C::kWarpQBytes);
+  }
   // For ldmatrix at step 0. Q: lane l addresses row l % 16 and of 32 bytes the first or the second half.
   __device__ __forceinline__ std::uint32_t q_row() const {
-    return q_tile + static_cast<std::uint32_t>(tile::swizzled_offset(warp_row() + (lane() & 15), lane() >> 4));
+    return warp_q() + static_cast<std::uint32_t>(tile::swizzled_offset(lane() & 15, lane() >> 4));
   }
   // K: rows of two blocks of eight keys.
   __device__ __forceinline__ static std::uint32_t k_row() {
@@ -234,7 +241,7 @@ struct Products {
     clear_scores();
     const auto g = static_cast<std::uint32_t>(lane()) >> 2;
     const auto t = static_cast<std::uint32_t>(lane()) & 3;
-    const std::uint32_t own_q = q_tile + (static_cast<std::uint32_t>(warp_row()) + g) * 128;
+    const std::uint32_t own_q = warp_q() + g * 128;
     const std::uint32_t own_k = k + 2 * t * 128;
 #pragma unroll 1
     for (std::uint32_t chunk = 0; chunk < C::kRowBytes / 16; ++chunk) {
