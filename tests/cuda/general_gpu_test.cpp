@@ -127,6 +127,53 @@ TEST_P(General, PagesInAnyOrder) {
   EXPECT_EQ(run(true), run(false));
 }
 
+// Many heads with few rows, of which a CTA takes several tiles, give the bits that few heads give. Of each head's three
+// tiles the first sees no key.
+TEST_P(General, ManyShortRowsGiveTheBitsOfFew) {
+  const GeneralClass& of = GetParam();
+  const std::int64_t few = cuda::device_facts(0).multiprocessors / 2, heads = 12 * few + 1;
+  constexpr std::int64_t kQueries = 300, kKeys = 128;
+  core::DeviceMemory& memory = cuda::memory(0);
+  for (const std::int64_t dim : {64, 128}) {
+    const std::size_t row_bytes = static_cast<std::size_t>(dim) * size_bytes(of.dtype);
+    const auto upload = [&](std::int64_t rows, std::uint32_t state) {
+      std::vector<std::uint8_t> bytes(static_cast<std::size_t>(heads * rows) * row_bytes);
+      for (std::int64_t i = 0; i < heads * rows * dim; ++i) {
+        state = state * 1664525u + 1013904223u;
+        core::store_element(bytes.data(), of.dtype, i, static_cast<double>(state >> 28) - 7.5);
+      }
+      core::DeviceBuffer buffer(memory, bytes.size());
+      buffer.upload(bytes.data());
+      return buffer;
+    };
+    const core::DeviceBuffer q = upload(kQueries, 1), k = upload(kKeys, 2), v = upload(kKeys, 3);
+    std::vector<std::uint8_t> together(static_cast<std::size_t>(heads * kQueries) * row_bytes), apart(together.size());
+    const core::DeviceBuffer out(memory, together.size());
+    const auto run = [&](std::int64_t first, std::int64_t count) {
+      ForwardArgs args;
+      const auto rows = [&](const core::DeviceBuffer& buffer, std::int64_t n) {
+        return TensorView{static_cast<std::uint8_t*>(buffer.data()) + static_cast<std::size_t>(first * n) * row_bytes,
+                          of.dtype,
+                          {1, count, n, dim}};
+      };
+      args.problem.device = {DeviceType::cuda, 0};
+      args.problem.q = rows(q, kQueries);
+      args.problem.k = rows(k, kKeys);
+      args.problem.v = rows(v, kKeys);
+      args.problem.pattern = of.patterns.front();
+      args.problem.mask.causal = true;
+      args.run.kernel = of.kernel();
+      args.out = rows(out, kQueries);
+      forward(args);
+    };
+    run(0, heads);
+    out.download(together.data());
+    for (std::int64_t first = 0; first < heads; first += few) run(first, std::min(few, heads - first));
+    out.download(apart.data());
+    EXPECT_EQ(together, apart) << "d " << dim;
+  }
+}
+
 // fp32: a weight far below that of a later tile's key, but not as far below the reference of its own tile.
 TEST(GeneralTable, RaisedReferencesLeaveSmallWeights) {
   if (const std::string why = no_ampere(); !why.empty()) GTEST_SKIP() << why;

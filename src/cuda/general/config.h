@@ -96,6 +96,11 @@ struct Config {
   // one (Loader::ask_next).
   static constexpr bool kTakesItems = kCheapCopies;
   static constexpr int kItemSlots = kTakesItems ? 3 : 1;
+  // Two neighbouring warps share the output of both their rows: each computes half of its columns, so that a fragment of
+  // V serves 32 rows. For that they exchange weights, in shared memory, with every tile.
+  static constexpr bool kSharesOutput = kIsTf32 && kDim == 256 && !kAll;
+  static constexpr int kOutBlocks = kSharesOutput ? 2 : kRowBlocks;            // of 16 rows: the warp's own come first
+  static constexpr int kOutColumns = kSharesOutput ? kHeadDim / 2 : kHeadDim;  // of a warp
   // Where nothing is selected scores stay in fp32, which with 128 columns of output of 32 rows takes too many
   // registers.
   static constexpr bool kWeighsUnselected = kKind == Kind::any && !kIsFp32 && !kAll && kDim == 256;
@@ -111,6 +116,8 @@ struct Config {
   static constexpr int key_bytes(int stages) {
     return stages == 0 ? (kKBytes > kVBytes ? kKBytes : kVBytes) : stages * (kKBytes + kVBytes);
   }
+  // Behind them, where they do not take turns: what a warp gives its neighbour.
+  static constexpr int kGivenBytes = kSharesOutput ? (kTileK / (kKind == Kind::pairs ? 4 : 2) + 4) * 32 * 4 : 0;
   static constexpr int kLeastStages = kRowBytes >= 1024 ? 0 : kKeepsAddresses ? 2 : 1;
   static_assert(kWarps * kWarpQBytes + key_bytes(kLeastStages) + kOwnBytes <= 99 * 1024, "must fit where a CTA has 99 KiB");
 
@@ -149,6 +156,11 @@ struct Selecting : C {
 template <typename C>
 struct OfV : C {
   static constexpr int kPanels = C::kVPanels;
+};
+// The same for the columns of the output that a warp has.
+template <typename C>
+struct OfWarp : C {
+  static constexpr int kHeadDim = C::kOutColumns;
 };
 
 }  // namespace dspattn::cuda::general

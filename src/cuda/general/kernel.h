@@ -48,10 +48,15 @@ __device__ __forceinline__ void walk(const ForwardParams& params, ItemOf<C>& ite
       }
       const std::uint32_t k = loader.k_tile(loader.stage);
       products.compute_scores(k);
-      if (ahead == 0 && pass == 0) loader.wait_for_v(tile);
+      // Taking turns, V comes where weights are exchanged before.
+      const bool v_last = C::kSharesOutput && loader.takes_turns();
+      if (v_last) __syncthreads();  // all have left K
+      if (ahead == 0 && pass == 0 && !v_last) loader.wait_for_v(tile);
       if (C::kKeepsAddresses && ahead != 0) loader.load_ahead(tile, next);  // beside the products
       if (C::kAsksEarly) ask_for_k();
       weigh_warp<C>({params, item, tile, bare, pass}, products, [&](int part) { products.compute_scores(k, part); });
+      if constexpr (C::kSharesOutput) products.exchange_weights(loader.exchange_place());
+      if (v_last) loader.wait_for_v(tile);
     }
     if (!C::kAsksEarly) ask_for_k();
     if (C::kTakesItems && loader.asked) loader.load_q();
@@ -61,6 +66,10 @@ __device__ __forceinline__ void walk(const ForwardParams& params, ItemOf<C>& ite
       loader.load_k(tile + 1, 0);
     }
     loader.stage ^= ahead;
+  }
+  if constexpr (C::kSharesOutput) {
+    __syncthreads();  // all have left V, and what was exchanged before
+    products.exchange_states(loader.exchange_place());
   }
 }
 
@@ -100,7 +109,10 @@ __global__ void __launch_bounds__(C::kMostThreads, C::kCtas* C::kWarps / C::kMos
       __syncthreads();
     }
 #pragma unroll
-    for (int i = 0; i < C::kRowBlocks; ++i) store_block<C>(params, item, own_row<C>() + 16 * i, products.rows[i]);
+    for (int i = 0; i < C::kOutBlocks; ++i) {
+      const int row = C::kSharesOutput ? own_row<C>() ^ 16 * i : own_row<C>() + 16 * i;
+      store_block<C>(params, item, row, products.rows[i], i, products.first_column());
+    }
   }
 }
 

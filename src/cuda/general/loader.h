@@ -38,6 +38,8 @@ struct Loader {
   __device__ __forceinline__ std::uint32_t v_tile(int stage) const {
     return k_tile(stage) + (takes_turns() ? 0 : C::kKBytes);
   }
+  // kSharesOutput: where weights are exchanged.
+  __device__ __forceinline__ std::uint32_t exchange_place() const { return k_tile(params.stages); }
   // K and V in one place.
   __device__ __forceinline__ bool takes_turns() const { return C::kLeastStages == 0 && params.stages == 0; }
 

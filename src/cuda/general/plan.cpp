@@ -25,6 +25,7 @@ Shape shape_from() {
           .least_stages = C::kLeastStages,
           .own_bytes = C::kOwnBytes,
           .warp_q_bytes = C::kWarpQBytes,
+          .warp_given_bytes = C::kGivenBytes,
           .key_bytes = {C::key_bytes(0), C::key_bytes(1), C::key_bytes(2)}};
 }
 

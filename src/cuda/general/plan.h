@@ -24,9 +24,12 @@ struct Shape {
   int least_stages = 1;           // 0: K and V may take turns in one place
   int own_bytes = 0;              // of shared memory, for the description of a CTA's rows
   int warp_q_bytes = 0;           // dynamic: a warp's
+  int warp_given_bytes = 0;       // the same, of what it gives its neighbour
   int key_bytes[3] = {};          // by stages of K and V
 
-  int shared_bytes(int of_warps, int stages) const { return of_warps * warp_q_bytes + key_bytes[stages]; }
+  int shared_bytes(int of_warps, int stages) const {
+    return of_warps * (warp_q_bytes + (stages > 0 ? warp_given_bytes : 0)) + key_bytes[stages];
+  }
 };
 
 Shape shape_of(DType type, Kind kind, Scope scope, int dim);

@@ -26,8 +26,9 @@ template <typename C>
 struct RowBlock {
   float scores[C::kPartColumns / 2];
   std::uint32_t weights[C::kWeights], metadata[C::kMetadata];
-  float out[C::kHeadDim / 2];
+  float out[C::kOutColumns / 2];
   blocks::RowState state;
+  float shrink0, shrink1;  // kSharesOutput: by which the last tile shrinks the output
 };
 
 template <typename C>
@@ -37,7 +38,7 @@ struct Products {
   std::uint32_t q_tile;        // address of Q in shared memory
   std::uint32_t own_q, own_k;  // kKeepsAddresses: what q_row() and k_row() say
   std::uint32_t q[C::kRowBlocks][4];
-  RowBlock<C> rows[C::kRowBlocks];
+  RowBlock<C> rows[C::kOutBlocks];  // the warp's own, then its neighbour's
 
   __device__ __forceinline__ explicit Products(std::uint32_t q_address) : q_tile(q_address) {
     if constexpr (C::kKeepsAddresses) {
@@ -71,9 +72,15 @@ struct Products {
   __device__ __forceinline__ static std::uint32_t k_row() {
     return static_cast<std::uint32_t>(tile::swizzled_offset((lane() >> 4) * 8 + (lane() & 7), lane() >> 3 & 1));
   }
+  // Of the output.
+  __device__ __forceinline__ static int first_column() {
+    return C::kSharesOutput ? (thread() >> 5 & 1) * C::kOutColumns : 0;
+  }
   // V: of `fours` the 32 keys of a step, else 16 keys and two chunks; of fp32 the lane's own key t and column g.
   __device__ __forceinline__ static std::uint32_t v_row() {
-    if constexpr (C::kIsFp32) return static_cast<std::uint32_t>((lane() & 3) * C::kVRowBytes + 4 * (lane() >> 2));
+    if constexpr (C::kIsFp32) {
+      return static_cast<std::uint32_t>((lane() & 3) * C::kVRowBytes + 4 * (lane() >> 2) + 4 * first_column());
+    }
     if constexpr (C::kKind == Kind::fours) return static_cast<std::uint32_t>(tile::swizzled_offset(lane(), 0));
     return static_cast<std::uint32_t>(tile::swizzled_offset(lane() & 15, lane() >> 4));
   }
@@ -98,6 +105,50 @@ struct Products {
     }
   }
 
+  // kSharesOutput: gives the neighbour the weights of a tile, and takes its own. `place`: of what a warp gives, one
+  // after the other; free, and until the next barrier of the CTA.
+  __device__ __forceinline__ void exchange_weights(std::uint32_t place) {
+    RowBlock<C>& own = rows[0];
+    RowBlock<C>& other = rows[1];
+    const std::uint32_t to = given(place, 0);
+#pragma unroll
+    for (int i = 0; i < C::kWeights; i += 4) {
+      ptx::store_shared_16(to + 128 * i, own.weights[i], own.weights[i + 1], own.weights[i + 2], own.weights[i + 3]);
+    }
+    ptx::store_shared_16(to + 128 * C::kWeights, __float_as_uint(own.shrink0), __float_as_uint(own.shrink1),
+                         C::kKind == Kind::pairs ? own.metadata[0] : 0u, 0u);
+    await_neighbour();
+    const std::uint32_t from = given(place, 1);
+#pragma unroll
+    for (int i = 0; i < C::kWeights; i += 4) {
+      const float4 words = ptx::load_shared_16(from + 128 * i);
+      other.weights[i] = __float_as_uint(words.x);
+      other.weights[i + 1] = __float_as_uint(words.y);
+      other.weights[i + 2] = __float_as_uint(words.z);
+      other.weights[i + 3] = __float_as_uint(words.w);
+    }
+    const float4 words = ptx::load_shared_16(from + 128 * C::kWeights);
+    other.shrink0 = words.x;
+    other.shrink1 = words.y;
+    other.metadata[0] = __float_as_uint(words.z);
+    static_assert(!C::kSharesOutput || C::kMetadata == 1);
+#pragma unroll
+    for (RowBlock<C>& block : rows) {
+      if (__all_sync(~0u, block.shrink0 == 1 && block.shrink1 == 1) != 0) continue;
+      blocks::RowState unused{};
+      blocks::shrink({block.shrink0, block.shrink1, false, false}, unused, block.out);
+    }
+  }
+  // The same of what is known of rows at the end.
+  __device__ __forceinline__ void exchange_states(std::uint32_t place) {
+    const blocks::RowState& own = rows[0].state;
+    ptx::store_shared_16(given(place, 0), __float_as_uint(own.sum0), __float_as_uint(own.sum1),
+                         __float_as_uint(own.minus0), __float_as_uint(own.minus1));
+    await_neighbour();
+    const float4 words = ptx::load_shared_16(given(place, 1));
+    rows[1].state = {words.x, words.y, words.z, words.w, 0};
+  }
+
   // The V tile at `v` times the weights, added to the output.
   __device__ __forceinline__ void add_output(std::uint32_t tile) {
     const std::uint32_t v = tile + (C::kKind == Kind::precise ? 0 : v_row());
@@ -115,15 +166,21 @@ struct Products {
   }
 
  private:
+  // Where this lane finds what its warp (0) or the neighbour (1) gives.
+  __device__ __forceinline__ static std::uint32_t given(std::uint32_t place, int neighbour) {
+    return place + static_cast<std::uint32_t>((thread() >> 5 ^ neighbour) * C::kGivenBytes + 16 * lane());
+  }
+  __device__ __forceinline__ static void await_neighbour() { ptx::named_barrier_sync(1 + (thread() >> 6), 64); }
+
   // A word of K or V, to the nearest tf32 where it is not rounded yet.
   __device__ __forceinline__ static std::uint32_t rounded(std::uint32_t word) {
     return C::kRoundsFragments ? ptx::nearest_tf32(__uint_as_float(word)) : word;
   }
   __device__ __forceinline__ void clear_scores() {
 #pragma unroll
-    for (RowBlock<C>& block : rows) {
+    for (int i = 0; i < C::kRowBlocks; ++i) {
 #pragma unroll
-      for (float& score : block.scores) score = 0;
+      for (float& score : rows[i].scores) score = 0;
     }
   }
 
@@ -178,7 +235,7 @@ struct Products {
 #pragma unroll
     for (int step = 0; step < C::kTileK / 32; ++step) {
 #pragma unroll
-      for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
+      for (int columns = 0; columns < C::kOutColumns / 8; ++columns) {
         std::uint32_t b[4];
         ptx::ldmatrix_x4_trans(b, (v ^ static_cast<std::uint32_t>(columns % 8 * 16)) +
                                       static_cast<std::uint32_t>(columns / 8 * C::kPanelKBytes + step * 32 * 128));
@@ -194,7 +251,7 @@ struct Products {
 #pragma unroll
     for (int step = 0; step < C::kTileK / 16; ++step) {
 #pragma unroll
-      for (int columns = 0; columns < C::kHeadDim / 8; columns += 2) {
+      for (int columns = 0; columns < C::kOutColumns / 8; columns += 2) {
         std::uint32_t b[4];
         ptx::ldmatrix_x4_trans(b, (v ^ static_cast<std::uint32_t>(columns % 8 * 16)) +
                                       static_cast<std::uint32_t>(columns / 8 * C::kPanelKBytes + step * 16 * 128));
@@ -211,7 +268,7 @@ struct Products {
 #pragma unroll
     for (int step = 0; step < C::kTileK / 16; ++step) {
 #pragma unroll
-      for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
+      for (int columns = 0; columns < C::kOutColumns / 8; ++columns) {
         std::uint32_t b[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) b[i] = load_v(v, 16 * step + 4 * i, columns);
@@ -227,7 +284,7 @@ struct Products {
 #pragma unroll
     for (int step = 0; step < C::kTileK / 8; ++step) {
 #pragma unroll
-      for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
+      for (int columns = 0; columns < C::kOutColumns / 8; ++columns) {
         const std::uint32_t b0 = load_v(v, 8 * step, columns), b1 = load_v(v, 8 * step + 4, columns);
 #pragma unroll
         for (RowBlock<C>& block : rows) {
@@ -284,7 +341,7 @@ struct Products {
         const std::uint32_t row =
             v + columns_2t + static_cast<std::uint32_t>((column / 2 * 8 + 2 * source + column % 2) * C::kVRowBytes);
 #pragma unroll
-        for (int columns = 0; columns < C::kHeadDim / 8; ++columns) {
+        for (int columns = 0; columns < C::kOutColumns / 8; ++columns) {
           std::uint32_t bits[2];
           ptx::load_shared_bytes<8>(row + static_cast<std::uint32_t>(columns * 32), bits);
 #pragma unroll

@@ -15,7 +15,7 @@ namespace dspattn::cuda::general {
 // to the row's sum.
 template <typename C, int kRow>
 __device__ __forceinline__ void add_sink(const ScoreScales& scales, float sink, float& sum, float& minus,
-                                         float (&out)[C::kHeadDim / 2]) {
+                                         float (&out)[C::kOutColumns / 2]) {
   constexpr float kLog2E = 1.442695040888963f;
   const float logit = sink * kLog2E;  // base 2, as the reference below
   const float unit = C::kReferenceIsScore ? scales.exp2_scale : 1.0f;
@@ -30,7 +30,7 @@ __device__ __forceinline__ void add_sink(const ScoreScales& scales, float sink, 
   sum = sum * shrink + 1.0f;
   minus = -logit / unit;
 #pragma unroll
-  for (int i = 2 * kRow; i < C::kHeadDim / 2; i += 4) {
+  for (int i = 2 * kRow; i < C::kOutColumns / 2; i += 4) {
     out[i] = empty ? 0.0f : out[i] * shrink;  // whatever V holds
     out[i + 1] = empty ? 0.0f : out[i + 1] * shrink;
   }
@@ -72,10 +72,11 @@ __device__ __forceinline__ RowTargets targets_of(const ForwardParams& params, co
           rows.exists1};
 }
 
-// 16 rows of a warp, of which `row` is a lane's first within the CTA's.
+// 16 rows of a warp, of which `row` is a lane's first within the CTA's. kSharesOutput: `index` 0 are its own, and
+// `column` is the first it has of the output.
 template <typename C>
 __device__ __forceinline__ void store_block(const ForwardParams& params, const ItemOf<C>& item, int row,
-                                            RowBlock<C>& block) {
+                                            RowBlock<C>& block, int index, int column) {
   const int lane = own_thread() & 31;
   const OwnRows rows = own_rows(item, row);
   RowSums sums = sum_up(block.state);
@@ -96,13 +97,18 @@ __device__ __forceinline__ void store_block(const ForwardParams& params, const I
   } else {
     to = blocks::targets_of(out, params.lse, item, row);
   }
-  if (!C::kAll || item.column == 0) store_lse<C>(params.lse, params.scales, to, lane, sums, block.state);
+  if constexpr (C::kSharesOutput) {
+    to.out0 += column;
+    to.out1 += column;
+    out.columns -= column;
+  }
+  if (C::kSharesOutput ? index == 0 : !C::kAll || item.column == 0) store_lse<C>(params.lse, params.scales, to, lane, sums, block.state);
   if constexpr (C::kAll) {
     if (out.data == nullptr) return;  // log-sum-exps only
     // Dropout: what is left is divided by its share.
     sums = {sums.sum0 * params.extras.keep_probability, sums.sum1 * params.extras.keep_probability};
   }
-  store_rows<C>(out, params.vector_out, to, lane, block.out, sums);
+  store_rows<OfWarp<C>>(out, params.vector_out, to, lane, block.out, sums);
 }
 
 }  // namespace dspattn::cuda::general

@@ -406,7 +406,16 @@ __device__ __forceinline__ void weigh_rows(const TilePlace<C>& at, RowBlock<C>& 
   const bool raises = __all_sync(~0u, fits(block.state.minus0, tops.row0) && fits(block.state.minus1, tops.row1)) == 0;
   if (raises) {
     raised = blocks::raise_references(tops.row0, tops.row1, block.state, scale);
-    blocks::shrink(raised, block.state, block.out);
+    if constexpr (C::kSharesOutput) {  // the output is two warps'
+      block.state.sum0 *= raised.shrink0;
+      block.state.sum1 *= raised.shrink1;
+    } else {
+      blocks::shrink(raised, block.state, block.out);
+    }
+  }
+  if constexpr (C::kSharesOutput) {
+    block.shrink0 = raised.shrink0;
+    block.shrink1 = raised.shrink1;
   }
   if constexpr (C::kAll) {
     if (params.extras.counts_apart != 0) count_apart<C>(at, kept, block.scores, raised, block);

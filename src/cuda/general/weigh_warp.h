@@ -62,7 +62,7 @@ __device__ __forceinline__ bool is_interior(const TilePlace<C>& at) {
 
 // Masks a warp's scores of a tile where it needs that.
 template <typename C>
-__device__ __forceinline__ void finish_warp(const TilePlace<C>& at, int part, RowBlock<C> (&rows)[C::kRowBlocks]) {
+__device__ __forceinline__ void finish_warp(const TilePlace<C>& at, int part, RowBlock<C> (&rows)[C::kOutBlocks]) {
   if (!is_bare(at)) {
 #pragma unroll
     for (int i = 0; i < C::kRowBlocks; ++i) finish_scores<C>(at, i, part, rows[i].scores);
@@ -74,7 +74,7 @@ __device__ __forceinline__ void finish_warp(const TilePlace<C>& at, int part, Ro
 
 // Packs a warp's finished scores.
 template <typename C>
-__device__ __forceinline__ void pack_warp(const TilePlace<C>& at, int part, const RowBlock<C> (&rows)[C::kRowBlocks],
+__device__ __forceinline__ void pack_warp(const TilePlace<C>& at, int part, const RowBlock<C> (&rows)[C::kOutBlocks],
                                           PackedTile<C> (&packed)[C::kRowBlocks]) {
   if (C::kKind == Kind::fours && !is_interior<C>(at)) {
     const tile::KeyTiles& tiles = at.params.tiles;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void pack_warp(const TilePlace<C>& at, int part, cons
 
 // Both, with one branch for most tiles.
 template <typename C>
-__device__ __forceinline__ void finish_and_pack(const TilePlace<C>& at, int part, RowBlock<C> (&rows)[C::kRowBlocks],
+__device__ __forceinline__ void finish_and_pack(const TilePlace<C>& at, int part, RowBlock<C> (&rows)[C::kOutBlocks],
                                                 PackedTile<C> (&packed)[C::kRowBlocks]) {
   if (!C::kAll && !C::kStraightScores && is_bare(at)) {
 #pragma unroll
@@ -107,7 +107,7 @@ __device__ __forceinline__ void finish_and_pack(const TilePlace<C>& at, int part
 
 // The same of all parts. compute(part): as below.
 template <typename C, typename Compute>
-__device__ __forceinline__ void pack_parts(const TilePlace<C>& at, RowBlock<C> (&rows)[C::kRowBlocks],
+__device__ __forceinline__ void pack_parts(const TilePlace<C>& at, RowBlock<C> (&rows)[C::kOutBlocks],
                                            PackedTile<C> (&packed)[C::kRowBlocks], Compute compute) {
   if (C::kStraightScores && is_bare(at)) {
 #pragma unroll
@@ -133,7 +133,7 @@ __device__ __forceinline__ void weigh_warp(const TilePlace<C>& at, Products<C>& 
   if constexpr (C::kIsFp32) {
     finish_warp<C>(at, 0, rows);
 #pragma unroll
-    for (RowBlock<C>& block : rows) weigh_rows<C>(at, block);
+    for (int i = 0; i < C::kRowBlocks; ++i) weigh_rows<C>(at, rows[i]);
   } else {  // packed before anything else: half of the registers
     PackedTile<C> packed[C::kRowBlocks];
     if constexpr (C::kWeighsUnselected) {
