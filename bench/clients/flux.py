@@ -129,7 +129,8 @@ def measure(
                 "attention_calls": {str(tokens): count for tokens, count in model.attention.items()},
             }  # fmt: skip
             rows.append(facts | row(shape, device, dtype, model, form, repeats, patterns, kernels, norm_rope))
-            print(f"{model.name}, {form}: {rows[-1]['ratios']}", file=sys.stderr, flush=True)
+            times = {name: found["median_us"] for name, found in rows[-1]["times"].items()}
+            print(f"{model.name}, {form}: {times}, {rows[-1]['ratios']}", file=sys.stderr, flush=True)
     return rows
 
 

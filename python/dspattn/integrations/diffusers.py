@@ -64,7 +64,9 @@ def unfuse_norm_rope(model: Any) -> list[str]:
 
 def _flux_processors() -> tuple[type, type]:
     try:
-        from ._flux import FluxAttnProcessor, NormRopeProcessor
+        from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
+
+        from ._flux import NormRopeProcessor
     except ImportError as error:
         raise DspattnError([f"diffusers: expected a version with FluxAttnProcessor (0.35 or later): {error}"]) from None
     return FluxAttnProcessor, NormRopeProcessor
