@@ -20,7 +20,7 @@ LARGEST_HEAD = 256  # that norm_rope takes
 
 class NormRopeProcessor(FluxAttnProcessor):  # type: ignore[misc]
     """What a call has that :func:`dspattn.norm_rope` does not take is prepared as before: gradients, autocast, norms
-    that are no ``torch.nn.RMSNorm`` or have hooks, tensors of other classes."""
+    that are no ``torch.nn.RMSNorm`` or are called by others (hooks, offloading), tensors of other classes."""
 
     def __call__(
         self,
@@ -82,9 +82,14 @@ def _taken(parts: Sequence[Tensor], norms: Sequence[Any], rotary: Any) -> bool:
     for norm in norms:
         if type(norm) is not torch.nn.RMSNorm or norm._forward_hooks or norm._forward_pre_hooks:
             return False
+        if "forward" in norm.__dict__:  # offloading: its weight comes when it is called
+            return False
         if norm.eps is None or norm.eps != norms[0].eps or (norm.weight is None) != (norms[0].weight is None):
             return False
-        if norm.weight is not None and norm.weight.dtype != first.dtype:
+        weight = norm.weight
+        if weight is not None and not (weight.dtype == first.dtype and weight.device == first.device):
+            return False
+        if weight is not None and type(weight) not in (Tensor, torch.nn.Parameter):
             return False
     if rotary is None:
         return True
