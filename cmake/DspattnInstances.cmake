@@ -146,13 +146,14 @@ function(dspattn_backward_instances result suffix folder)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
-# dspattn_decode_sources(RESULT SUFFIX FOLDER): the sources of the kernels for few queries.
+# dspattn_decode_sources(RESULT SUFFIX FOLDER): the sources of the kernels for few queries, and of what is beside
+# attention.
 function(dspattn_decode_sources result suffix folder)
   set(from ${dspattn_cuda_source}/decode)
   set(sources ${from}/decode_bf16.cu)
   dspattn_joined(sources ${folder}/decode_f16_f32${suffix} ${from}/decode_f16.cu ${from}/decode_f32.cu)
   dspattn_joined(sources ${folder}/decode_ends${suffix} ${from}/merge.cu ${from}/room.cu
-    ${dspattn_cuda_source}/blocks/value_sums.cu)
+    ${dspattn_cuda_source}/blocks/value_sums.cu ${dspattn_cuda_source}/norm_rope/norm_rope.cu)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 

@@ -60,6 +60,7 @@ LAYERS = {
         "src/cuda/general",
         ["public", "core", "cuda/ptx", "cuda/tile", "cuda/device", "cuda/blocks"],
     ),
+    "cuda/norm_rope": ("src/cuda/norm_rope", ["public", "core", "cuda/ptx", "cuda/device"]),
     "cuda": (
         "src/cuda",
         [
@@ -76,7 +77,7 @@ LAYERS = {
             "cuda/general",
         ],
     ),
-    "api": ("src/api", ["public", "core", "theory", "cpu", "cuda", "cuda/device", "cuda/pipeline"]),
+    "api": ("src/api", ["public", "core", "theory", "cpu", "cuda", "cuda/device", "cuda/norm_rope", "cuda/pipeline"]),
     "check": ("src/check", ["public", "core", "cpu", "cuda", "cuda/device", "api"]),
     "apps": ("apps", ["public", "core", "api", "check"]),
     "bench": ("bench", ["public", "core", "cuda", "cuda/*"]),

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from bench.clients.flux_model import Transformer
+from dspattn.integrations.diffusers import fuse_norm_rope, unfuse_norm_rope
 
 
 @dataclasses.dataclass
@@ -19,6 +20,7 @@ class Model:
     blocks: list[nn.Module]
     attention: dict[int, int]  # calls by their number of tokens
     fuse: Callable[[], Any] | None = None  # makes one product of each block's projections to q, k and v
+    norm_rope: Callable[[bool], None] | None = None  # prepares queries and keys by dspattn.norm_rope, or as before
 
 
 def plain(shape, device, dtype):
@@ -57,8 +59,23 @@ def flux(shape, device, dtype):
     name = f"diffusers {diffusers.__version__}"
     return Model(
         name, lambda: model(**inputs, return_dict=False)[0], blocks, {shape.tokens: len(blocks)},
-        model.fuse_qkv_projections,
+        model.fuse_qkv_projections, norm_rope_switch(model),
     )  # fmt: skip
+
+
+def norm_rope_switch(model):
+    """Exchanges processors that are made once: what it takes is not timed with the model."""
+    modules = dict(model.named_modules())
+    changed = [modules[name] for name in fuse_norm_rope(model)]
+    fused = [module.processor for module in changed]
+    unfuse_norm_rope(model)
+    own = [module.processor for module in changed]
+
+    def switch(on):
+        for module, processor in zip(changed, fused if on else own, strict=True):
+            module.processor = processor
+
+    return switch
 
 
 @dataclasses.dataclass(frozen=True)

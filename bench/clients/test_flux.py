@@ -13,6 +13,7 @@ from bench.common import results
 def test_every_attention_call_is_switched(name):
     if name != "plain":
         pytest.importorskip("diffusers", reason="diffusers is not installed", exc_type=ImportError)
+        from dspattn.integrations import _flux
     torch.manual_seed(0)
     model = diffusion_models.MODELS[name](TINY, "cpu", torch.float32)
     forward = model.forward
@@ -24,6 +25,14 @@ def test_every_attention_call_is_switched(name):
         with dspattn.use("1:2"):
             pruned = forward()
             assert (pruned - stock).abs().max() > 1e-4
+        if model.norm_rope is not None:
+            calls = []
+            model.norm_rope(True)
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(_flux, "norm_rope", lambda *a, **n: calls.append(1) or dspattn.norm_rope(*a, **n))
+                torch.testing.assert_close(forward(), stock, atol=1e-4, rtol=1e-4)
+            assert len(calls) == len(model.blocks)
+            model.norm_rope(False)
         flux.change(model, "fused", "eager")
         torch.testing.assert_close(forward(), stock, atol=1e-4, rtol=1e-4)
         with dspattn.use("1:2"):
@@ -62,6 +71,19 @@ def test_result_file(tmp_path):
     assert longer["n"] == 128 and longer["form"] == "plain" and set(longer["ratios"]) == {"1:2"}
     names = {name: [kernel for kernel, _, _ in kernels] for name, kernels in longer["kernels"].items()}
     assert any("dspattn" in kernel for kernel in names["1:2"]) and not any("dspattn" in k for k in names["stock"])
+
+
+def test_result_with_norm_rope(tmp_path):
+    pytest.importorskip("diffusers", reason="diffusers is not installed", exc_type=ImportError)
+    out = tmp_path / "flux.json"
+    flux.main(
+        ["--device", "cpu", "--tiny", "--forms", "compiled", "--patterns", "1:2", "--norm-rope", "--out", str(out)]
+    )
+    (row,) = results.read(out)["rows"]
+    assert set(row["times"]) == {"stock", "1:2", "norm_rope", "1:2, norm_rope"}
+    assert row["relative_difference"]["norm_rope"] < 1e-4 < row["relative_difference"]["1:2, norm_rope"]
+    with pytest.raises(SystemExit):
+        flux.main(["--device", "cpu", "--tiny", "--model", "plain", "--norm-rope"])
 
 
 def check_row(row):

@@ -4,6 +4,7 @@
 * :func:`attention_with_cache`: new queries against a cache, also of pages; :func:`value_sums` and
   :func:`update_value_sums` for ``rest="mean"``.
 * :func:`merge`: joins attention over parts of the keys.
+* :func:`norm_rope`: norm, rotation and joining of queries and keys before attention, in one pass.
 * :func:`sddmm`, :func:`softmax`, :func:`spmm`: the paper's three steps, with the sparse matrix between them.
 * :func:`block_attention`, :mod:`dspattn.block_masks`: blocked-ELL masks with N:M inside the blocks.
 * :mod:`dspattn.zoo`: the other mechanisms of the paper's comparison, by name.
@@ -26,6 +27,7 @@ from .functional import attention, varlen_attention
 from .integrations import _on_import
 from .integrations.sdpa import use
 from .merging import merge
+from .preparing import norm_rope
 from .proposing import propose
 from .reporting import report
 from .sparse import sddmm, softmax, spmm
@@ -43,6 +45,7 @@ __all__ = [
     "block_masks",
     "merge",
     "nn",
+    "norm_rope",
     "propose",
     "report",
     "restore",

@@ -49,6 +49,7 @@ nm_decode = torch.ops.dspattn.nm_decode.default
 sparse_scores = torch.ops.dspattn.sparse_scores.default
 sparse_softmax_ = torch.ops.dspattn.sparse_softmax_.default
 sparse_product = torch.ops.dspattn.sparse_product.default
+norm_rope = torch.ops.dspattn.norm_rope.default
 update_value_sums = torch.ops.dspattn.update_value_sums.default
 
 
@@ -84,6 +85,8 @@ PYTHON_NAMES = {
     "packed.max_q": "max_seqlen_q",
     "packed.max_k": "max_seqlen_k",
     "value_sums": "sums",
+    "q_weight": "query_weight",
+    "k_weight": "key_weight",
 }
 # Where a reason names an argument: at its start, and where it compares with another one ("q's type", "as q is").
 _ARGUMENT = re.compile(r"^(?:mask\.|packed\.|dropout\.)?\w+|\b\w+(?='s )|(?<=\bas )\w+(?= is\b)")
@@ -123,6 +126,20 @@ def _update_value_sums_meta(
     sums: Tensor, v: Tensor, new_keys: Any, key_lengths: Tensor | None = None, block_table: Tensor | None = None
 ) -> None:
     _require_one_device({"v": v, "sums": sums, "key_lengths": key_lengths, "block_table": block_table}, "v")
+
+
+@torch.library.register_fake("dspattn::norm_rope")
+def _norm_rope_meta(
+    q: list[Tensor], k: list[Tensor], q_weight: list[Tensor], k_weight: list[Tensor], eps: Any, cos: Any, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    named = {f"{name}[{i}]": t for name, parts in (("q", q), ("k", k)) for i, t in enumerate(parts)}
+    _require_one_device({"q": q[0], **named, "cos": cos, "sin": rest[0]})
+
+    def joined(parts: list[Tensor]) -> Tensor:
+        batch, _, heads, d = parts[0].shape
+        return parts[0].new_empty((batch, sum(part.shape[1] for part in parts), heads, d))
+
+    return joined(q), joined(k)
 
 
 @torch.library.register_fake("dspattn::attention_backward")

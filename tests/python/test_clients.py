@@ -46,6 +46,89 @@ class TestDiffusers:
         assert moved(results["native"], results["dspattn_1_2"]) > 1e-4
         assert moved(results["dspattn_1_2"], results["dspattn_2_4_consecutive"]) > 1e-4
 
+    def test_flux_with_norm_rope(self, diffusers: Any) -> None:
+        """Both kinds of blocks, with and without one product for the projections; whatever it cannot take."""
+        from dspattn.integrations import _flux
+        from dspattn.integrations.diffusers import fuse_norm_rope, unfuse_norm_rope
+
+        torch.manual_seed(0)
+        model = diffusers.FluxTransformer2DModel(
+            patch_size=1, in_channels=4, num_layers=1, num_single_layers=2, attention_head_dim=16,
+            num_attention_heads=2, joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=[4, 4, 8],
+        ).eval()  # fmt: skip
+        for name, parameter in model.named_parameters():
+            if "norm_" in name and parameter.dim() == 1:
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        inputs = {
+            "hidden_states": torch.randn(2, 140, 4),
+            "encoder_hidden_states": torch.randn(2, 12, 32),
+            "pooled_projections": torch.randn(2, 32),
+            "timestep": torch.tensor([1.0, 1.0]),
+            "img_ids": torch.randn(140, 3),
+            "txt_ids": torch.zeros(12, 3),
+        }
+        calls = [0]
+
+        def counted(*args: Any, **named: Any) -> Any:
+            calls[0] += 1
+            return dspattn.norm_rope(*args, **named)
+
+        def outputs() -> torch.Tensor:
+            calls[0] = 0
+            with torch.no_grad(), pytest.MonkeyPatch.context() as patched:
+                patched.setattr(_flux, "norm_rope", counted)
+                return model(**inputs).sample
+
+        model.set_attention_backend("native")  # diffusers gives models that name none the last one that was named
+        stock = outputs()
+        model.set_attention_backend("dspattn_dense")
+        names = fuse_norm_rope(model)
+        assert names == ["transformer_blocks.0.attn", *(f"single_transformer_blocks.{i}.attn" for i in range(2))]
+        assert moved(stock, outputs()) < 1e-4 and calls[0] == 3
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            assert moved(stock, compiled(**inputs).sample) < 1e-4
+        with pytest.raises(dspattn.DspattnError, match="diffusers' own processor, found none"):
+            fuse_norm_rope(model)
+        model.fuse_qkv_projections()
+        assert moved(stock, outputs()) < 1e-4 and calls[0] == 3
+        hook = model.transformer_blocks[0].attn.norm_q.register_forward_hook(lambda *_: None)
+        assert moved(stock, outputs()) < 1e-4 and calls[0] == 2  # which would not see its norm
+        hook.remove()
+        key_norm = model.single_transformer_blocks[0].attn.norm_k
+        key_norm.forward = key_norm.forward  # as offloading wraps it
+        assert moved(stock, outputs()) < 1e-4 and calls[0] == 2
+        del key_norm.forward
+        model(**inputs).sample.sum().backward()  # gradients: diffusers' own operators
+        assert model.transformer_blocks[0].attn.norm_added_k.weight.grad.abs().sum() > 0
+        assert unfuse_norm_rope(model) == names
+        model.set_attention_backend("native")
+        assert moved(stock, outputs()) < 1e-4 and calls[0] == 0
+        applied = dspattn.apply(model, "1:2", example=inputs)  # beside it
+        fuse_norm_rope(model)
+        assert len(applied.changed) == 3 and moved(stock, outputs()) > 1e-5 and calls[0] == 3
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_norm_rope_rounds_as_flux_does(self, diffusers: Any, dtype: torch.dtype) -> None:
+        from dspattn.integrations import _flux
+
+        torch.manual_seed(1)
+        norms = [torch.nn.RMSNorm(16, eps=1e-6).to(dtype) for _ in range(2)]
+        parts = [torch.randn(1, n, 2, 16).to(dtype) for n in (12, 40)]
+        angles = (torch.rand(52, 8) * 6).repeat_interleave(2, -1)
+        rotary = (angles.cos(), angles.sin())
+        with torch.no_grad():
+            for norm in norms:
+                torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+            assert _flux._taken([*parts, *parts], [*norms, *norms], rotary)
+            stock = _flux._as_before(parts, norms, rotary)
+            weights = _flux._weights(norms)
+            ours, _ = dspattn.norm_rope(
+                parts, parts, query_weight=weights, key_weight=weights, eps=1e-6, cos=rotary[0], sin=rotary[1]
+            )
+        assert (ours != stock).float().mean() < 0.01
+        assert moved(ours, stock) <= 2 * torch.finfo(dtype).eps * float(stock.abs().max())
+
     def test_a_pipeline_and_its_vae(self, diffusers: Any) -> None:
         """Attention modules of SD3 and of the VAE have processors of their own, past which a backend's name goes."""
         torch.manual_seed(0)

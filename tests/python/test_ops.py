@@ -105,7 +105,8 @@ def test_every_registered_operator_is_checked() -> None:
     three_steps = {"sparse_scores", "sparse_softmax_", "sparse_product"}
     blocks = {"block_mask", "block_attention"}  # checked in test_block_masks.py
     cached = {"update_value_sums"}
-    assert registered == {"attention", "attention_backward"} | codec | three_steps | blocks | cached
+    preparing = {"norm_rope"}  # checked in test_norm_rope.py
+    assert registered == {"attention", "attention_backward"} | codec | three_steps | blocks | cached | preparing
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

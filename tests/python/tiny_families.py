@@ -241,9 +241,15 @@ def change(config: Any, name: str, value: Any) -> None:
     setattr(config, last, value() if callable(value) else value)
 
 
+@functools.lru_cache(1)
+def _drawn(seed: int) -> torch.Tensor:
+    """The numbers twice over, so that from any of the first on as many follow."""
+    return torch.randn(DRAWN, generator=torch.Generator().manual_seed(seed)).repeat(2)
+
+
 def fill(model: torch.nn.Module, seed: int) -> None:
     """Weights that keep activations near 1, so that a difference anywhere shows at the end."""
-    drawn = torch.randn(DRAWN, generator=torch.Generator().manual_seed(seed))
+    drawn = _drawn(seed)
     offset = 0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -251,9 +257,11 @@ def fill(model: torch.nn.Module, seed: int) -> None:
                 continue
             count = parameter.numel()
             offset = (offset + 65_537) % DRAWN  # so that no two tensors are alike
-            noise = drawn.roll(-offset).repeat(-(-count // DRAWN))[:count].view(parameter.shape).to(parameter.dtype)
+            noise = drawn[offset : offset + DRAWN]
+            noise = noise[:count] if count <= DRAWN else noise.repeat(-(-count // DRAWN))[:count]
+            noise = noise.view(parameter.shape).to(parameter.dtype)
             if parameter.dim() > 1:
-                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+                torch.mul(noise, parameter.shape[-1] ** -0.5, out=parameter)
             elif name.endswith("weight"):
                 parameter.copy_(1 + 0.1 * noise)
             else:

@@ -6,6 +6,11 @@
 diffusers keeps its backends in an enumeration that has no way to add one, so :func:`register` makes a member the way
 the enumeration makes its own. Modules that still have processors of their own (in SD3, UNets and VAEs) are left as they
 are by ``set_attention_backend``, which does not say so; :func:`dspattn.apply` and :class:`dspattn.use` reach those.
+
+Flux spends as long on norm, rotation and joining of queries and keys as on attention. :func:`fuse_norm_rope` gives it
+:func:`dspattn.norm_rope` for these, whatever attention follows:
+
+    dspattn.integrations.diffusers.fuse_norm_rope(pipeline.transformer)
 """
 
 from __future__ import annotations
@@ -33,6 +38,53 @@ def register(pattern: str | None = None, grouping: Grouping = "interleaved") -> 
     if pattern is not None:
         return [_register(pattern, grouping)]
     return [_register("dense", "interleaved"), *(_register(p, g) for p in PATTERNS for g in GROUPINGS)]
+
+
+def fuse_norm_rope(model: Any) -> list[str]:
+    """Prepare queries and keys of a Flux transformer (FluxTransformer2DModel, ChromaTransformer2DModel) by
+    :func:`dspattn.norm_rope`: one pass over memory on a GPU, with the roundings that the model's own operators have
+    when they are not compiled. Calls that it does not take (gradients, autocast) are prepared as before.
+
+    Args:
+        model: a module; every Flux attention in it with the processor that diffusers gives it is changed. Others, as an
+            IP adapter's, stay.
+
+    Returns:
+        Names of the attention modules that were changed. Raises when there were none.
+    """
+    own, fused = _flux_processors()
+    return _exchange(model, own, fused, "with diffusers' own processor")
+
+
+def unfuse_norm_rope(model: Any) -> list[str]:
+    """Undo :func:`fuse_norm_rope`."""
+    own, fused = _flux_processors()
+    return _exchange(model, fused, own, "that fuse_norm_rope changed")
+
+
+def _flux_processors() -> tuple[type, type]:
+    try:
+        from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
+
+        from ._flux import NormRopeProcessor
+    except ImportError as error:
+        raise DspattnError([f"diffusers: expected a version with FluxAttnProcessor (0.35 or later): {error}"]) from None
+    return FluxAttnProcessor, NormRopeProcessor
+
+
+def _exchange(model: Any, before: type, after: type, which: str) -> list[str]:
+    changed = []
+    for name, module in model.named_modules():
+        old = getattr(module, "processor", None)
+        if type(old) is not before:
+            continue
+        new = after()
+        new.__dict__.update(old.__dict__)  # the attention backend and the like
+        module.set_processor(new)
+        changed.append(name)
+    if not changed:
+        raise DspattnError([f"model: expected a Flux attention {which}, found none in {type(model).__name__}"])
+    return changed
 
 
 def _register(pattern: str, grouping: Grouping) -> str:

@@ -304,6 +304,17 @@ DSPATTN_HOST_DEVICE inline float reciprocal_fast(float x) {
 #endif
 }
 
+// 1 / sqrt(x), relative error below 2^-22.
+DSPATTN_HOST_DEVICE inline float rsqrt_fast(float x) {
+#if defined(__CUDA_ARCH__)
+  float result;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  return 1.0f / std::sqrt(x);
+#endif
+}
+
 // 2^x of each half, relative error below 2^-9.9. Volatile: as exp2_fast.
 DSPATTN_HOST_DEVICE inline std::uint32_t exp2_f16x2(std::uint32_t x) {
 #if defined(__CUDA_ARCH__)

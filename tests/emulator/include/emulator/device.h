@@ -115,4 +115,7 @@ inline std::uint32_t __byte_perm(std::uint32_t low, std::uint32_t high, std::uin
 inline std::uint32_t __float_as_uint(float x) { return std::bit_cast<std::uint32_t>(x); }
 inline float __uint_as_float(std::uint32_t x) { return std::bit_cast<float>(x); }
 inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fsub_rn(float x, float y) { return x - y; }
 inline float __fdividef(float x, float y) { return x / y; }
