@@ -53,9 +53,9 @@ struct ProblemArguments {
     };
     keep = next(kPatternBits);
     group = next(kPatternBits);
-    for (bool ProblemArguments::* flag : kFlags) this->*flag = next(1) != 0;
-    for (std::optional<std::int64_t> ProblemArguments::* side : {&ProblemArguments::window_left,
-                                                                 &ProblemArguments::window_right}) {
+    for (bool ProblemArguments::*flag : kFlags) this->*flag = next(1) != 0;
+    for (std::optional<std::int64_t> ProblemArguments::*side :
+         {&ProblemArguments::window_left, &ProblemArguments::window_right}) {
       const std::int64_t beyond = next(kWindowBits);
       if (beyond > 0) this->*side = beyond - 1;
     }
@@ -104,9 +104,9 @@ struct ProblemArguments {
   // The fields of a brief call's options, from the lowest bit on: keep and group, a bit for each of these flags, the
   // sides of the window and 1, 0 for no bound.
   static constexpr int kPatternBits = 6, kWindowBits = 22;
-  static constexpr bool ProblemArguments::* kFlags[] = {
-      &ProblemArguments::interleaved,  &ProblemArguments::causal,    &ProblemArguments::top_left,
-      &ProblemArguments::full_fp32,    &ProblemArguments::rest_mean, &ProblemArguments::shared_choice};
+  static constexpr bool ProblemArguments::*kFlags[] = {
+      &ProblemArguments::interleaved, &ProblemArguments::causal,    &ProblemArguments::top_left,
+      &ProblemArguments::full_fp32,   &ProblemArguments::rest_mean, &ProblemArguments::shared_choice};
 
   // Calls visit(argument in PyTorch's schema language, member) for every argument, in the operators' order.
   template <typename Visit>

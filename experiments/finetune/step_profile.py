@@ -1,11 +1,12 @@
-"""Where the time of a training step goes: SmolLM2-135M's shape with random weights, PyTorch's attention beside 2:4 and 1:2.
+"""Where the time of a training step goes: SmolLM2-135M's shape, random, with PyTorch's attention beside 2:4 and 1:2.
 
     python experiments/finetune/step_profile.py --out out/finetune/profile.json      # on a GPU, under a minute
-    python experiments/finetune/step_profile.py --tiny --device cpu --batch 1 2 --length 160
+    python experiments/finetune/step_profile.py --tiny --device cpu --batch 1 2
 
-For every batch size the models take steps in turn, as `run.py` times them; then each takes one under PyTorch's profiler,
-which says how long each kernel ran, how often, and how long the device ran anything at all. `host` repeats the first
-with windows so short that the device waits for Python: what a layer costs there. `calls` does so for attention alone.
+For every batch size the models take steps in turn, as `run.py` times them; then each takes one under PyTorch's
+profiler, which says how long each kernel ran, how often, and how long the device ran anything at all. `host` repeats
+the first with windows so short that the device waits for Python: what a layer costs there. `calls` does so for
+attention alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import dspattn
 from bench.common import results, timing
 
-LISTED = 12  # kernels of each model, by time
+LISTED, KEPT = 12, 60  # kernels of each model, by time: printed, written
 HOST_LENGTH = 64  # tokens of a window with which a step waits for Python
 
 
@@ -84,7 +85,7 @@ def profiled(run: Any, batch: torch.Tensor, options: argparse.Namespace) -> dict
     return {
         "attention": run.attention, "busy_ms": round(busy / 1e3, 3), "kernels": len(events),
         "span_ms": round((reached - spans[0][0]) / 1e3, 3),
-        "totals_us": {name: [len(found), round(sum(found), 1)] for name, found in ranked},
+        "totals_us": {name: [len(found), round(sum(found), 1)] for name, found in ranked[:KEPT]},
     }  # fmt: skip
 
 
@@ -95,8 +96,8 @@ def print_differences(found: list[dict[str, Any]]) -> None:
         own = other["totals_us"]
         print(f"  {other['attention']}: busy {other['busy_ms']} of {other['span_ms']} ms, {other['kernels']} kernels")
         change = {name: own.get(name, [0, 0.0])[1] - first.get(name, [0, 0.0])[1] for name in own | first}
-        shown = list(own)[:LISTED] if other is found[0] else sorted(change, key=lambda name: -abs(change[name]))[:LISTED]
-        for name in shown:
+        most = sorted(own if other is found[0] else change, key=lambda name: -abs(change[name]))
+        for name in most[:LISTED]:
             count, total = own.get(name, [0, 0.0])
             print(f"    {total:10.0f} us ({change[name]:+9.0f}), {count:4d} x {name[:110]}")
 
@@ -157,7 +158,8 @@ def main(arguments: list[str] | None = None) -> int:
     for case, batch in [("host", short), *((f"batch {size}", windows[:size]) for size in options.batch_sizes)]:
         found = timed(runs, batch, options)
         row = {"case": case, "timed": found}
-        print(case + ": " + ", ".join(f"{r['attention']} {r['ms_per_step']} ms ({r['speed_over_sdpa']})" for r in found))
+        texts = [f"{r['attention']} {r['ms_per_step']} ms ({r['speed_over_sdpa']})" for r in found]
+        print(f"{case}: {', '.join(texts)}")
         if case != "host":
             row["profiled"] = [profiled(run, batch, options) for run in runs]
             print_differences(row["profiled"])

@@ -125,8 +125,10 @@ def attention(
     if not (query.stride(-1) == 1 and key.stride(-1) == 1 and value.stride(-1) == 1):
         return None
     if not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)):
-        return _ops.attention_qkv(query, key, value, code.number, scale)[0]  # type: ignore[no-any-return]
-    if not code.differentiable or (device == "cuda" and query.dtype == torch.float32):  # refused there, or another kernel's
+        return _ops.attention_qkv(query, key, value, code.number, scale)[0]
+    if not code.differentiable or (
+        device == "cuda" and query.dtype == torch.float32
+    ):  # refused there, or another kernel's
         return None
     return _apply(_unwrap_if_dead(query), _unwrap_if_dead(key), _unwrap_if_dead(value), code.number, scale)
 
@@ -168,4 +170,4 @@ class _Attention(torch.autograd.Function):
 
 
 # What Function.apply comes to where no transform of torch.func is active.
-_apply = super(torch.autograd.Function, _Attention).apply  # type: ignore[misc]
+_apply = super(torch.autograd.Function, _Attention).apply
