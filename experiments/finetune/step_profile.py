@@ -72,7 +72,7 @@ def profiled(run: Any, batch: torch.Tensor, options: argparse.Namespace) -> dict
     with profile(activities=activities) as profiler:
         finetune.timed_step(run, batch, 0.0, options.device)
     on_device = torch.autograd.DeviceType.CUDA if device else torch.autograd.DeviceType.CPU
-    events = [event for event in profiler.events() if event.device_type == on_device]
+    events = [e for e in profiler.events() if e.device_type == on_device and not e.is_user_annotation]
     totals: dict[str, list[float]] = {}
     for event in events:
         totals.setdefault(event.name, []).append(event.time_range.elapsed_us())
