@@ -105,11 +105,10 @@ def attention(
 ) -> Tensor | None:
     """The result for plain tensors and the options of ``code_of``; None where the general way has to be taken.
 
-    It does what ``_running.run`` does around the operator.
+    It does what ``_running.run`` does around the operator. Not for code that is being compiled.
     """
     if (
-        torch.compiler.is_compiling()
-        or _peek_interpreter_stack() is not None
+        _peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or _length_of_dispatch_stack() > 0
         or _tracing_state() is not None
@@ -119,17 +118,18 @@ def attention(
     device = "cuda" if query.is_cuda else "cpu" if query.is_cpu else None
     if code is None or device is None or not fits_operator(query, key, value, enable_gqa):
         return None
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        query, key, value = (_autocast(t, dtype) for t in (query, key, value))
     if not (query.stride(-1) == 1 and key.stride(-1) == 1 and value.stride(-1) == 1):
         return None
-    if not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)):
+    wants_gradients = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if wants_gradients and not code.differentiable:
+        return None  # and be refused
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = _autocast(query, dtype), _autocast(key, dtype), _autocast(value, dtype)
+    if not wants_gradients:
         return _ops.attention_qkv(query, key, value, code.number, scale)[0]
-    if not code.differentiable or (
-        device == "cuda" and query.dtype == torch.float32
-    ):  # refused there, or another kernel's
-        return None
+    if device == "cuda" and query.dtype == torch.float32:
+        return None  # another kernel is forced there
     return _apply(_unwrap_if_dead(query), _unwrap_if_dead(key), _unwrap_if_dead(value), code.number, scale)
 
 
