@@ -1,10 +1,15 @@
-// dspattn::attention and dspattn::attention_backward for CPU and CUDA tensors, on PyTorch's stable ABI.
+// dspattn::attention and dspattn::attention_backward for CPU and CUDA tensors, on PyTorch's stable ABI, and the same
+// for calls of q, k and v alone.
 //
 // The schemas are the library's Problem spelled out; python/dspattn/_schema.py has the same list for Python, where meta
-// implementations, autograd and autocast are registered.
+// implementations, autograd and autocast are registered. PyTorch looks at every argument of a call, which for these
+// thirty takes longer than all that the library does: calls without other tensors and rare options, nearly all there
+// are, have operators of five arguments (python/dspattn/_qkv.py).
 #include <torch/csrc/stable/library.h>
 
+#include <cstdint>
 #include <string>
+#include <utility>
 
 #include "dspattn/attention.h"
 #include "place.h"
@@ -35,6 +40,27 @@ struct ProblemArguments {
   explicit ProblemArguments(Stack& in) {
     each([&](const char*, auto member) { in.read(this->*member); });
   }
+
+  // Of q, k and v alone: everything else is in one number, and the scale.
+  enum class Brief : std::uint8_t { qkv };
+  ProblemArguments(Stack& in, Brief) : q(in.tensor()), k(in.tensor()), v(in.tensor()) {
+    std::int64_t options = in.integer();
+    scale = in.maybe_real();
+    const auto next = [&](int bits) {
+      const std::int64_t field = options & ((std::int64_t{1} << bits) - 1);
+      options >>= bits;
+      return field;
+    };
+    keep = next(kPatternBits);
+    group = next(kPatternBits);
+    for (bool ProblemArguments::*flag : kFlags) this->*flag = next(1) != 0;
+    for (std::optional<std::int64_t> ProblemArguments::*side :
+         {&ProblemArguments::window_left, &ProblemArguments::window_right}) {
+      const std::int64_t beyond = next(kWindowBits);
+      if (beyond > 0) this->*side = beyond - 1;
+    }
+  }
+  static constexpr const char* kBriefSchema = "Tensor q, Tensor k, Tensor v, int options, float? scale";
 
   static std::string schema() {
     std::string text;
@@ -75,6 +101,13 @@ struct ProblemArguments {
   }
 
  private:
+  // The fields of a brief call's options, from the lowest bit on: keep and group, a bit for each of these flags, the
+  // sides of the window and 1, 0 for no bound.
+  static constexpr int kPatternBits = 6, kWindowBits = 22;
+  static constexpr bool ProblemArguments::*kFlags[] = {
+      &ProblemArguments::interleaved, &ProblemArguments::causal,    &ProblemArguments::top_left,
+      &ProblemArguments::full_fp32,   &ProblemArguments::rest_mean, &ProblemArguments::shared_choice};
+
   // Calls visit(argument in PyTorch's schema language, member) for every argument, in the operators' order.
   template <typename Visit>
   static void each(Visit visit) {
@@ -136,7 +169,11 @@ Tensor empty_heads(const Tensor& like, std::int64_t d, bool fp32) {
   return empty_like_strided(like, type, {like.size(0), like.size(1), like.size(2), d}, {0, 2, 1, 3});
 }
 
-Tensor empty_gradient(const Tensor& of, bool fp32) { return empty_heads(of, of.size(3), fp32); }
+// In the shape of something with one dimension or four, contiguous.
+Tensor empty_as(const Tensor& of, std::int32_t type) {
+  if (of.dim() != 4) return empty_like_strided(of, type, {of.size(0)}, {0});
+  return empty_like_strided(of, type, {of.size(0), of.size(1), of.size(2), of.size(3)}, {0, 1, 2, 3});
+}
 
 void require_rank_4(const Tensor& tensor, std::string_view argument) {
   if (tensor.dim() != 4) {
@@ -145,16 +182,19 @@ void require_rank_4(const Tensor& tensor, std::string_view argument) {
   }
 }
 
-void run_forward(Stack& stack) {
-  const ProblemArguments given(stack);
+struct Outputs {
+  Tensor out, lse;
+};
+
+Outputs forward_of(const ProblemArguments& given) {
   require_rank_4(given.q, "q");
   require_rank_4(given.v, "v");
   ForwardArgs args;
   args.problem = given.problem();
   const DeviceScope scope(args.problem.device);
-  const Tensor out = empty_heads(given.q, given.v.size(3), given.fp32_results);
-  const Tensor lse = empty_like_strided(given.q, aoti_torch_dtype_float32(),
-                                        {given.q.size(0), given.q.size(1), given.q.size(2)}, {0, 1, 2});
+  Tensor out = empty_heads(given.q, given.v.size(3), given.fp32_results);
+  Tensor lse = empty_like_strided(given.q, aoti_torch_dtype_float32(),
+                                  {given.q.size(0), given.q.size(1), given.q.size(2)}, {0, 1, 2});
   args.out = mutable_view(out, "out");
   args.lse = mutable_view(lse, "lse");
   args.run = execution_on(args.problem.device);
@@ -162,59 +202,99 @@ void run_forward(Stack& stack) {
   Prepared call(args);
   const Workspace workspace(given.q, call.workspace_bytes());
   call.run(workspace.address(), workspace.bytes());
-  stack.give(out, lse);
+  return {std::move(out), std::move(lse)};
 }
 
-// The gradient of something optional: in its shape, or an empty tensor where it is not asked for.
-Tensor empty_optional(const MaybeTensor& of, bool wanted, std::int32_t type, const Tensor& like) {
-  if (!wanted || !of) return empty_like_strided(like, aoti_torch_dtype_float32(), {0}, {0});
-  const Tensor& tensor = *of;
-  if (tensor.dim() != 4) return empty_like_strided(like, type, {tensor.size(0)}, {0});
-  return empty_like_strided(like, type, {tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)}, {0, 1, 2, 3});
-}
-
-void run_backward(Stack& stack) {
-  const Tensor d_out = stack.tensor();
-  const Tensor out = stack.tensor();
-  const Tensor lse = stack.tensor();
-  const MaybeTensor d_lse = stack.maybe_tensor();
-  const bool wants_d_bias = stack.boolean();
-  const bool wants_d_sinks = stack.boolean();
+void run_forward(Stack& stack) {
   const ProblemArguments given(stack);
+  const Outputs found = forward_of(given);
+  stack.give(found.out, found.lse);
+}
+
+void run_forward_qkv(Stack& stack) {
+  const ProblemArguments given(stack, ProblemArguments::Brief::qkv);
+  const Outputs found = forward_of(given);
+  stack.give(found.out, found.lse);
+}
+
+// What a backward call takes before its problem.
+struct GradientArguments {
+  Tensor d_out, out, lse;
+  MaybeTensor d_lse = std::nullopt;
+  bool wants_d_bias = false, wants_d_sinks = false;
+};
+
+struct Gradients {
+  Tensor d_q, d_k, d_v;
+  MaybeTensor d_bias, d_sinks;
+};
+
+Gradients backward_of(const GradientArguments& of, const ProblemArguments& given) {
   require_rank_4(given.q, "q");
   require_rank_4(given.k, "k");
   require_rank_4(given.v, "v");
   BackwardArgs args;
   args.problem = given.problem();
-  require_device(d_out, "d_out", args.problem.device);
-  require_device(out, "out", args.problem.device);
-  require_device(lse, "lse", args.problem.device);
-  if (d_lse) require_device(*d_lse, "d_lse", args.problem.device);
-  if (wants_d_bias && !given.bias) throw Error("wants_d_bias: expected False without a bias, got True");
-  if (wants_d_sinks && !given.sinks) throw Error("wants_d_sinks: expected False without sinks, got True");
+  require_device(of.d_out, "d_out", args.problem.device);
+  require_device(of.out, "out", args.problem.device);
+  require_device(of.lse, "lse", args.problem.device);
+  if (of.d_lse) require_device(*of.d_lse, "d_lse", args.problem.device);
+  if (of.wants_d_bias && !given.bias) throw Error("wants_d_bias: expected False without a bias, got True");
+  if (of.wants_d_sinks && !given.sinks) throw Error("wants_d_sinks: expected False without sinks, got True");
   const DeviceScope scope(args.problem.device);
-  const Tensor d_q = empty_gradient(given.q, given.fp32_results);
-  const Tensor d_k = empty_gradient(given.k, given.fp32_results);
-  const Tensor d_v = empty_gradient(given.v, given.fp32_results);
-  const std::int32_t fp32 = aoti_torch_dtype_float32();
-  const std::int32_t bias_type = given.bias && !given.fp32_results ? scalar_type_of(*given.bias) : fp32;
-  const Tensor d_bias = empty_optional(given.bias, wants_d_bias, bias_type, given.q);
-  const Tensor d_sinks = empty_optional(given.sinks, wants_d_sinks, fp32, given.q);
-  args.out = const_view(out, "out");
-  args.lse = const_view(lse, "lse");
-  args.d_out = const_view(d_out, "d_out");
-  args.d_q = mutable_view(d_q, "d_q");
-  args.d_k = mutable_view(d_k, "d_k");
-  args.d_v = mutable_view(d_v, "d_v");
-  args.d_lse = const_view(d_lse, "d_lse");
-  if (wants_d_bias) args.d_bias = mutable_view(d_bias, "d_bias");
-  if (wants_d_sinks) args.d_sinks = mutable_view(d_sinks, "d_sinks");
+  const auto empty_gradient = [&](const Tensor& tensor) {
+    return empty_heads(tensor, tensor.size(3), given.fp32_results);
+  };
+  Gradients found{empty_gradient(given.q), empty_gradient(given.k), empty_gradient(given.v), {}, {}};
+  if (of.wants_d_bias) {
+    const Tensor& bias = *given.bias;
+    found.d_bias = empty_as(bias, given.fp32_results ? aoti_torch_dtype_float32() : scalar_type_of(bias));
+    args.d_bias = mutable_view(*found.d_bias, "d_bias");
+  }
+  if (of.wants_d_sinks) {
+    found.d_sinks = empty_as(*given.sinks, aoti_torch_dtype_float32());
+    args.d_sinks = mutable_view(*found.d_sinks, "d_sinks");
+  }
+  args.out = const_view(of.out, "out");
+  args.lse = const_view(of.lse, "lse");
+  args.d_out = const_view(of.d_out, "d_out");
+  args.d_q = mutable_view(found.d_q, "d_q");
+  args.d_k = mutable_view(found.d_k, "d_k");
+  args.d_v = mutable_view(found.d_v, "d_v");
+  args.d_lse = const_view(of.d_lse, "d_lse");
   args.run = execution_on(args.problem.device);
   args.run.kernel = given.kernel;
   Prepared call(args);
   const Workspace workspace(given.q, call.workspace_bytes());
   call.run(workspace.address(), workspace.bytes());
-  stack.give(d_q, d_k, d_v, d_bias, d_sinks);
+  return found;
+}
+
+void run_backward(Stack& stack) {
+  GradientArguments of{stack.tensor(), stack.tensor(), stack.tensor(), stack.maybe_tensor()};
+  of.wants_d_bias = stack.boolean();
+  of.wants_d_sinks = stack.boolean();
+  const ProblemArguments given(stack);
+  const Gradients found = backward_of(of, given);
+  // What is not wanted is a tensor without elements.
+  const auto or_empty = [&](const MaybeTensor& gradient) {
+    return gradient ? *gradient : empty_like_strided(given.q, aoti_torch_dtype_float32(), {0}, {0});
+  };
+  stack.give(found.d_q, found.d_k, found.d_v, or_empty(found.d_bias), or_empty(found.d_sinks));
+}
+
+void run_backward_qkv(Stack& stack) {
+  const GradientArguments of{stack.tensor(), stack.tensor(), stack.tensor()};
+  const ProblemArguments given(stack, ProblemArguments::Brief::qkv);
+  const Gradients found = backward_of(of, given);
+  stack.give(found.d_q, found.d_k, found.d_v);
+}
+
+void implement(torch::stable::detail::StableLibrary& library) {
+  library.impl("attention", &boxed<run_forward>);
+  library.impl("attention_backward", &boxed<run_backward>);
+  library.impl("_attention_qkv", &boxed<run_forward_qkv>);
+  library.impl("_attention_qkv_backward", &boxed<run_backward_qkv>);
 }
 
 }  // namespace
@@ -226,16 +306,15 @@ STABLE_TORCH_LIBRARY(dspattn, library) {
                "bool wants_d_sinks, " +
                problem + ") -> (Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_bias, Tensor d_sinks)")
                   .c_str());
+  const std::string brief = ProblemArguments::kBriefSchema;
+  library.def(("_attention_qkv(" + brief + ") -> (Tensor out, Tensor lse)").c_str());
+  library.def(("_attention_qkv_backward(Tensor d_out, Tensor out, Tensor lse, " + brief +
+               ") -> (Tensor d_q, Tensor d_k, Tensor d_v)")
+                  .c_str());
 }
 
-STABLE_TORCH_LIBRARY_IMPL(dspattn, CPU, library) {
-  library.impl("attention", &boxed<run_forward>);
-  library.impl("attention_backward", &boxed<run_backward>);
-}
+STABLE_TORCH_LIBRARY_IMPL(dspattn, CPU, library) { implement(library); }
 
-STABLE_TORCH_LIBRARY_IMPL(dspattn, CUDA, library) {
-  library.impl("attention", &boxed<run_forward>);
-  library.impl("attention_backward", &boxed<run_backward>);
-}
+STABLE_TORCH_LIBRARY_IMPL(dspattn, CUDA, library) { implement(library); }
 
 }  // namespace dspattn::torch_binding

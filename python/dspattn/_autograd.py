@@ -20,8 +20,6 @@ from .errors import DspattnError
 
 DIFFERENTIATED = [ProblemArguments._fields.index(name) for name in DIFFERENTIABLE]
 BIAS, SINKS = (ProblemArguments._fields.index(name) for name in ("bias", "sinks"))
-QKV = 3
-ABSENT: tuple[Any, ...] = (None,) * (TENSORS - QKV)
 
 
 def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
@@ -36,8 +34,6 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     if forward_ad._current_level >= 0:
         refuse_tangents(problem[:TENSORS])
     if torch.is_grad_enabled() and _wants_gradients(problem):
-        if problem[QKV:TENSORS] == ABSENT:
-            return _PlainAttention.apply(problem.q, problem.k, problem.v, problem[TENSORS:])
         return _Attention.apply(*problem[:TENSORS], problem[TENSORS:])
     with torch._C._AutoDispatchBelowAutograd():
         return attention(*problem)
@@ -88,30 +84,6 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         return _gradients(ctx, d_out, d_lse)
-
-
-class _PlainAttention(torch.autograd.Function):
-    """The same of q, k and v without any other tensor: PyTorch looks at every argument, present or not."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
-            out, lse = attention(q, k, v, *ABSENT, *options)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.options = options
-        ctx.set_materialize_grads(False)
-        return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        if d_out is None and d_lse is None:
-            return None, None, None, None
-        q, k, v, out, lse = ctx.saved_tensors
-        found = _found(ProblemArguments(q, k, v, *ABSENT, *ctx.options), out, lse, d_out, d_lse)
-        return *(
-            _as(grad, of) if needed else None
-            for grad, of, needed in zip(found[:QKV], (q, k, v), ctx.needs_input_grad[:QKV], strict=True)
-        ), None
 
 
 class _FunctionalAttention(torch.autograd.Function):
@@ -169,14 +141,14 @@ def _gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Te
         return tuple(given)
     *tensors, out, lse = ctx.saved_tensors
     wanted = [len(needed) > index and needed[index] for index in (BIAS, SINKS)]
-    found = _found(ProblemArguments(*tensors, *ctx.options), out, lse, d_out, d_lse, *wanted)
-    for index, grad in zip(DIFFERENTIATED, found, strict=True):
+    gradients = gradients_of(ProblemArguments(*tensors, *ctx.options), out, lse, d_out, d_lse, *wanted)
+    for index, grad in zip(DIFFERENTIATED, gradients, strict=True):
         if index < len(needed) and needed[index]:
             given[index] = _as(grad, tensors[index])
     return tuple(given)
 
 
-def _found(
+def gradients_of(
     problem: ProblemArguments,
     out: Tensor,
     lse: Tensor,

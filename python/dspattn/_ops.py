@@ -43,6 +43,8 @@ torch.ops.load_library(_library_file())
 
 attention = torch.ops.dspattn.attention.default
 attention_backward = torch.ops.dspattn.attention_backward.default
+attention_qkv = torch.ops.dspattn._attention_qkv.default
+attention_qkv_backward = torch.ops.dspattn._attention_qkv_backward.default
 nm_prune = torch.ops.dspattn.nm_prune.default
 nm_encode = torch.ops.dspattn.nm_encode.default
 nm_decode = torch.ops.dspattn.nm_decode.default
@@ -119,6 +121,18 @@ def _attention_meta(*arguments: Any) -> tuple[Tensor, Tensor]:
     _require_one_device(problem.tensors())
     q = problem.q
     return _heads(q, problem.v.shape[3], problem.fp32_results), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.register_fake("dspattn::_attention_qkv")
+def _attention_qkv_meta(q: Tensor, k: Tensor, v: Tensor, options: int, scale: float | None) -> tuple[Tensor, Tensor]:
+    return _attention_meta(q, k, v)
+
+
+@torch.library.register_fake("dspattn::_attention_qkv_backward")
+def _attention_qkv_backward_meta(
+    d_out: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, options: int, scale: float | None
+) -> tuple[Tensor, ...]:
+    return _attention_backward_meta(d_out, out, lse, None, False, False, q, k, v)[:3]
 
 
 @torch.library.register_fake("dspattn::update_value_sums")

@@ -7,6 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from . import _qkv
 from ._inputs import (
     Alignment,
     Window,
@@ -183,12 +184,25 @@ def attention(
             key_lengths=key_lengths, soft_cap=soft_cap, sinks=sinks, allow_tf32=allow_tf32, out_dtype=out_dtype,
             kernel=kernel,
         )  # fmt: skip
-    keep, group = parse_pattern(pattern)
-    left, right = parse_window(window)
-    interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
-    rest_mean, shared_choice = parse_rest(rest), parse_selection(selection)
     lead: tuple[int, ...] | None = None
     try:
+        if (
+            not torch.compiler.is_compiling()
+            and type(query) is Tensor and type(key) is Tensor and type(value) is Tensor
+            and attn_mask is None and attn_bias is None and key_lengths is None and sinks is None
+            and (scale is None or type(scale) is float) and type(is_causal) is bool
+            and (type(dropout_p) is float or type(dropout_p) is int) and dropout_p == 0 and soft_cap is None
+            and type(offset) is int and offset == 0 and type(kernel) is str and kernel == "" and out_dtype is None
+            and not return_lse
+        ):  # fmt: skip
+            options = (pattern, grouping, rest, selection, alignment, is_causal, allow_tf32, window)
+            plain = _qkv.attention(query, key, value, options, scale, enable_gqa)
+            if plain is not None:
+                return plain
+        keep, group = parse_pattern(pattern)
+        left, right = parse_window(window)
+        interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
+        rest_mean, shared_choice = parse_rest(rest), parse_selection(selection)
         if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor:
             if isinstance(query, torch.fx.Proxy):  # recorded as one call, as PyTorch's functions are
                 return torch.overrides.handle_torch_function(

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import dspattn
-from dspattn import _ops
+from dspattn import _ops, _qkv
 from dspattn._schema import ProblemArguments
 
 
@@ -69,6 +69,15 @@ def test_opcheck_attention_backward(name: str) -> None:
     torch.library.opcheck(_ops.attention_backward, (torch.randn_like(out), out, lse, d_lse, *wanted, *given))
 
 
+def test_opcheck_of_q_k_and_v_alone() -> None:
+    q, k, v = tensors()
+    code = _qkv.code_of("2:4", "consecutive", "drop", "own", "bottom_right", True, True, (50, 3))
+    assert code is not None
+    torch.library.opcheck(_ops.attention_qkv, (q, k, v, code.number, 0.3))
+    out, lse = _ops.attention_qkv(q, k, v, code.number, 0.3)
+    torch.library.opcheck(_ops.attention_qkv_backward, (torch.randn_like(out), out, lse, q, k, v, code.number, 0.3))
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("wide,keep,group", [(True, 1, 2), (False, 2, 4), (False, 1, 2)])
 def test_opcheck_codec(wide: bool, keep: int, group: int, interleaved: bool) -> None:
@@ -106,7 +115,9 @@ def test_every_registered_operator_is_checked() -> None:
     blocks = {"block_mask", "block_attention"}  # checked in test_block_masks.py
     cached = {"update_value_sums"}
     preparing = {"norm_rope"}  # checked in test_norm_rope.py
-    assert registered == {"attention", "attention_backward"} | codec | three_steps | blocks | cached | preparing
+    brief = {"_attention_qkv", "_attention_qkv_backward"}
+    whole = {"attention", "attention_backward"}
+    assert registered == whole | brief | codec | three_steps | blocks | cached | preparing
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .._running import stand_in
 from ..errors import DspattnError
-from ..functional import varlen_attention
+from ..functional import attention, varlen_attention
 from ..patterns import INTERLEAVE_BLOCK, Grouping, Rest, Selection, group_period, parse_rest, parse_selection
 from ..plans import Plan, by_heads
 from ..weights import attention_weights
@@ -274,6 +274,10 @@ def make_attention(
 def _attention_function(
     plan_of: Callable[[torch.nn.Module], Plan],
 ) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    from transformers.utils import output_capturing
+
+    collector = output_capturing._active_collector
+
     def dspattn_attention(
         module: torch.nn.Module,
         query: Tensor,
@@ -294,11 +298,12 @@ def _attention_function(
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        _raise_unknown(kwargs)
+        if kwargs:
+            _raise_unknown(kwargs)
         plan = plan_of(module)
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
-        wants_weights = bool(output_attentions) or _weights_are_recorded()
+        wants_weights = bool(output_attentions) or _weights_are_recorded(collector)
         n_q, n_k = query.shape[2], key.shape[2]
         if attention_mask is None and cu_seq_lens_q is not None and cu_seq_lens_k is not None:
             if position_bias is not None or wants_weights or plan.heads is not None:
@@ -329,6 +334,22 @@ def _attention_function(
         # A piece of a longer sequence may have one row, too.
         causal = (n_q > 1 or stand_in() is not None) and attention_mask is None and is_causal
         window = _window(sliding_window, is_causal) if causal else None
+        if attention_mask is None and position_bias is None and plan.heads is None and not wants_weights:
+            # What follows comes to this; said shortly, since a layer of a small model waits for Python.
+            out = attention(
+                query,
+                key,
+                value,
+                dropout_p=dropout,
+                is_causal=causal,
+                scale=scaling,
+                enable_gqa=True,
+                window=window,
+                soft_cap=softcap,
+                sinks=s_aux,
+                **plan.options(),
+            )
+            return out.transpose(1, 2).contiguous(), None
         extra = 0 if attention_mask is None else attention_mask.shape[-1] - n_k
         offsets: Tensor | None = getattr(attention_mask, "_dspattn_offsets", None)
         if offsets is not None:
@@ -380,12 +401,10 @@ _MANY_ROWS = (
 )
 
 
-def _weights_are_recorded() -> bool:
+def _weights_are_recorded(collector: Any) -> bool:
     """Whether the model was called with output_attentions=True and collects what its attention modules return, which it
     does not tell the attention function."""
-    from transformers.utils import output_capturing
-
-    collected = output_capturing._active_collector.get()
+    collected = collector.get()
     return collected is not None and any("attentions" in key for key in collected)
 
 
@@ -400,7 +419,7 @@ def _raise_unknown(arguments: dict[str, Any]) -> None:
     reasons = [
         f"{name}: expected nothing (dspattn has no counterpart of it), got {_brief(given)}"
         for name, given in arguments.items()
-        if name not in HARMLESS and given is not None and given is not False
+        if given is not None and given is not False and name not in HARMLESS
     ]
     if reasons:
         raise DspattnError(reasons)
