@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # Everything that needs a Hopper GPU: build, tests of every GPU kernel, compute-sanitizer, benchmarks with their bars.
 #   tools/gpu_check.sh [output folder] [build folder]
-# All parts run, whatever fails; the last lines say what did. Needs nvcc, ninja, compute-sanitizer and, for what runs in
-# Python, one with pytest and a CUDA build of torch ($PYTHON, default python3).
-#   DSPATTN_FUSED_CASES   random problems per row of the fused kernels (default here 300)
-#   DSPATTN_GPU_PARTS     some of: build tests sanitizers bench (default all), or single checks by the names that the
-#                         summary has: "sanitizers-means cuda_decode_gpu_tests"
-#   DSPATTN_GPU_JOBS      tests and sanitizers side by side (default as many as there are cores)
-# Most of a test's time is its oracle's, on the CPU, and most of a sanitizer's its own: so they run side by side. What
-# fills the GPU's memory ("Large") and what is timed runs alone.
+# All parts run, whatever fails, but for a build that does; the last lines, also in summary.txt, say what did. Needs nvcc,
+# ninja, compute-sanitizer and, for what runs in Python, one with pytest and a CUDA build of torch ($PYTHON, default
+# python3).
+#   DSPATTN_FUSED_CASES      random problems per row of the fused kernels (default here 300)
+#   DSPATTN_GPU_PARTS        some of: build tests sanitizers bench (default all), or single checks by the names that the
+#                            summary has: "sanitizers-means cuda_decode_gpu_tests"
+#   DSPATTN_GPU_JOBS         tests and sanitizers side by side (default as many as there are cores)
+#   DSPATTN_GPU_JOB_SECONDS  how long one of them may take (default 400): one that hangs takes nothing else with it
+#   DSPATTN_GPU_SECONDS      how long all may take (default no limit): what has not ended then is ended, and said
+# Most of a test's time is its oracle's, on the CPU, and most of a sanitizer's its own: so they run side by side, in shards,
+# the longest first. What is timed runs alone, after them.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "${1:-out/gpu}")
@@ -27,7 +30,7 @@ rm -f "$out"/*.status
 
 checks=()           # names, in the order of the summary
 declare -A jobs_of  # the numbers of the jobs of each
-commands=()         # of each job
+commands=() order=()  # of each job; order: "rank number"
 declare -A known=([build]=1 [tests]=1 [sanitizers]=1 [bench]=1)
 
 # wanted GROUP NAME: whether a check is to run, asked once for each.
@@ -38,50 +41,79 @@ wanted() {
   jobs_of[$2]=
 }
 
-# job NAME COMMAND...: one more job of that check.
+# job RANK NAME COMMAND...: one more job of that check. Those with the lowest ranks begin first.
 job() {
-  local name=$1
-  shift
+  local rank=$1 name=$2
+  shift 2
   jobs_of[$name]+=" ${#commands[@]}"
+  order+=("$rank ${#commands[@]}")
   commands+=("$(printf '%q ' "$@")")
 }
 
-# A job's output goes to job<number>.txt; its exit status and seconds to job<number>.status.
+# run_job NUMBER SECONDS: its output goes to job<number>.txt; its exit status and seconds to job<number>.status. In a
+# process group of its own (timeout makes one), which ends as a whole.
 run_job() {
-  local started=$SECONDS
-  eval "${commands[$1]}" > "$out/job$1.txt" 2>&1
-  echo "$? $((SECONDS - started))" > "$out/job$1.status"
+  local started=$SECONDS status
+  timeout -k 10 "$2" bash -c "${commands[$1]}" > "$out/job$1.txt" 2>&1 &
+  trap 'kill $! 2> /dev/null; exit' TERM
+  wait $!
+  status=$?
+  if [ $status -eq 124 ] || [ $status -eq 137 ]; then echo "gpu_check: ended after $2 s" >> "$out/job$1.txt"; fi
+  echo "$status $((SECONDS - started))" > "$out/job$1.status"
 }
 
-# run_jobs MOST: those that have not run yet, so many side by side.
-next_job=0
+out_of_time() { [ -n "${DSPATTN_GPU_SECONDS:-}" ] && [ $SECONDS -ge "$DSPATTN_GPU_SECONDS" ]; }
+
+running=()  # processes of jobs
+end_running() {
+  for pid in "${running[@]}"; do kill "$pid" 2> /dev/null; done
+  wait "${running[@]}" 2> /dev/null
+  running=()
+}
+
+# run_jobs MOST SECONDS: those that have not run yet, so many side by side, none longer than that.
 run_jobs() {
-  local running=0
-  while [ $next_job -lt ${#commands[@]} ] || [ $running -gt 0 ]; do
-    if [ $next_job -lt ${#commands[@]} ] && [ $running -lt "$1" ]; then
-      run_job $next_job &
-      next_job=$((next_job + 1))
-      running=$((running + 1))
-    else
-      wait -n
-      running=$((running - 1))
+  local number rank pid alive next=0 sorted=()
+  mapfile -t sorted < <(printf '%s\n' "${order[@]}" | sort -s -n -k 1,1)
+  order=()
+  while ! out_of_time; do
+    if [ $next -lt ${#sorted[@]} ] && [ ${#running[@]} -lt "$1" ]; then
+      read -r rank number <<< "${sorted[next]}"
+      next=$((next + 1))
+      [ -n "$number" ] || continue
+      run_job "$number" "$2" &
+      running+=($!)
+      continue
     fi
+    [ ${#running[@]} -gt 0 ] || return 0
+    sleep 0.2  # wait -n misses a job that ends just before it
+    alive=()
+    for pid in "${running[@]}"; do
+      if kill -0 "$pid" 2> /dev/null; then alive+=("$pid"); fi
+    done
+    running=("${alive[@]}")
   done
+  end_running
 }
 
-# The outputs of a check's jobs become <name>.txt. Passed has what ended well and tested something.
+# The outputs of a check's jobs become <name>.txt, what they took jobs.txt. Passed has what ended well and tested
+# something.
 report() {
   local name number status seconds longest verdict failed=0 summary=()
+  : > "$out/jobs.txt"
   for name in "${checks[@]}"; do
     verdict=passed longest=0
     : > "$out/$name.txt"
     for number in ${jobs_of[$name]}; do
+      seconds=0
       if read -r status seconds 2> /dev/null < "$out/job$number.status"; then
         if [ "$status" -ne 0 ]; then verdict=FAILED; fi
         if [ "$seconds" -gt $longest ]; then longest=$seconds; fi
-      elif [ $verdict = passed ]; then
-        verdict=unfinished
+      else
+        status=unfinished
+        if [ $verdict = passed ]; then verdict=unfinished; fi
       fi
+      printf '%6d s  %-10s  %s  %s\n' "$seconds" "$status" "$name" "${commands[number]}" >> "$out/jobs.txt"
       printf '\n### %s\n' "${commands[number]}" >> "$out/$name.txt"
       if [ -e "$out/job$number.txt" ]; then cat "$out/job$number.txt" >> "$out/$name.txt"; fi
       rm -f "$out/job$number.txt" "$out/job$number.status"
@@ -94,22 +126,27 @@ report() {
     if [ $verdict != passed ]; then
       failed=$((failed + 1))
       printf '=== %s\n' "$name"
-      grep -E '^========= (Error|ERROR|Race|Barrier|Invalid|Uninit)|FAILED|Failure|rror:' "$out/$name.txt" | head -n 20
+      grep -E '^========= (Error|ERROR|Race|Barrier|Invalid|Uninit)|FAILED|Failure|rror:|BELOW|gpu_check:' \
+        "$out/$name.txt" | head -n 20
       tail -n 8 "$out/$name.txt"
     fi
     summary+=("$(printf '%-40s %-10s %4d s' "$name" $verdict "$longest")")
   done
-  printf '\n=== summary (outputs in %s; seconds of the longest of what ran side by side)\n' "$out"
-  printf '%s\n' "${summary[@]}"
-  echo "$((${#checks[@]} - failed)) of ${#checks[@]} passed in $SECONDS s"
+  sort -rn -o "$out/jobs.txt" "$out/jobs.txt"
+  {
+    printf '\n=== summary (outputs in %s; seconds of the longest of what ran side by side)\n' "$out"
+    printf '%s\n' "${summary[@]}"
+    if out_of_time; then echo "ended after the $DSPATTN_GPU_SECONDS s that were given"; fi
+    echo "$((${#checks[@]} - failed)) of ${#checks[@]} passed in $SECONDS s"
+  } | tee "$out/summary.txt"
   [ "$failed" -eq 0 ]
 }
 
 # Asked to end, it says what it knows and takes what still runs with it.
 ended_early() {
   trap '' TERM INT
+  end_running
   report
-  kill 0
   exit 1
 }
 trap ended_early TERM INT
@@ -130,80 +167,101 @@ listing_and_bench() {
     "$build/apps/dspattn" bench --device cuda --dtype bf16 --n 1024,4096 --d 128 --heads 16 --pattern 2:4,1:2
 }
 
-if wanted build build; then job build configure_and_build; fi
-run_jobs 1
+export build python
+export -f configure_and_build verify listing_and_bench
+
+if wanted build build; then
+  job 0 build configure_and_build
+  run_jobs 1 1500
+  read -r status _ 2> /dev/null < "$out/job0.status" && [ "$status" -eq 0 ] || { report; exit 1; }
+fi
 
 # Reduced sets: random problems of two rows of the fused kernel, a graph, whole blocks by three warpgroups and by pairs of
 # CTAs, mask tensors, many packed sequences, pairs for unequal lengths, means of V, lengths of any content (34 problems
-# for each of six rows), few queries, the tf32 rows, the backward, the pipeline. Each under all four tools.
+# for each of six rows), few queries, the tf32 rows, the backward, the pipeline. Each under all four tools, of which
+# racecheck takes longest: the number says in how many shards.
 reduced=(
-  'masks cuda_fused_gpu_tests *MaskTensors*/*2_4_bf16_d128:*RandomProblems/*1_2_fp16_d192'
-  'means cuda_fused_gpu_tests *RandomMeans/*2_4_bf16_d64:*RandomMeans/*1_2_bf16_d128:*RandomMeans/*1_2_fp16_d64:*RestRow.MoreItems*2_4_bf16_d128'
-  'many_items cuda_fused_gpu_tests *ManySequences*/*2_4_bf16_d128:*ManySequences*/*1_2_bf16_d64'
-  'backward cuda_backward_gpu_tests *RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128:*Packed*/*2_4_bf16_d256'
-  'general cuda_general_gpu_tests *General.*Random*/bf16_2_4:*General.*Random*/fp16_other:*General.*Random*/fp32_1_2'
-  'general_backward cuda_general_gpu_tests *Backward*Random*/bf16_2_4:*Backward*Random*/fp16_other:*Backward*Random*/fp32_1_2'
-  'lengths cuda_fused_gpu_tests *DeviceLengthsOf*'
-  'random cuda_fused_gpu_tests *RandomProblems/*2_4_bf16_d64:*FromAGraph*'
-  'random_fp16 cuda_fused_gpu_tests *RandomProblems/*1_2_fp16_d128'
-  'whole_blocks cuda_fused_gpu_tests *WholeBlocks*/*1_2_bf16_d64:*WholeBlocks*/*2_4_bf16_d128'
-  'lengths_in_pairs cuda_fused_gpu_tests *InPairs/*1_2_bf16_d128'
-  'few_queries cuda_decode_gpu_tests *Random*/*bf16_d128:*Random*/*fp32_d64:*Graph*/*bf16_d64:*EveryNumber*/*fp16_d64'
-  'tf32 cuda_fused_tf32_gpu_tests *RandomProblems/*'
-  'pipeline cuda_pipeline_tests *EveryKernelOnSmallProblems:*ANanScore*:*EmptyProblems*'
+  'masks 2 cuda_fused_gpu_tests *MaskTensors*/*2_4_bf16_d128:*RandomProblems/*1_2_fp16_d192'
+  'means 4 cuda_fused_gpu_tests *RandomMeans/*2_4_bf16_d64:*RandomMeans/*1_2_bf16_d128:*RandomMeans/*1_2_fp16_d64:*RestRow.MoreItems*2_4_bf16_d128'
+  'many_items 2 cuda_fused_gpu_tests *ManySequences*/*2_4_bf16_d128:*ManySequences*/*1_2_bf16_d64'
+  'backward 3 cuda_backward_gpu_tests *RandomProblems/*2_4_bf16_d64:*RandomProblems/*1_2_fp16_d128:*Packed*/*2_4_bf16_d256'
+  'general 3 cuda_general_gpu_tests *General.*Random*/bf16_2_4:*General.*Random*/fp16_other:*General.*Random*/fp32_1_2'
+  'general_backward 3 cuda_general_gpu_tests *Backward*Random*/bf16_2_4:*Backward*Random*/fp16_other:*Backward*Random*/fp32_1_2'
+  'lengths 8 cuda_fused_gpu_tests *DeviceLengthsOf*'
+  'random 2 cuda_fused_gpu_tests *RandomProblems/*2_4_bf16_d64:*FromAGraph*'
+  'random_fp16 1 cuda_fused_gpu_tests *RandomProblems/*1_2_fp16_d128'
+  'whole_blocks 2 cuda_fused_gpu_tests *WholeBlocks*/*1_2_bf16_d64:*WholeBlocks*/*2_4_bf16_d128'
+  'lengths_in_pairs 1 cuda_fused_gpu_tests *InPairs/*1_2_bf16_d128'
+  'few_queries 4 cuda_decode_gpu_tests *Random*/*bf16_d128:*Random*/*fp32_d64:*Graph*/*bf16_d64:*EveryNumber*/*fp16_d64'
+  'tf32 3 cuda_fused_tf32_gpu_tests *RandomProblems/*'
+  'pipeline 3 cuda_pipeline_tests *EveryKernelOnSmallProblems:*ANanScore*:*EmptyProblems*'
 )
 for line in "${reduced[@]}"; do
-  read -r set program filter <<< "$line"
+  read -r set racecheck_shards program filter <<< "$line"
   wanted sanitizers "sanitizers-$set" || continue
   for tool in racecheck memcheck synccheck initcheck; do
-    job "sanitizers-$set" env DSPATTN_FUSED_CASES=16 DSPATTN_DECODE_CASES=12 DSPATTN_LENGTH_CASES=34 timeout 500 \
-      compute-sanitizer --tool $tool --error-exitcode 9 "$build/tests/cuda/$program" --gtest_filter="$filter"
+    shards=1 rank=3
+    if [ $tool = racecheck ]; then shards=$racecheck_shards rank=0; fi
+    for ((shard = 0; shard < shards; shard++)); do
+      job $rank "sanitizers-$set" env DSPATTN_FUSED_CASES=16 DSPATTN_DECODE_CASES=12 DSPATTN_LENGTH_CASES=34 \
+        GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
+        compute-sanitizer --tool $tool --error-exitcode 9 "$build/tests/cuda/$program" --gtest_filter="$filter"
+    done
   done
 done
 
-# Every test program in parts; those that need no GPU run as well.
-large=()
+# Every test program in shards; those that need no GPU run as well. Tests of the fused forward take longest, by far.
 for program in "$build"/tests/cuda/cuda_*_tests; do
   name=$(basename "$program")
   wanted tests "$name" || continue
-  large+=("$name")
-  for ((shard = 0; shard < most; shard++)); do
-    job "$name" env DSPATTN_FUSED_CASES="${DSPATTN_FUSED_CASES:-300}" DSPATTN_DECODE_CASES="${DSPATTN_DECODE_CASES:-100}" \
-      GTEST_TOTAL_SHARDS="$most" GTEST_SHARD_INDEX=$shard "$program" --gtest_filter='-*Large*'
+  case $name in
+    cuda_fused_gpu_tests) shards=$((3 * most)) rank=1 ;;
+    *general_gpu* | *backward_gpu*) shards=$((2 * most)) rank=2 ;;
+    *decode_gpu*) shards=$most rank=4 ;;
+    *) shards=4 rank=5 ;;
+  esac
+  for ((shard = 0; shard < shards; shard++)); do
+    job $rank "$name" env DSPATTN_FUSED_CASES="${DSPATTN_FUSED_CASES:-300}" \
+      DSPATTN_DECODE_CASES="${DSPATTN_DECODE_CASES:-100}" GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard "$program"
   done
 done
 if wanted tests command_line; then
-  job command_line verify --pass forward
-  job command_line verify --pass backward
-  job command_line verify --pass forward --max-queries 16 --max-n 3000
-  job command_line listing_and_bench
+  job 4 command_line verify --pass forward
+  job 4 command_line verify --pass backward
+  job 4 command_line verify --pass forward --max-queries 16 --max-n 3000
+  job 5 command_line listing_and_bench
 fi
 if wanted tests pipeline_torch; then
-  job pipeline_torch env DSPATTN_BENCH_LIBRARY="$build/bench/libdspattn_bench_shim.so" "$python" -m pytest -q \
+  job 4 pipeline_torch env DSPATTN_BENCH_LIBRARY="$build/bench/libdspattn_bench_shim.so" "$python" -m pytest -q \
     bench/pipeline/test_on_a_gpu.py
 fi
 if [ -e "$build/python/dspattn_torch.so" ] && wanted tests operators; then
-  job operators env PYTHONPATH=python DSPATTN_TORCH_LIBRARY="$build/python/dspattn_torch.so" "$python" -m pytest -q -rs \
-    tests/python/test_cuda.py
+  for file in test_cuda test_caching test_parallel_cuda; do
+    job 2 operators env PYTHONPATH=python DSPATTN_TORCH_LIBRARY="$build/python/dspattn_torch.so" "$python" -m pytest -q -rs \
+      "tests/python/$file.py"
+  done
 fi
-benches=('forward bench.forward.measure' 'few_queries bench.decode.measure' 'backward bench.backward.measure'
-  'forward_fp32 bench.forward.fp32' 'general bench.general.measure'
+# What the forward is promised, its other bars, and the other kernels'.
+benches=('forward bench.forward.measure --parts table,sustained --peers cudnn --idle 0.25'
+  'forward_fp32 bench.forward.fp32'
+  'forward_others bench.forward.measure --parts d256,grouping,fp16,gqa,varlen,memory,mask'
+  'few_queries bench.decode.measure' 'backward bench.backward.measure' 'general bench.general.measure'
   'general_backward bench.general.measure --pass backward')
 for line in "${benches[@]}"; do known[${line%% *}]=1; done
 for part in $parts; do
   [ -n "${known[$part]:-}" ] || { echo "gpu_check: expected parts among ${!known[*]}, got \"$part\"" >&2; exit 2; }
 done
-run_jobs "$most"
-for name in "${large[@]}"; do job "$name" "$build/tests/cuda/$name" --gtest_filter='*Large*'; done
-run_jobs 1
+run_jobs "$most" "${DSPATTN_GPU_JOB_SECONDS:-400}"
 
 export DSPATTN_BENCH_LIBRARY=$build/bench/libdspattn_bench_shim.so
+rank=0
 for line in "${benches[@]}"; do
   read -r name module_and_arguments <<< "$line"
   wanted bench "$name" || continue
   read -ra module_and_arguments <<< "$module_and_arguments"
-  job "$name" "$python" -m "${module_and_arguments[@]}" --out "$out/$name.json" --check
+  rank=$((rank + 1))
+  job $rank "$name" "$python" -m "${module_and_arguments[@]}" --out "$out/$name.json" --check
 done
-run_jobs 1
+run_jobs 1 1500
 
 report

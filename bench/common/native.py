@@ -15,6 +15,7 @@ from bench.common.results import ROOT
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.bool: 4, torch.uint8: 4}
 MESSAGE_BYTES = 4096
+WORKSPACE_ALIGNMENT = 256  # that the library asks for; torch's memory on the CPU has 64
 
 
 class View(ctypes.Structure):
@@ -109,11 +110,18 @@ def prepared(path, name, call, keep_alive):
     return run
 
 
+def aligned_bytes(size, device):
+    """Memory for a workspace."""
+    memory = torch.empty(size + WORKSPACE_ALIGNMENT - 1, dtype=torch.uint8, device=device)
+    begin = -memory.data_ptr() % WORKSPACE_ALIGNMENT
+    return memory[begin : begin + size]
+
+
 def with_workspace(path, name, call, device):
     """Gives the call the workspace that it asks for; returns its memory."""
     bytes_needed = ctypes.c_int64()
     invoke(path, name, call, ctypes.byref(bytes_needed))
-    workspace = torch.empty(bytes_needed.value, dtype=torch.uint8, device=device) if bytes_needed.value else None
+    workspace = aligned_bytes(bytes_needed.value, device) if bytes_needed.value else None
     call.workspace_bytes = bytes_needed.value
     call.workspace = workspace.data_ptr() if workspace is not None else None
     return workspace

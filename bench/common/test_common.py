@@ -66,6 +66,15 @@ def test_a_block_mask_reaches_the_pipeline():
     torch.testing.assert_close(blocked.out[:, :, :64], alone.out)
 
 
+@pytest.mark.parametrize("offset", [0, 1, 64, 255])
+def test_a_workspace_is_aligned_wherever_memory_is(monkeypatch, offset):
+    memory = torch.zeros(4096, dtype=torch.uint8)
+    begin = -memory.data_ptr() % 256 + offset
+    monkeypatch.setattr(native.torch, "empty", lambda size, **_: memory[begin : begin + size])
+    workspace = native.aligned_bytes(300, "cpu")
+    assert workspace.data_ptr() % 256 == 0 and workspace.numel() == 300
+
+
 def test_what_the_library_refuses_is_said():
     q, k, v = (draw(1, 2, 8, 16) for _ in range(3))
     with pytest.raises(RuntimeError, match="pattern: expected"):

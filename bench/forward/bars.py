@@ -69,3 +69,15 @@ def verdict(row):
     if ratio < floor:
         return "BELOW"
     return "goal" if goal is None or ratio >= goal else "floor"
+
+
+def counts(rows):
+    """How many rows have which verdict; unjudged: a bar, and nothing to compare with."""
+    verdicts = [verdict(row) for row in rows]
+    found = {name: verdicts.count(name) for name in ("goal", "floor", "BELOW")}
+    return found | {"unjudged": sum(bar_of(row) is not None and not verdict(row) for row in rows)}
+
+
+def all_hold(of):
+    """Whether rows with these counts say that every bar that they have holds."""
+    return bool(of["goal"] + of["floor"]) and not of["BELOW"] and not of["unjudged"]

@@ -131,14 +131,18 @@ class Bench:
         self.chosen_peers = arguments.peers
         self.only = dict(entry.split("=", 1) for entry in arguments.only)
         self.deadline = time.monotonic() + arguments.seconds
+        self.left_out = 0  # cells for which there was no time
         self.write = lambda rows: None
         self.rows = []
 
     def wanted(self, **facts):
         """Whether a cell is asked for, and there is time for it."""
-        if time.monotonic() > self.deadline:
+        if not all(str(facts[key]) in self.only[key].split(",") for key in facts if key in self.only):
             return False
-        return all(str(facts[key]) in self.only[key].split(",") for key in facts if key in self.only)
+        if time.monotonic() <= self.deadline:
+            return True
+        self.left_out += 1
+        return False
 
     def patterns(self):
         return [pattern for pattern in PATTERNS if pattern in self.only.get("pattern", ",".join(PATTERNS)).split(",")]
@@ -366,7 +370,7 @@ def main():
     parser.add_argument("--idle", type=float, default=0.5, help="seconds of pause before a burst")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no cell after this many")
     parser.add_argument("--no-sustained", action="store_true", help="leave out that part")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a floor does not hold")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a floor does not hold or was not judged")
     arguments = parser.parse_args()
     names = [part.split(":")[0] for part in arguments.parts]
     for given, known, what in ((names, PARTS, "parts"), (arguments.peers, PEERS, "peers")):
@@ -394,10 +398,14 @@ def main():
         torch.cuda.empty_cache()
     if broken:
         print(f"not measured to the end: {', '.join(broken)}")
-    verdicts = [bars.verdict(row) for row in bench.rows]
-    counts = {name: verdicts.count(name) for name in ("goal", "floor", "BELOW")}
-    print(f"{counts['goal']} at the goal, {counts['floor']} between floor and goal, {counts['BELOW']} below the floor")
-    return 1 if broken or (arguments.check and counts["BELOW"]) else 0
+    if bench.left_out:
+        print(f"no time for {bench.left_out} cells")
+    counts = bars.counts(bench.rows)
+    print(
+        f"{counts['goal']} at the goal, {counts['floor']} between floor and goal, {counts['BELOW']} below the floor, "
+        f"{counts['unjudged']} with a bar and nothing to compare with"
+    )
+    return 1 if broken or (arguments.check and not (bars.all_hold(counts) and not bench.left_out)) else 0
 
 
 if __name__ == "__main__":

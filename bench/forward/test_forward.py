@@ -37,6 +37,21 @@ def test_verdicts(measured, verdict):
     assert bars.verdict(measured) == verdict
 
 
+@pytest.mark.parametrize(
+    "ratios, hold",
+    [
+        ([1.27, 1.5], True),
+        ([1.27, 1.26], False),
+        ([1.27, None], False),  # cuDNN did not run
+        ([], False),
+    ],
+)
+def test_every_bar_is_judged(ratios, hold):
+    rows = [row({"cudnn": ratio} if ratio else {}) for ratio in ratios]
+    others = [row({}, part="memory", mode="memory")]
+    assert bars.all_hold(bars.counts(rows + others)) == hold
+
+
 def test_the_tables_of_the_docs_say_what_the_results_say(capsys):
     assert tables.main(["--check"]) == 0, capsys.readouterr().err
 
@@ -62,3 +77,11 @@ def test_a_card_that_slows_down_is_nobodys_advantage(monkeypatch, capsys):
         (mask, pattern, {"cudnn": 1.0}) for mask in ("full", "causal") for pattern in ("2:4", "1:2")
     ]
     assert capsys.readouterr().out.count("cudnn") == 4
+
+
+def test_cells_without_time_are_counted():
+    forward = pytest.importorskip("bench.forward.measure")
+    arguments = argparse.Namespace(library=[], idle=0.0, peers=["cudnn"], only=["n=4096", "d=64"], seconds=-1)
+    bench = forward.Bench(arguments)
+    assert not list(bench.cells(bars.LENGTHS))
+    assert bench.left_out == 2

@@ -32,7 +32,7 @@ class Pipeline:
         native.invoke(path, "sparse_bytes", call, ctypes.byref(nonzeros), ctypes.byref(metadata))
         # One buffer for both, so that the chain can use it as its workspace.
         start = padded(nonzeros.value)
-        workspace = torch.empty(start + padded(metadata.value), dtype=torch.uint8, device=q.device)
+        workspace = native.aligned_bytes(start + padded(metadata.value), q.device)
         call.workspace, call.workspace_bytes = workspace.data_ptr(), workspace.numel()
         call.nonzeros, call.metadata = workspace.data_ptr(), workspace.data_ptr() + start
         rows = (n_q + 31) // 32 * 32

@@ -1,6 +1,7 @@
 """tools/gpu_check.sh on a GPU, a sanitizer and test programs that are scripts: what it calls passed, and what not."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -16,15 +17,19 @@ def script(path, body):
     path.chmod(0o755)
 
 
-def check(folder, parts, program=PASSES, capability="9.0", limit=60):
+def check(folder, parts, program=PASSES, capability="9.0", limit=60, **variables):
     script(folder / "bin" / "nvidia-smi", f"echo {capability}")
     script(folder / "bin" / "compute-sanitizer", 'export TOOL="$2"; shift 4; exec "$@"')
     script(folder / "build" / "tests" / "cuda" / "cuda_decode_gpu_tests", program)
-    environment = os.environ | {
-        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-        "DSPATTN_GPU_PARTS": parts,
-        "DSPATTN_GPU_JOBS": "2",
-    }
+    environment = (
+        os.environ
+        | {
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "DSPATTN_GPU_PARTS": parts,
+            "DSPATTN_GPU_JOBS": "2",
+        }
+        | variables
+    )
     command = ["timeout", str(limit), ROOT / "tools" / "gpu_check.sh", folder / "out", folder / "build"]
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
@@ -42,7 +47,7 @@ def test_passes_when_every_job_does(tmp_path, part):
     [
         pytest.param(f"{PASSES}; exit 9", id="a failing job"),
         pytest.param("echo '[==========] 0 tests ran.'; echo '[  PASSED  ] 0 tests.'", id="no test at all"),
-        pytest.param(f'case "$GTEST_SHARD_INDEX$TOOL" in 1 | racecheck) exit 3 ;; esac; {PASSES}', id="one of several"),
+        pytest.param(f'case "$GTEST_SHARD_INDEX$TOOL" in 1 | 0race*) exit 3 ;; esac; {PASSES}', id="one of several"),
     ],
 )
 def test_fails_otherwise(tmp_path, part, program):
@@ -55,6 +60,50 @@ def test_says_what_did_not_end_when_it_is_ended(tmp_path):
     result = check(tmp_path, "cuda_decode_gpu_tests", "sleep 30", limit=1)
     assert result.returncode != 0
     assert "unfinished" in result.stdout
+
+
+HANGS_ONCE = f'case "$GTEST_SHARD_INDEX$TOOL" in 1 | 0memcheck) sleep 30 ;; esac; {PASSES}'
+
+
+@pytest.mark.parametrize("part", ["cuda_decode_gpu_tests", "sanitizers-few_queries"])
+def test_a_job_that_hangs_takes_nothing_else_with_it(tmp_path, part):
+    result = check(tmp_path, part, HANGS_ONCE, limit=20, DSPATTN_GPU_JOB_SECONDS="1")
+    assert result.returncode == 1
+    assert "gpu_check: ended after 1 s" in result.stdout
+    jobs = (tmp_path / "out" / "jobs.txt").read_text().splitlines()
+    assert [line.split()[2] for line in jobs].count("124") == 1
+    assert all(line.split()[2] in ("0", "124") for line in jobs)
+
+
+def test_all_ends_when_its_time_is_over(tmp_path):
+    result = check(
+        tmp_path, "cuda_decode_gpu_tests sanitizers-few_queries", HANGS_ONCE, limit=20, DSPATTN_GPU_SECONDS="2"
+    )
+    assert result.returncode == 1
+    assert result.stdout.count("unfinished") == 2
+    assert "ended after the 2 s that were given" in result.stdout
+
+
+def test_nothing_else_runs_where_the_build_fails(tmp_path):
+    script(tmp_path / "bin" / "cmake", "exit 1")
+    result = check(tmp_path, "build tests")
+    assert result.returncode == 1
+    assert "0 of 1 passed" in result.stdout
+
+
+def reduced_sets():
+    lines = re.findall(r"^  '(\S+) \d+ (\S+) (\S+)'$", (ROOT / "tools/gpu_check.sh").read_text(), re.MULTILINE)
+    return [pytest.param(program, filters.split(":"), id=name) for name, program, filters in lines]
+
+
+@pytest.mark.parametrize("program, filters", reduced_sets())
+def test_sets_for_the_sanitizers_name_tests(program, filters):
+    executable = ROOT / "build/release/tests/cuda" / program
+    if not executable.exists():
+        pytest.skip(f"{program} is not built here")
+    for pattern in filters:
+        command = [executable, "--gtest_list_tests", f"--gtest_filter={pattern}"]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip(), pattern
 
 
 def test_unknown_parts_and_other_cards_are_refused(tmp_path):
