@@ -68,8 +68,8 @@ TEST(DecodePlan, SharedMemoryFitsAndPartsDoNotOverlap) {
               EXPECT_GE(s.stats, s.codes + 4 * s.buffers * rows * tile_keys(type, dim) / 4);
             }
             EXPECT_GE(s.stats, 4 * kWarpRows * dim * 4);
-            EXPECT_GE(s.joined, s.stats + 4 * kWarpRows * 8);
-            EXPECT_GE(s.bytes, s.joined + 2 * kMaxRows * 8);
+            EXPECT_GE(s.whole, s.stats + 4 * kWarpRows * kStatsBytes);
+            EXPECT_GE(s.bytes, s.touched + 4 * kMaxWarps);
             for (const int offset : {s.ring, s.ring_bytes, s.tile_bytes}) EXPECT_EQ(offset % 1024, 0);
             for (const int offset : {s.scores, s.weights, s.stats, s.scores_stride, s.weights_stride})
               EXPECT_EQ(offset % 16, 0);
@@ -77,6 +77,21 @@ TEST(DecodePlan, SharedMemoryFitsAndPartsDoNotOverlap) {
           }
         }
       }
+    }
+  }
+}
+
+// Every CTA of a cluster has a place for what each sends: rows' stats, and results of the columns that it joins.
+TEST(DecodePlan, WhatACLusterSendsHasItsPlace) {
+  for (const int cluster : {1, 2, 3, 7, 8, 16}) {
+    for (const int rows : {1, 4, 16}) {
+      const Teams teams{.rows = rows, .gather = 1, .count = 4, .cluster = cluster, .chosen = 1, .lanes = 1, .stay = 3};
+      const SharedLayout s = shared_layout(DType::bf16, 128, teams);
+      EXPECT_GE(s.sent, s.told + cluster * 4 * rows * kToldBytes);
+      EXPECT_GE(s.chunks * cluster, rows * 128 / 4) << "all columns are joined by somebody";
+      if (cluster > 1) EXPECT_GE(s.arrived, s.sent + cluster * (rows * kStatsBytes + s.chunks * 16));
+      for (const int offset : {s.sent, s.arrived, s.kept}) EXPECT_EQ(offset % 16, 0);
+      for (const int offset : {s.told, s.touched}) EXPECT_EQ(offset % 8, 0);
     }
   }
 }

@@ -19,6 +19,7 @@ inline constexpr int kMaxWarps = 8;              // of a CTA, and teams: a threa
 inline constexpr int kMaxCluster = 16;           // CTAs
 inline constexpr int kPortableCluster = 8;       // CTAs; for more a kernel must say that it may
 inline constexpr int kStatsBytes = 16;           // of a row (RowStats)
+inline constexpr int kToldBytes = 8;             // of a row (ToldStats)
 inline constexpr int kSharedLimit = 227 * 1024;  // a CTA may ask for on Hopper; on Ampere 163 KiB
 
 DSPATTN_HOST_DEVICE constexpr int element_bytes(DType type) { return type == DType::f32 ? 4 : 2; }
@@ -56,6 +57,7 @@ struct Teams {
   int rows = 16;    // of a warp, rounded up to a power of two: 1, 2, 4, 8 or 16
   int gather = 0;   // 1: only the kept rows of V are read: all rows of a key head keep the same
   int count = 4;    // of a CTA
+  int cluster = 1;  // CTAs that send each other their results
   int chosen = 0;   // 1: heads choose together, from scores that are there already
   int lanes = 0;    // 1: of one query and few heads, kept as lanes have them (together_registers.h)
   int stay = 0;     // and of so many tiles a team these stay in shared memory; 0: they are in the workspace
@@ -81,9 +83,11 @@ inline constexpr int kRowsOfLanes = 8;  // at most, where lanes choose
 // and at the end, over all of it, every warp's 16 rows of output in fp32; behind both
 //
 //   stats    of every warp's rows: reference and sums
-//   joined   of every row: of the whole CTA; a second time for what heads choose by, and for the whole cluster
-//   factors  of every row: what its parts are multiplied by when they are joined
-//   whole    of every row, where heads choose together: of all keys
+//   whole    of every row, where heads choose together by the workspace: of all keys
+//   told     of every warp of the cluster, where scores stay: reference and sum of its rows, 8 bytes each
+//   sent     of every CTA of a cluster: its rows' stats, and its results of those columns that this CTA joins
+//   arrived  two barriers, of what is told and of what is sent
+//   touched  a word of every warp (touch_parameters())
 struct SharedLayout {
   int tile_bytes = 0, v_bytes = 0;
   int ring = 0, ring_bytes = 0;                  // of a team
@@ -94,7 +98,9 @@ struct SharedLayout {
   int codes = 0, codes_bytes = 0;
   int kept = 0, kept_bytes = 0;  // of a team
   int out_bytes = 0;             // of a warp, from 0 on
-  int stats = 0, joined = 0, factors = 0, whole = 0;
+  int stats = 0, whole = 0, told = 0;
+  int sent = 0, chunks = 0;  // of four columns, that a CTA joins
+  int arrived = 0, touched = 0;
   int bytes = 0;
 };
 
@@ -138,10 +144,14 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
   s.out_bytes = kWarpRows * dim * 4;
   const int ended = warps * s.out_bytes;
   s.stats = ((walked > ended ? walked : ended) + 15) / 16 * 16;
-  s.joined = s.stats + warps * kWarpRows * kStatsBytes;
-  s.factors = s.joined + 2 * kMaxRows * kStatsBytes;
-  s.whole = s.factors + teams.warps * kWarpRows * kMaxCluster * 4;
-  s.bytes = s.whole + (teams.chosen != 0 ? kWarpRows * kStatsBytes : 0);
+  s.whole = s.stats + warps * kWarpRows * kStatsBytes;
+  s.told = s.whole + (teams.chosen != 0 && teams.lanes == 0 ? kWarpRows * kStatsBytes : 0);
+  s.sent = s.told + (teams.stay != 0 ? teams.cluster * teams.count * teams.rows * kToldBytes : 0);
+  const int rows = teams.warps * teams.rows;
+  s.chunks = (rows * dim / 4 + teams.cluster - 1) / teams.cluster;
+  s.arrived = s.sent + (teams.cluster > 1 ? teams.cluster * (rows * kStatsBytes + s.chunks * 16) : 0);
+  s.touched = s.arrived + 16;
+  s.bytes = s.touched + 4 * kMaxWarps;
   return s;
 }
 

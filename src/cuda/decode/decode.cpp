@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <numbers>
@@ -87,6 +88,8 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.scales = scales_of(problem.q.dtype, geometry.scale, problem.mask.bias.present());
   p.teams = plan.teams;
   p.layout = plan.layout;
+  if (const char* blocks = std::getenv("DSPATTN_DECODE_PREFETCH")) p.prefetched_blocks = std::atoi(blocks);
+  p.chunks = tile::Divisor(plan.layout.chunks);
   p.team_shift = std::countr_zero(static_cast<unsigned>(plan.teams.warps));
   p.lane_shift = std::countr_zero(32u / static_cast<unsigned>(plan.teams.rows));
   p.vector_q = is_vector(problem.q) ? 1 : 0;

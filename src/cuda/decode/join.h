@@ -1,6 +1,6 @@
-// After the last tile: the results of a CTA's teams are joined in its shared memory, those of a cluster's CTAs across
-// theirs, and what a unit's clusters have is final or is left for the merge kernel. All sums are added in a fixed
-// order.
+// After the last tile: the results of a CTA's teams are joined in its shared memory. A cluster's CTAs send theirs to each
+// other, so that each joins some of the columns, and what a unit's clusters have is final or is left for the merge
+// kernel. All sums are added in a fixed order.
 #pragma once
 
 #include <cmath>
@@ -12,10 +12,60 @@
 
 namespace dspattn::cuda::decode {
 
+// What the CTAs of a cluster send each other (config.h): `told` before a choice, `sent` in the end.
+template <typename C>
+struct Mail {
+  static constexpr int kChunks = C::kHeadDim / 4;  // of four columns, of a row
+  const Params& p;
+  const Part& part;
+  std::uint8_t* shared;
+
+  __device__ __forceinline__ int cta() const { return p.cluster.remainder(part.split); }
+  __device__ __forceinline__ std::uint32_t arrived(int which) const {
+    return ptx::shared_address(shared + p.layout.arrived) + 8 * static_cast<std::uint32_t>(which);
+  }
+  // Row `row` of warp `warp` of those of the whole cluster.
+  __device__ __forceinline__ ToldStats* told(int warp, int row) const {
+    return reinterpret_cast<ToldStats*>(shared + p.layout.told) + warp * p.teams.rows + row;
+  }
+  // By CTA `from`: stats of every row, then its results of this CTA's chunks.
+  __device__ __forceinline__ std::uint8_t* sent(int from) const {
+    return shared + p.layout.sent + from * (p.teams.warps * p.teams.rows * kStatsBytes + 16 * p.layout.chunks);
+  }
+  __device__ __forceinline__ RowStats* sent_stats(int from, int row) const {
+    return reinterpret_cast<RowStats*>(sent(from)) + row;
+  }
+  __device__ __forceinline__ float4* sent_chunk(int from, int number) const {
+    return reinterpret_cast<float4*>(sent(from) + p.teams.warps * p.teams.rows * kStatsBytes) + number;
+  }
+  // Chunks that this CTA joins: begin_chunk() ... end_chunk() - 1 of all rows'.
+  __device__ __forceinline__ int begin_chunk() const { return cta() * p.layout.chunks; }
+  __device__ __forceinline__ int end_chunk() const {
+    return min(begin_chunk() + p.layout.chunks, part.rows * kChunks);
+  }
+
+  // By all threads, before anything else: nobody sends before wait().
+  __device__ __forceinline__ void open() const {
+    if (p.cluster.value == 1) return;
+    if (threadIdx.x == 0) {
+      if (p.teams.stay != 0) {
+        ptx::expect_from_cluster(arrived(0), p.cluster.value * p.teams.count * p.teams.rows * kToldBytes);
+      }
+      const int chunks = max(end_chunk() - begin_chunk(), 0);
+      ptx::expect_from_cluster(arrived(1), p.cluster.value * (part.rows * kStatsBytes + chunks * 16));
+    }
+    ptx::cluster_arrive();
+  }
+  __device__ __forceinline__ void wait() const {
+    if (p.cluster.value > 1) ptx::cluster_wait();
+  }
+};
+
 // Results in fp32 and stats of a CTA, and of the others of its cluster. A thread has four columns of a row.
 template <typename C>
 struct CtaResults {
-  static constexpr int kChunks = C::kHeadDim / 4;  // of a row
+  static constexpr int kChunks = Mail<C>::kChunks;
+  static constexpr int kAtOnce = 4;  // parts
   const Params& p;
   const Part& part;
   const SharedLayout& layout;
@@ -28,54 +78,61 @@ struct CtaResults {
   __device__ __forceinline__ const RowStats& stats(int warp_of_row, int row) const {
     return reinterpret_cast<const RowStats*>(shared + layout.stats)[warp_of_row * kWarpRows + row % kWarpRows];
   }
-  // Of all teams; `purpose` 1: what heads choose by, or in the end those of the whole cluster.
-  __device__ __forceinline__ RowStats* joined(int row, int purpose = 0) const {
-    return reinterpret_cast<RowStats*>(shared + layout.joined) + purpose * kMaxRows + row;
-  }
-  // What the results of a row's parts are multiplied by: of teams, or of the cluster's CTAs.
-  __device__ __forceinline__ float* factors(int row) const {
-    return reinterpret_cast<float*>(shared + layout.factors) + row * kMaxCluster;
-  }
 
-  // Joins a row's parts, of which part_at(i) is part i, by one thread; leaves their factors.
-  template <int kMost, typename PartAt>
-  __device__ __forceinline__ RowStats join_row(int row, int count, PartAt part_at) const {
-    RowStats parts[kMost];
-    RowStats sum{-INFINITY, 0};
+  struct Joined {
+    RowStats stats{-INFINITY, 0};
+    float4 x = make_float4(0, 0, 0, 0);
+  };
+  // Joins `count` parts of a row, of which stats_at(i) and value_at(i) are part i.
+  template <typename StatsAt, typename ValueAt>
+  __device__ __forceinline__ Joined join(int count, StatsAt stats_at, ValueAt value_at) const {
+    Joined joined;
+#pragma unroll 1
+    for (int base = 0; base < count; base += kAtOnce) {
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-      parts[i] = i < count ? part_at(i) : RowStats{-INFINITY, 0};
-      sum.reference = fmaxf(sum.reference, parts[i].reference);
+      for (int i = 0; i < kAtOnce; ++i) {
+        joined.stats.reference = fmaxf(joined.stats.reference, stats_at(min(base + i, count - 1)).reference);
+      }
     }
+#pragma unroll 1
+    for (int base = 0; base < count; base += kAtOnce) {
+      RowStats parts[kAtOnce];
+      float4 values[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-      const float factor = part_factor(parts[i], sum.reference, p.scales.exponent);
-      if (parts[i].sum != 0) sum.sum += parts[i].sum * factor;
-      if (parts[i].rest != 0) sum.rest += parts[i].rest * factor;
-      if (i < count) factors(row)[i] = factor;
+      for (int i = 0; i < kAtOnce; ++i) {
+        parts[i] = stats_at(min(base + i, count - 1));
+        values[i] = value_at(min(base + i, count - 1));
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float factor =
+            base + i < count ? part_factor(parts[i], joined.stats.reference, p.scales.exponent) : 0.0f;
+        joined.stats.sum = fmaf(factor == 0 ? 0.0f : parts[i].sum, factor, joined.stats.sum);
+        joined.stats.rest = fmaf(factor == 0 ? 0.0f : parts[i].rest, factor, joined.stats.rest);
+        add(joined.x, factor, values[i]);
+      }
     }
-    return sum;
+    return joined;
   }
   // Over the teams.
-  __device__ __forceinline__ RowStats join_stats(int row) const {
+  __device__ __forceinline__ Joined join_teams(int row, int column) const {
     const int first = row / kWarpRows;  // the first team's warp
-    return join_row<kMaxWarps>(row, p.teams.count, [&](int i) { return stats(first + i * p.teams.warps, row); });
+    return join(
+        p.teams.count, [&](int i) { return stats(first + i * p.teams.warps, row); },
+        [&](int i) { return *reinterpret_cast<const float4*>(out(first + i * p.teams.warps, row) + column); });
   }
-  // Over the cluster's CTAs.
-  __device__ __forceinline__ RowStats join_cluster_stats(int row, int purpose) const {
-    const std::uint32_t address = ptx::shared_address(joined(row, purpose));
-    return join_row<kMaxCluster>(row, p.cluster.value, [&](int cta) -> RowStats {
-      const auto rank = static_cast<std::uint32_t>(cta);
-      return {ptx::load_cluster(address, rank), ptx::load_cluster(address + 4, rank),
-              p.keeps_rest() ? ptx::load_cluster(address + 8, rank) : 0.0f};
-    });
+  __device__ __forceinline__ RowStats join_stats(int row) const {
+    const int first = row / kWarpRows;
+    return join(
+               p.teams.count, [&](int i) { return stats(first + i * p.teams.warps, row); },
+               [](int) { return make_float4(0, 0, 0, 0); })
+        .stats;
   }
 
-  // Calls visit(row, column) for every four columns of every row, a thread each; `workers` threads, this being
-  // `worker`.
+  // Calls visit(row, column) for four columns of a row, all chunks [begin, end), a thread each.
   template <typename Visit>
-  __device__ __forceinline__ void each_chunk(int worker, int workers, Visit visit) const {
-    for (int item = worker; item < part.rows * kChunks; item += workers) {
+  __device__ __forceinline__ void each_chunk(int begin, int end, Visit visit) const {
+    for (int item = begin + static_cast<int>(threadIdx.x); item < end; item += 32 * p.teams.cta_warps()) {
       visit(item / kChunks, item % kChunks * 4);
     }
   }
@@ -98,50 +155,55 @@ struct CtaResults {
     }
     const tile::PackedRow which = part.packed_row(p, row);
     const int head = part.kv_head * p.heads_per_kv_head + which.head;
-    const float sum = row_stats.sum;
+    const float factor = normaliser(row_stats.sum);
     if constexpr (C::kSumsPruned) {
       add_rest(p, part.batch, part.kv_head, tile::interval_of(part.band, which.query), row_stats, column,
                min(columns - column, 4), x);
     }
     store_results(p.results, C::kType, p.results.out.offset(part.batch, head, which.query) + column,
-                  make_float4(normalised(x.x, sum), normalised(x.y, sum), normalised(x.z, sum), normalised(x.w, sum)),
-                  columns - column);
+                  make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w), columns - column);
     if (column == 0) {
       store_lse(p.results, p.results.lse.offset(part.batch, head, which.query), row_stats, p.scales.exponent);
     }
   }
 
-  // Joins the teams' rows: final where the CTA is alone, else in place, where the first team's are.
-  __device__ __forceinline__ void join_teams() const {
-    each_chunk(static_cast<int>(threadIdx.x), 32 * p.teams.cta_warps(), [&](int row, int column) {
-      const int first = row / kWarpRows;
-      float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 2
-      for (int i = 0; i < p.teams.count; ++i) {
-        add(sum, factors(row)[i], *reinterpret_cast<const float4*>(out(first + i * p.teams.warps, row) + column));
-      }
-      if (p.cluster.value == 1) {
-        store(row, column, sum, *joined(row));
-      } else {
-        *reinterpret_cast<float4*>(out(first, row) + column) = sum;
-      }
+  // Where the CTA is alone.
+  __device__ __forceinline__ void store_teams() const {
+    each_chunk(0, part.rows * kChunks, [&](int row, int column) {
+      const Joined joined = join_teams(row, column);
+      store(row, column, joined.x, joined.stats);
     });
   }
 
-  // Joins what join_teams() left in the cluster's CTAs, each of which stores some of the columns.
-  __device__ __forceinline__ void join_cluster() const {
-    const auto thread = static_cast<int>(threadIdx.x);
-    if (thread < part.rows) *joined(thread, 1) = join_cluster_stats(thread, 0);
-    __syncthreads();  // stats and factors are there
+  // Sends the teams' rows to the cluster's CTAs.
+  __device__ __forceinline__ void send(const Mail<C>& mail) const {
+    const int own = mail.cta();
+    each_chunk(0, part.rows * kChunks, [&](int row, int column) {
+      const int chunk = row * kChunks + column / 4;
+      const int to = p.chunks.quotient(chunk);
+      ptx::send_16(ptx::shared_address(mail.sent_chunk(own, chunk - to * layout.chunks)), join_teams(row, column).x,
+                   mail.arrived(1), static_cast<std::uint32_t>(to));
+    });
+    // From the last thread on: the first have chunks.
     const int threads = 32 * p.teams.cta_warps();
-    each_chunk(p.cluster.remainder(part.split) * threads + thread, p.cluster.value * threads, [&](int row, int column) {
-      const std::uint32_t address = ptx::shared_address(out(row / kWarpRows, row) + column);
-      float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-      for (int cta = 0; cta < p.cluster.value; ++cta) {
-        add(sum, factors(row)[cta], ptx::load_cluster_16(address, static_cast<std::uint32_t>(cta)));
-      }
-      store(row, column, sum, *joined(row, 1));
+    for (int item = threads - 1 - static_cast<int>(threadIdx.x); item < part.rows * p.cluster.value; item += threads) {
+      const int row = p.cluster.quotient(item);
+      const RowStats joined = join_stats(row);
+      ptx::send_16(ptx::shared_address(mail.sent_stats(own, row)),
+                   make_float4(joined.reference, joined.sum, joined.rest, 0.0f), mail.arrived(1),
+                   static_cast<std::uint32_t>(item - row * p.cluster.value));
+    }
+  }
+
+  // Joins what the cluster's CTAs have sent.
+  __device__ __forceinline__ void store_sent(const Mail<C>& mail) const {
+    const int begin = mail.begin_chunk();
+    each_chunk(begin, mail.end_chunk(), [&](int row, int column) {
+      const int number = row * kChunks + column / 4 - begin;
+      const Joined joined = join(
+          p.cluster.value, [&](int cta) { return *mail.sent_stats(cta, row); },
+          [&](int cta) { return *mail.sent_chunk(cta, number); });
+      store(row, column, joined.x, joined.stats);
     });
   }
 };
@@ -154,18 +216,15 @@ __device__ __forceinline__ RowStats* stats_of_warp(const Team<C>& team, std::uin
 
 // Joins the teams' results and writes them, after the stats of every warp's rows.
 template <typename C>
-__device__ __forceinline__ void finish(Team<C>& team, std::uint8_t* shared) {
-  __syncthreads();  // everything has been read: results go over it; and stats are there
+__device__ __forceinline__ void finish(Team<C>& team, const Mail<C>& mail, std::uint8_t* shared) {
+  __syncthreads();  // everything has been read: results go over it
   team.products.deposit(reinterpret_cast<float*>(shared + team.warp * team.layout.out_bytes), team.rows, team.lane);
   const CtaResults<C> results{team.p, team.part, team.layout, shared};
-  const auto row = static_cast<int>(threadIdx.x);
-  if (row < team.part.rows) *results.joined(row) = results.join_stats(row);
-  __syncthreads();  // results and factors are there
-  results.join_teams();
-  if (team.p.cluster.value == 1) return;
-  ptx::sync_whole_cluster();  // every CTA's joined results are there
-  results.join_cluster();
-  ptx::sync_whole_cluster();  // and have been read: shared memory lives until then
+  __syncthreads();  // results and stats are there
+  if (team.p.cluster.value == 1) return results.store_teams();
+  results.send(mail);
+  ptx::await_from_cluster(mail.arrived(1));
+  results.store_sent(mail);
 }
 
 }  // namespace dspattn::cuda::decode

@@ -161,10 +161,13 @@ __device__ __forceinline__ void gather_registers(Team<C>& team, RegisterRows<C>&
 template <typename C>
 __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
-  ptx::start_next_kernel();        // which waits for the end of this one
-  ptx::wait_for_kernels_before();  // inputs are written, and what the workspace held is read
+  ptx::start_next_kernel();  // which waits for the end of this one
+  touch_parameters(p, shared);
   const Part part = Part::of_cta<C>(p);
+  const Mail<C> mail{p, part, shared};
+  mail.open();
   Team<C> team(p, part, shared);
+  ptx::wait_for_kernels_before();  // inputs are written, and what the workspace held is read
   team.load_q();
   const bool gathers = p.teams.gather != 0;
   if (gathers) {
@@ -186,7 +189,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode_kernel(const __grid_
     gathers ? gather_registers(team, rows) : walk_registers(team, rows);
     rows.deposit_stats(stats_of_warp(team, shared));
   }
-  finish(team, shared);
+  mail.wait();
+  finish(team, mail, shared);
 }
 
 }  // namespace dspattn::cuda::decode

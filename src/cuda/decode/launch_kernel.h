@@ -34,6 +34,7 @@ void launch_kernel(const Params& params, std::int64_t ctas, cudaStream_t stream)
       scoring.teams.gather = 0;
       scoring.teams.lanes = 0;
       scoring.teams.scoring = 1;
+      scoring.teams.cluster = 1;
       scoring.layout = shared_layout(kType, kDim, scoring.teams);
       scoring.cluster = tile::Divisor(1);
       const bool lanes = params.teams.lanes != 0;

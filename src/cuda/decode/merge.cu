@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads, 8) merge_kernel(const __grid_constan
       float4 x = make_float4(value, 0, 0, 0);
       add_rest(p, batch, head / p.heads_per_kv_head, tile::interval_of(band, which.query), joined, column, 1, x);
       store_result(p.results, type, p.results.out.offset(batch, head, which.query) + column,
-                   normalised(x.x, joined.sum));
+                   x.x * normaliser(joined.sum));
     }
   }
   if (threadIdx.x == 0) {

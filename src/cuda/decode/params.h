@@ -34,6 +34,13 @@ struct alignas(kStatsBytes) RowStats {
 };
 static_assert(sizeof(RowStats) == kStatsBytes);
 
+// The same of all visible keys, before any is chosen.
+struct alignas(kToldBytes) ToldStats {
+  float reference;
+  float sum;
+};
+static_assert(sizeof(ToldStats) == kToldBytes);
+
 // Results of parts of the keys, in the caller's workspace: of a unit's clusters.
 struct Partials {
   float* out = nullptr;       // [units, clusters, rows, d_v], relative to the references; null: the results are final
@@ -51,7 +58,8 @@ struct Results {
 // before any is chosen.
 struct Together {
   std::uint16_t* scores = nullptr;  // [units, tiles, rows, tile keys] fp16: compared scores, -inf where hidden
-  RowStats* stats = nullptr;        // [units, splits, rows]: of all visible keys
+  // Of all visible keys: [units, splits, rows], or where lanes choose ToldStats [units, splits, teams, rows of lanes].
+  RowStats* stats = nullptr;
   int tiles = 0;                    // of a unit
 };
 
@@ -81,11 +89,13 @@ struct Params {
   Scales scales;
   Teams teams;
   SharedLayout layout;                           // of these, and more that a kernel need not compute:
+  tile::Divisor chunks;                          // layout.chunks
   int team_shift = 0;                            // log2 of a team's warps
   int lane_shift = 0;                            // log2 of a row's lanes, of which there are 32 / teams.rows
   int vector_q = 0, vector_k = 0, vector_v = 0;  // rows are 16-byte aligned
   // Bytes from one row to the next (of a page), where rows are aligned and not too far apart; else 0.
   std::uint32_t k_row_bytes = 0, v_row_bytes = 0;
+  int prefetched_blocks = 0;  // of V, of a CTA's part
   // 1: keys of a tile that are the same element of their groups lie evenly spaced: in one page, or there are none.
   int runs = 1;
 

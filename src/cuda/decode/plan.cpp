@@ -1,6 +1,8 @@
 #include "cuda/decode/plan.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <sstream>
 
@@ -72,6 +74,19 @@ struct Deal {
   std::int64_t cost = std::numeric_limits<std::int64_t>::max();
 };
 
+// An experiment: DSPATTN_DECODE_PLAN is packed,splits,cluster,stay; -1: any.
+bool allowed(int packed, int splits, int cluster, bool stay) {
+  const char* text = std::getenv("DSPATTN_DECODE_PLAN");
+  if (text == nullptr) return true;
+  int wanted[4] = {-1, -1, -1, -1};
+  std::sscanf(text, "%d,%d,%d,%d", wanted, wanted + 1, wanted + 2, wanted + 3);
+  const int found[4] = {packed, splits, cluster, stay ? 1 : 0};
+  for (int i = 0; i < 4; ++i) {
+    if (wanted[i] >= 0 && wanted[i] != found[i]) return false;
+  }
+  return true;
+}
+
 class Dealer {
  public:
   Dealer(DType type, int dim, const Teams& teams, std::int64_t units, int tiles, const DeviceFacts& device,
@@ -85,10 +100,14 @@ class Dealer {
     // CTAs that share a multiprocessor overlap one's gathering with another's scores. Where all of V is read, one's end
     // with another's loads, if there are several after each other.
     for (const int packed : {1, 2}) {
-      if (packed > 1 && teams_.gather == 0 && units_ < 2 * slots_of(device_, 1, 1)) continue;
+      if (std::getenv("DSPATTN_DECODE_PLAN") == nullptr && packed > 1 && teams_.gather == 0 &&
+          units_ < 2 * slots_of(device_, 1, 1)) {
+        continue;
+      }
       const int most = most_teams(packed, stay);
       if (most == 0) continue;
       const auto consider = [&](std::int64_t splits, std::int64_t cluster) {
+        if (!allowed(packed, static_cast<int>(splits), static_cast<int>(cluster), stay)) return;
         const Deal deal = deal_of(packed, most, static_cast<int>(splits), static_cast<int>(cluster), stay);
         if (deal.cost < found.cost) found = deal;
       };
@@ -133,13 +152,12 @@ class Dealer {
     deal.teams = teams_;
     const int tiles_of_cta = tile::divide_up(tiles_, splits);
     deal.teams.count = std::min(most, std::max(tiles_of_cta, 1));
-    if (stay) {
-      for (; deal.teams.count > 0; --deal.teams.count) {
-        deal.teams.stay = std::max(tile::divide_up(tiles_of_cta, deal.teams.count), 1);
-        if (fits(deal.teams, packed)) break;
-      }
-      if (deal.teams.count == 0) return deal;
+    deal.teams.cluster = cluster;
+    for (; deal.teams.count > 0; --deal.teams.count) {
+      if (stay) deal.teams.stay = std::max(tile::divide_up(tiles_of_cta, deal.teams.count), 1);
+      if (fits(deal.teams, packed)) break;
     }
+    if (deal.teams.count == 0) return deal;
     deal.splits = splits;
     deal.cluster = cluster;
     deal.ctas_per_multiprocessor = packed;
@@ -191,7 +209,7 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device, const C
   if (teams.chosen != 0) {
     // In one kernel, whose clusters may leave multiprocessors idle, or in two.
     const Deal stays = teams.lanes != 0 ? dealer.best(true) : Deal{};
-    if (stays.cost < deal.cost + kChoiceCycles) deal = stays;
+    if (stays.cost - kChoiceCycles < deal.cost) deal = stays;
   }
   plan.teams = deal.teams;
   plan.splits = deal.splits;
@@ -209,7 +227,8 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device, const C
     const auto blocks = static_cast<std::size_t>(tile::divide_up(geometry.n_k, tile::kBlockKeys));
     plan.scores_offset = plan.workspace_bytes;
     plan.whole_offset = plan.scores_offset + aligned(rows * blocks * tile::kBlockKeys * sizeof(std::uint16_t));
-    plan.workspace_bytes = plan.whole_offset + aligned(rows * static_cast<std::size_t>(plan.splits) * kStatsBytes);
+    const auto parts = static_cast<std::size_t>(plan.splits) * (plan.teams.lanes != 0 ? plan.teams.count : 1);
+    plan.workspace_bytes = plan.whole_offset + aligned(rows * parts * kStatsBytes);
   }
   return plan;
 }

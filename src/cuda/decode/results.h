@@ -12,7 +12,8 @@ namespace dspattn::cuda::decode {
 
 // What a part's results are multiplied by, relative to the largest reference. A part without keys counts for nothing,
 // whatever its results hold.
-__device__ __forceinline__ float part_factor(const RowStats& part, float reference, float exponent) {
+template <typename Stats>
+__device__ __forceinline__ float part_factor(const Stats& part, float reference, float exponent) {
   return part.sum == 0 ? 0.0f : ptx::exp2_fast((part.reference - reference) * exponent);
 }
 
@@ -92,8 +93,8 @@ __device__ __forceinline__ void add_rest(const Params& p, int batch, int kv_head
                   fmaf(row.rest, mean.w, x.w));
 }
 
-// A row that sees no key is 0, with a log-sum-exp of -inf.
-__device__ __forceinline__ float normalised(float value, float sum) { return sum == 0 ? 0.0f : value / sum; }
+// What a row's results are multiplied by. A row that sees no key is 0, with a log-sum-exp of -inf.
+__device__ __forceinline__ float normaliser(float sum) { return sum == 0 ? 0.0f : 1.0f / sum; }
 
 __device__ __forceinline__ void store_lse(const Results& results, std::int64_t offset, const RowStats& row,
                                           float exponent) {

@@ -276,27 +276,21 @@ struct Chooser {
   }
 };
 
-// Stats of a CTA's rows over its teams, after those of every warp's: join_cluster_stats() finds them.
-template <typename C>
-__device__ __forceinline__ CtaResults<C> join_scores(Team<C>& team, std::uint8_t* shared) {
-  __syncthreads();  // stats are there
-  const CtaResults<C> results{team.p, team.part, team.layout, shared};
-  const auto row = static_cast<int>(threadIdx.x);
-  if (row < team.p.rows) *results.joined(row, 1) = results.join_stats(row);
-  return results;
-}
-
 // What shares are computed from, of a row's stats over all keys: 2^(exponent * (score - reference)) / sum.
 __device__ __forceinline__ RowStats shifted(const RowStats& row, float exponent) {
   return {row.sum == 0 ? 0.0f : -fmaf(row.reference, exponent, log2f(row.sum)), row.sum};
 }
 
-// Stats of a CTA's rows to the workspace, and those of all CTAs of its unit from there to shared memory, shifted().
+// Stats of a CTA's rows over its teams, after those of every warp's, to the workspace, and those of all CTAs of its unit
+// from there to shared memory, shifted().
 template <typename C>
-__device__ __forceinline__ void write_stats(const Team<C>& team, const CtaResults<C>& results) {
+__device__ __forceinline__ void write_stats(const Team<C>& team, std::uint8_t* shared) {
+  __syncthreads();  // stats are there
   const auto row = static_cast<int>(threadIdx.x);
   const std::int64_t first = (static_cast<std::int64_t>(team.part.unit) * team.p.splits.value + team.part.split);
-  if (row < team.p.rows) team.p.together.stats[first * team.p.rows + row] = *results.joined(row, 1);
+  if (row >= team.p.rows) return;
+  const CtaResults<C> results{team.p, team.part, team.layout, shared};
+  team.p.together.stats[first * team.p.rows + row] = results.join_stats(row);
 }
 template <typename C>
 __device__ __forceinline__ const RowStats* read_stats(const Team<C>& team, std::uint8_t* shared) {
@@ -316,10 +310,11 @@ __device__ __forceinline__ const RowStats* read_stats(const Team<C>& team, std::
 template <typename C>
 __global__ void __launch_bounds__(32 * kMaxWarps, 1) score_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
-  ptx::start_next_kernel();        // the choice kernel, which waits for the end of this one
-  ptx::wait_for_kernels_before();  // inputs are written
+  ptx::start_next_kernel();  // the choice kernel, which waits for the end of this one
+  touch_parameters(p, shared);
   const Part part = Part::of_cta<C>(p);
   Team<C> team(p, part, shared);
+  ptx::wait_for_kernels_before();  // inputs are written
   team.load_q();
   begin_keys(team);
   ptx::cp_async_wait<2>();  // K may still be on its way
@@ -327,21 +322,25 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) score_kernel(const __grid_c
   RegisterRows<C> rows(team);
   write_scores(team, rows, [&](int, int index) { return workspace_scores<C>(p, part.unit, index); });
   rows.deposit_stats(stats_of_warp(team, shared));
-  write_stats(team, join_scores(team, shared));
+  write_stats(team, shared);
 }
 
 template <typename C>
 __global__ void __launch_bounds__(32 * kMaxWarps, 1) choice_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
-  ptx::start_next_kernel();        // the merge kernel
-  ptx::wait_for_kernels_before();  // scores and stats are written
+  ptx::start_next_kernel();  // the merge kernel
+  touch_parameters(p, shared);
   const Part part = Part::of_cta<C>(p);
+  const Mail<C> mail{p, part, shared};
+  mail.open();
   Team<C> team(p, part, shared);
+  ptx::wait_for_kernels_before();  // scores and stats are written
   team.clear_weights();
   const RowStats* whole = read_stats(team, shared);
   Chooser<C>(team, whole).walk();
   team.weigher.deposit_stats(stats_of_warp(team, shared));
-  finish(team, shared);
+  mail.wait();
+  finish(team, mail, shared);
 }
 
 }  // namespace dspattn::cuda::decode

@@ -187,12 +187,55 @@ struct TogetherRows {
   }
   __device__ __forceinline__ static float added(float a, float b) { return a + b; }
 
-  // Leaves the rows' stats over all keys where the CTA joins them: those of the warp.
-  __device__ __forceinline__ void deposit_scores(RowStats* stats) const {
+  // Of this lane's row by this warp's keys, in all lanes that have a part of the row.
+  __device__ __forceinline__ ToldStats own_stats() const {
     const float largest = over_lanes(reference, [](float a, float b) { return fmaxf(a, b); });
     const float own = sum == 0 ? 0.0f : sum * ptx::exp2_fast((reference - largest) * team.p.scales.exponent);
-    const float total = over_lanes(own, added);
-    if (t == 0 && g < team.p.teams.rows) stats[g] = {largest, total};
+    return {largest, over_lanes(own, added)};
+  }
+  // Tells the cluster's CTAs.
+  __device__ __forceinline__ void tell(const Mail<C>& mail) const {
+    const ToldStats own = own_stats();
+    const int ctas = team.p.cluster.value, warp = mail.cta() * team.p.teams.count + team.team;
+    if (ctas == 1) {
+      if (t == 0 && g == row) *mail.told(warp, row) = own;
+      return;
+    }
+    for (int base = 0; base < ctas * team.p.teams.rows; base += 32) {
+      const int item = base + team.lane, of = item & (team.p.teams.rows - 1);
+      const float largest = __shfl_sync(~0u, own.reference, 4 * of), total = __shfl_sync(~0u, own.sum, 4 * of);
+      const int to = item >> (5 - team.p.lane_shift);
+      if (to < ctas) {
+        ptx::send_8(ptx::shared_address(mail.told(warp, of)), largest, total, mail.arrived(0),
+                    static_cast<std::uint32_t>(to));
+      }
+    }
+  }
+  // Joins the stats of this lane's row by all warps of the unit, of which told(i) is that of warp i: what shares are
+  // computed from, 2^(exponent * (score - reference)) / sum. A lane has kAtOnce of them on their way.
+  template <int kAtOnce, typename Told>
+  __device__ __forceinline__ RowStats whole_row(int warps, Told told) const {
+    const float exponent = team.p.scales.exponent;
+    const int first = halved ? t + (g & 4) : t, step = halved ? 8 : 4;
+    ToldStats joined{-INFINITY, 0};
+#pragma unroll 1
+    for (int base = first; base < warps; base += kAtOnce * step) {
+      ToldStats parts[kAtOnce];
+      float largest = joined.reference;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) parts[i] = told(min(base + i * step, warps - 1));
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) largest = fmaxf(largest, parts[i].reference);
+      joined.sum *= part_factor(joined, largest, exponent);
+      joined.reference = largest;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (base + i * step < warps) joined.sum += parts[i].sum * part_factor(parts[i], largest, exponent);
+      }
+    }
+    const float largest = over_lanes(joined.reference, [](float a, float b) { return fmaxf(a, b); });
+    const float own = joined.sum * part_factor(joined, largest, exponent);
+    return shifted({largest, over_lanes(own, added)}, exponent);
   }
 
   // ---- Choice ----
@@ -392,26 +435,30 @@ template <typename C>
 __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
   ptx::start_next_kernel();
-  ptx::wait_for_kernels_before();  // inputs are written
+  touch_parameters(p, shared);
   const Part part = Part::of_cta<C>(p);
+  const Mail<C> mail{p, part, shared};
+  mail.open();
   Team<C> team(p, part, shared);
+  ptx::wait_for_kernels_before();  // inputs are written
   team.load_q(p.teams.rows);
   begin_keys(team);
+  team.prefetch_v(p.prefetched_blocks);
   ptx::cp_async_wait<2>();  // K may still be on its way
   __syncthreads();          // Q is there
   RegisterRows<C> products(team);
   TogetherRows<C> rows(team, products, shared + team.layout.kept + team.team * team.layout.kept_bytes, 1);
   rows.score();
-  rows.deposit_scores(stats_of_warp(team, shared));
-  const CtaResults<C> results = join_scores(team, shared);
-  ptx::sync_whole_cluster();  // every CTA's stats are there
-  auto* whole = reinterpret_cast<RowStats*>(shared + team.layout.whole);
-  const auto row = static_cast<int>(threadIdx.x);
-  if (row < p.rows) whole[row] = shifted(results.join_cluster_stats(row, 1), p.scales.exponent);
-  __syncthreads();  // every row's reference and sum are there
-  rows.choose_all(whole[rows.row]);
+  mail.wait();
+  rows.tell(mail);
+  if (p.cluster.value == 1) {
+    __syncthreads();  // every warp's stats are there
+  } else {
+    ptx::await_from_cluster(mail.arrived(0));
+  }
+  rows.choose_all(rows.template whole_row<8>(p.cluster.value * p.teams.count, [&](int i) { return *mail.told(i, rows.row); }));
   rows.deposit_results(stats_of_warp(team, shared));
-  finish(team, shared);
+  finish(team, mail, shared);
 }
 
 // Where the scores of the team's first tile are, in the workspace.
@@ -421,13 +468,21 @@ __device__ __forceinline__ void* lane_scores(const Team<C>& team) {
   return team.p.together.scores + tile * team.p.teams.rows * C::kTileK;
 }
 
+// Stats of row `row` by warp `warp` of the unit's.
+template <typename C>
+__device__ __forceinline__ ToldStats* lane_stats(const Team<C>& team, int warp, int row) {
+  const std::int64_t warps = team.part.unit * std::int64_t{team.p.splits.value * team.p.teams.count} + warp;
+  return reinterpret_cast<ToldStats*>(team.p.together.stats) + warps * team.p.teams.rows + row;
+}
+
 template <typename C>
 __global__ void __launch_bounds__(32 * kMaxWarps, 1) lane_scores_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
-  ptx::start_next_kernel();        // the choice kernel, which waits for the end of this one
-  ptx::wait_for_kernels_before();  // inputs are written
+  ptx::start_next_kernel();  // the choice kernel, which waits for the end of this one
+  touch_parameters(p, shared);
   const Part part = Part::of_cta<C>(p);
   Team<C> team(p, part, shared);
+  ptx::wait_for_kernels_before();  // inputs are written
   team.load_q(p.teams.rows);
   begin_keys(team);
   ptx::cp_async_wait<2>();  // K may still be on its way
@@ -435,25 +490,31 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) lane_scores_kernel(const __
   RegisterRows<C> products(team);
   TogetherRows<C> rows(team, products, lane_scores(team), team.step());
   rows.score();
-  rows.deposit_scores(stats_of_warp(team, shared));
-  write_stats(team, join_scores(team, shared));
+  team.prefetch_v(p.prefetched_blocks);
+  const ToldStats own = rows.own_stats();
+  if (rows.t == 0 && rows.g == rows.row) *lane_stats(team, part.split * p.teams.count + team.team, rows.row) = own;
 }
 
 template <typename C>
 __global__ void __launch_bounds__(32 * kMaxWarps, 1) lane_choice_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
-  ptx::start_next_kernel();        // the merge kernel
-  ptx::wait_for_kernels_before();  // scores and stats are written
+  ptx::start_next_kernel();  // the merge kernel
+  touch_parameters(p, shared);
   const Part part = Part::of_cta<C>(p);
+  const Mail<C> mail{p, part, shared};
+  mail.open();
   Team<C> team(p, part, shared);
-  const RowStats* whole = read_stats(team, shared);
+  ptx::wait_for_kernels_before();  // scores and stats are written
   RegisterRows<C> products(team);
   TogetherRows<C> rows(team, products, lane_scores(team), team.step());
+  const RowStats whole =
+      rows.template whole_row<16>(p.splits.value * p.teams.count, [&](int i) { return *lane_stats(team, i, rows.row); });
   rows.hides = !team.weigher.plain || p.pages.table != nullptr || products.begin > block_of<C>(part.tiles.begin) ||
                products.end < block_of<C>(part.tiles.end - 1) + tile::kBlockKeys;
-  rows.choose_all(whole[rows.row]);
+  rows.choose_all(whole);
   rows.deposit_results(stats_of_warp(team, shared));
-  finish(team, shared);
+  mail.wait();
+  finish(team, mail, shared);
 }
 
 }  // namespace dspattn::cuda::decode

@@ -1,51 +1,59 @@
-// Clusters of any size whose CTAs read each other's shared memory; before Hopper every CTA is a cluster of its own.
+// Clusters of any size whose CTAs write to each other's shared memory; before Hopper every CTA is a cluster of its own.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
+#include "cuda/ptx/barrier.h"
+
 namespace dspattn::cuda::ptx {
 
-// The word at `address` in CTA `rank` of the cluster.
-__device__ __forceinline__ float load_cluster(std::uint32_t address, std::uint32_t rank) {
-  float value;
+// CTAs send each other words: a thread of the receiver says once how many bytes are to come to a barrier of its shared
+// memory; when they are there, its phase 0 is complete. A release of all that a thread wrote, as a barrier of the cluster
+// is, waits for its writes to global memory too, which takes long.
+__device__ __forceinline__ void expect_from_cluster(std::uint32_t barrier, int bytes) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %1, %2; ld.shared::cluster.f32 %0, [there];}"
-               : "=f"(value)
-               : "r"(address), "r"(rank)
-               : "memory");
-#else
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  mbarrier_init(barrier, 1);
+  mbarrier_arrive_expect(barrier, bytes);
+  mbarrier_init_fence();
 #endif
-  return value;
 }
-
-// The 16 bytes at `address`, which is a multiple of 16.
-__device__ __forceinline__ float4 load_cluster_16(std::uint32_t address, std::uint32_t rank) {
-  float4 x;
+__device__ __forceinline__ void await_from_cluster(std::uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  mbarrier_wait(barrier, 0);
+#endif
+}
+// All threads of the cluster arrive once and wait later: then every CTA's barriers are there.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+// To `address` of CTA `rank`, and its barrier that lies where `barrier` does. Does not wait.
+__device__ __forceinline__ void send_8(std::uint32_t address, float a, float b, std::uint32_t barrier,
+                                       std::uint32_t rank) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
-      "{.reg .b32 there; mapa.shared::cluster.u32 there, %4, %5; "
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];}"
-      : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-      : "r"(address), "r"(rank)
+      "{.reg .b32 to, there; mapa.shared::cluster.u32 to, %0, %4; mapa.shared::cluster.u32 there, %3, %4;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [to], {%1, %2}, [there];}" ::"r"(address),
+      "f"(a), "f"(b), "r"(barrier), "r"(rank)
       : "memory");
-#else
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "r"(address)
-               : "memory");
 #endif
-  return x;
 }
-
-// All threads of the cluster; what they wrote to shared memory is visible to all of them.
-__device__ __forceinline__ void sync_whole_cluster() {
+__device__ __forceinline__ void send_16(std::uint32_t address, const float4& x, std::uint32_t barrier,
+                                        std::uint32_t rank) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-  __syncthreads();
+  asm volatile(
+      "{.reg .b32 to, there; mapa.shared::cluster.u32 to, %0, %6; mapa.shared::cluster.u32 there, %5, %6;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%1, %2, %3, %4}, [there];}" ::"r"(address),
+      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier), "r"(rank)
+      : "memory");
 #endif
 }
 

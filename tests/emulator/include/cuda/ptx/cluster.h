@@ -6,23 +6,36 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cuda/ptx/barrier.h"
 #include "emulator/machine.h"
 
 namespace dspattn::cuda::ptx {
 
-inline float load_cluster(std::uint32_t address, std::uint32_t rank) {
-  float value;
-  std::memcpy(&value, emulator::Machine::get().shared(emulator::in_block(address, rank), 4), 4);
-  return value;
+inline void expect_from_cluster(std::uint32_t barrier, int bytes) {
+  mbarrier_init(barrier, 1);
+  mbarrier_arrive_expect(barrier, bytes);
 }
+inline void await_from_cluster(std::uint32_t barrier) { mbarrier_wait(barrier, 0); }
+// Who arrives waits later, before it ends.
+inline void cluster_arrive() {}
+inline void cluster_wait() { emulator::Machine::get().cluster_sync(); }
 
-inline float4 load_cluster_16(std::uint32_t address, std::uint32_t rank) {
-  float4 value;
-  std::memcpy(&value, emulator::Machine::get().shared(emulator::in_block(address, rank), 16), 16);
-  return value;
+// Happens at some later time.
+template <typename Words>
+void send(std::uint32_t address, const Words& words, std::uint32_t barrier, std::uint32_t rank) {
+  if (address % sizeof(Words) != 0) emulator::Machine::fail("words sent to an address that is not aligned");
+  emulator::Machine::get().later(
+      [to = emulator::in_block(address, rank), words, there = emulator::in_block(barrier, rank)] {
+        std::memcpy(emulator::Machine::get().shared_written_beside(to, sizeof words), &words, sizeof words);
+        emulator::Machine::get().mbarrier_delivered(there, sizeof words);
+      });
 }
-
-inline void sync_whole_cluster() { emulator::Machine::get().cluster_sync(); }
+inline void send_8(std::uint32_t address, float a, float b, std::uint32_t barrier, std::uint32_t rank) {
+  send(address, float2{a, b}, barrier, rank);
+}
+inline void send_16(std::uint32_t address, const float4& x, std::uint32_t barrier, std::uint32_t rank) {
+  send(address, x, barrier, rank);
+}
 
 template <typename Kernel>
 cudaError_t allow_large_clusters(Kernel) {
