@@ -20,12 +20,15 @@ struct RowNumbers {
   float d;
 };
 
+// What is said of a tile is there more than once, for lanes to load by addresses of their own: what all lanes load from
+// one address the compiler moves to uniform registers, and for that it waits at once.
+inline constexpr int kMarkCopies = 4;
+
 // Those of a query tile, and what its rows have in common.
 template <int kRows>
 struct alignas(16) TileNumbers {
   RowNumbers rows[kRows];
-  std::int32_t has_nan;  // a row's log-sum-exp is NaN
-  std::int32_t unused[3];
+  std::int32_t has_nan[kMarkCopies];  // a row's log-sum-exp is NaN
 };
 inline constexpr int kCountsOfShare = 4;     // every warp of a query warpgroup counts its part
 inline constexpr int kTileNumberBytes = 16;  // beyond those of its rows
