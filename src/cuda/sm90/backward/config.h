@@ -69,6 +69,15 @@ struct Config {
 #define BW_LATE 1
 #endif
   static constexpr bool kStoredDScores = BW_STORED;
+#ifndef BW_PLAIN
+#define BW_PLAIN 0
+#endif
+#ifndef BW_PREFETCH
+#define BW_PREFETCH 0
+#endif
+#ifndef BW_SEQFIRST
+#define BW_SEQFIRST 1
+#endif
 #ifndef BW_BEHIND
 #define BW_BEHIND 0
 #endif

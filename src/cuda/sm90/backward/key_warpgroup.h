@@ -76,7 +76,7 @@ struct KeyWarpgroup {
     const int copy = thread() % kMarkCopies;
     LoadedMarks marks{static_cast<std::uint32_t>(shared.facts[stage].masked[copy]),
                       static_cast<std::uint32_t>(shared.numbers[stage].has_nan[copy]), ~0u};
-    if (params.mask_words.data != nullptr) {
+    if (!BW_PLAIN && params.mask_words.data != nullptr) {
       marks.seen = params.mask_words
                        .data[std::int64_t{shared.facts[stage].mask_tile + part} * tile::kMaskWordsOfTile + thread()];
     }
@@ -85,7 +85,8 @@ struct KeyWarpgroup {
   // The bias of a query tile that is there, to the place of its dS, when dQ of the tile before it there is computed;
   // absent rows and keys are zeros.
   __device__ __forceinline__ void copy_bias(int tile) const {
-    if (!C::kCopiesBias || params.bias_copied == 0) return;
+    prefetch_bias(tile);
+    if (BW_PLAIN || !C::kCopiesBias || params.bias_copied == 0) return;
     const int slot = tile % C::kDScoreSlots;
     await(shared.free[slot], (tile / C::kDScoreSlots & 1) ^ 1);
     const tile::BiasRun run = tile::BiasRun::of(thread());
@@ -105,6 +106,20 @@ struct KeyWarpgroup {
       to += 32 * tile::kBiasRunQueries;
     }
     ptx::copy_async_arrive(ptx::shared_address(&shared.biased[part][slot]));
+  }
+  // The bias of the tile behind, to the L2 cache: a line of a row by each thread of one warpgroup.
+  __device__ __forceinline__ void prefetch_bias(int tile) const {
+#if BW_PREFETCH
+    if (params.bias_bytes != 2 || part != 0) return;
+    const TileFacts& facts = shared.facts[stage_of(tile)];
+    const int row = facts.first + (item().ascends != 0 ? -C::kTileQ : C::kTileQ) + thread() / 2;
+    const int key = item().block * tile::kBlockKeys + thread() % 2 * 64;
+    if (row < 0 || row >= item().rows || key >= item().keys) return;
+    const MaskTensor& bias = params.bias;
+    const auto* from = static_cast<const std::uint16_t*>(bias.data) + item().sequence * bias.batch_stride +
+                       facts.head * bias.head_stride + row * bias.row_stride + key * bias.key_stride;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+#endif
   }
   // Scores of the tile in work as they are compared.
   __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, const Marks& marks) const {

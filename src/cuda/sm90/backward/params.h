@@ -40,10 +40,10 @@ struct Scratch {
   std::uint8_t* numbers = nullptr;  // TileNumbers
   float* sums = nullptr;            // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
   std::int32_t* counts = nullptr;   // [sum][tile]: shares that have been added
-  std::int32_t* taken = nullptr;    // items that CTAs have taken
+  std::int32_t* taken = nullptr;    // [launch]: items that CTAs have taken
 };
 
-// A boolean mask as bits (tile/key_row_masks.h), in the workspace: blocks of 64 queries by 128 keys.
+// A boolean mask as bits (tile/key_row_masks.h), in the workspace: blocks of 64 queries by 128 keys, those of one launch.
 struct MaskWords {
   std::uint32_t* data = nullptr;                     // null: there is no mask
   int batch_step = 0, head_step = 0, tile_step = 0;  // in blocks, from one to the next; 0 where it is broadcast
@@ -78,9 +78,13 @@ struct BackwardParams {
   int vector_d_q = 0, vector_d_k = 0, vector_d_v = 0;
   int sequences = 0;
   int kv_heads = 0;
+  int sequences_in_turn = 0;  // 1: of a key head all sequences follow each other, else of a sequence all key heads
   int query_tiles = 0;  // of a head, of all sequences
   tile::GradientItems order = {};
   int block_tiles = 1;  // key tiles of a key block
+  int launches = 1;        // of the kernel, a range of key tiles each; what follows is of one
+  int launch = 0;          // which
+  int first_key_tile = 0;  // of every head, that `order` counts from; a key block begins with it
   int items = 0;
   int wraps = 0;  // see tile/gradient_walk.h; then there are two sums
 };

@@ -197,7 +197,9 @@ __device__ __forceinline__ bool write_rows(const BackwardParams& params, const Q
 template <DType kType>
 __global__ void __launch_bounds__(kPrepareThreads, 6) prepare_rows(const __grid_constant__ BackwardParams params) {
   ptx::start_next_kernel();
-  if (blockIdx.x == 0 && threadIdx.x == 0) *params.scratch.taken = 0;
+  if (blockIdx.x == 0) {
+    for (int i = static_cast<int>(threadIdx.x); i < params.launches; i += kPrepareThreads) params.scratch.taken[i] = 0;
+  }
   QueryTile tile;
   if (!own_tile(params, tile)) return;
   __shared__ std::int32_t has_nan;

@@ -138,7 +138,8 @@ template <typename C>
 __device__ __forceinline__ TileFacts facts_of(const BackwardParams& params, const Item& item, const Step& step) {
   const bool inside = step.tile >= item.inside.begin && step.tile < item.inside.end;
   const bool masked = !inside || params.allowed.data != nullptr || params.bias.data != nullptr;
-  const int words = params.mask_words.block(item.sequence, step.head, step.tile, item.block);
+  const int words = params.mask_words.block(item.sequence, step.head, step.tile,
+                                            item.block - params.first_key_tile / C::kPartsPerBlock);
   TileFacts facts = {step.head, step.tile * C::kTileQ, inside ? 1 : 0,
                      words * tile::kMaskTilesOfBlock + item.part * C::kParts};
   for (int& copy : facts.masked) copy = masked ? 1 : 0;
