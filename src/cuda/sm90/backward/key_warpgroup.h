@@ -144,7 +144,7 @@ struct KeyWarpgroup {
     const int slot = number % C::kDScoreSlots;
     if (is_free == 0) await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
     store_key_tile<C>(shared.d_scores[slot], part, thread(), d_scores);
-    if (!C::kLateAnnounce) announce_d_scores(number);
+    if (!C::kLateAnnounce && !C::kBehind) announce_d_scores(number);
   }
   // It is there for the query warpgroup. Late: the fence waits until all is stored.
   __device__ __forceinline__ void announce_d_scores(int tile, bool is_stored = true) const {
