@@ -230,6 +230,20 @@ def main_stored():
                 '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)',
             )
         )
+        print("// the same with A K-major in shared memory; `accumulate` 0 overwrites d")
+        print("template <DType kType>")
+        print(
+            function(
+                f"__device__ __forceinline__ void wgmma_gradient_stored(float (&d)[{c}], std::uint64_t a, std::uint64_t b, "
+                f"int accumulate)",
+                lambda t: (
+                    f"{{.reg .pred p; setp.ne.b32 p, %{c + 2}, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} "
+                    f"{{{registers(c)}}}, %{c}, %{c + 1}, p, 1, 1, 0, 1;}}"
+                ),
+                c,
+                '"l"(a), "l"(b), "r"(accumulate)',
+            )
+        )
     print("// clang-format on\n\n}  // namespace dspattn::cuda::ptx")
 
 

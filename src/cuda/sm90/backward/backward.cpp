@@ -1,8 +1,11 @@
 #include "cuda/sm90/backward/backward.h"
 
+#include <algorithm>
+
 #include "core/geometry.h"
 #include "cuda/blocks/problem_params.h"
 #include "cuda/device/device.h"
+#include "cuda/sm90/backward/config.h"
 #include "cuda/sm90/backward/mask_words.h"
 #include "cuda/sm90/backward/rows_kernels.h"
 #include "cuda/sm90/common/forward.h"
@@ -33,6 +36,7 @@ MaskWordsParams mask_words_of(const BackwardPlan& plan, const BackwardArgs& args
   m.keys = params.work.n_k;
   const std::int64_t steps = m.mask.batch_stride | m.mask.head_stride | m.mask.row_stride;
   m.words = m.mask.key_stride == 1 && (steps | reinterpret_cast<std::intptr_t>(allowed.data)) % 4 == 0 ? 1 : 0;
+  m.first_key = params.first_key_tile / params.block_tiles * tile::kBlockKeys;
   m.blocks = plan.mask.count();
   m.to = params.mask_words.data;
   return m;
@@ -76,13 +80,25 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.vector_d_v = flag(args.d_v);
   p.sequences = static_cast<int>(geometry.batch);
   p.kv_heads = static_cast<int>(geometry.kv_heads);
+  const auto shared = [](const MaskTensor& mask) { return mask.data != nullptr && mask.batch_stride == 0; };
+  p.sequences_in_turn = BW_SEQFIRST && (shared(p.bias) || shared(p.allowed)) ? 1 : 0;
   p.query_tiles = static_cast<int>(plan.query_tiles);
-  p.order = {tile::Divisor(static_cast<int>(plan.key_tiles > 0 ? plan.key_tiles : 1)),
-             static_cast<int>(geometry.batch * geometry.kv_heads), plan.head_group, plan.last_ascends};
   p.block_tiles = tile::kBlockKeys / plan.keys;
-  p.items = static_cast<int>(plan.items);
+  p.launches = static_cast<int>(plan.launches());
   p.wraps = plan.wraps ? 1 : 0;
   return p;
+}
+
+// Of launch number `launch`: its key tiles, the last ones first.
+void set_launch(BackwardParams& p, const BackwardPlan& plan, int launch) {
+  const std::int64_t range = plan.launches() - 1 - launch;
+  const std::int64_t first = range * plan.launch_tiles;
+  const std::int64_t tiles = std::min(plan.launch_tiles, plan.key_tiles - first);
+  const int heads = p.sequences * p.kv_heads;
+  p.launch = launch;
+  p.first_key_tile = static_cast<int>(first);
+  p.order = {tile::Divisor(static_cast<int>(tiles)), heads, plan.head_group, plan.last_ascends};
+  p.items = static_cast<int>(tiles) * heads;
 }
 
 BackwardPlan plan_of(const BackwardKernel& kernel, const Problem& problem) {
@@ -128,10 +144,13 @@ void fused_backward_launch(const BackwardKernel& kernel,
     return launch_clear_keys(blocks::out_of(args.d_k), blocks::out_of(args.d_v), k.extent(0),
                              static_cast<int>(k.extent(1)), static_cast<int>(k.extent(2)), stream);
   }
-  const BackwardParams params = params_of(kernel, plan, args);
-  if (params.mask_words.data != nullptr) launch_pack_mask(mask_words_of(plan, args, params), stream);
+  BackwardParams params = params_of(kernel, plan, args);
   launch_prepare_rows(params, stream);
-  if (plan.ctas > 0) launch_instance(params, plan.ctas, stream);
+  for (int launch = 0; plan.ctas > 0 && launch < params.launches; ++launch) {
+    set_launch(params, plan, launch);
+    if (params.mask_words.data != nullptr) launch_pack_mask(mask_words_of(plan, args, params), stream);
+    launch_instance(params, plan.ctas, stream);
+  }
   launch_finish_d_q(params, stream);
 }
 

@@ -57,8 +57,38 @@ struct Config {
   static constexpr int kDScoreSlots = kDim <= 64 ? 4 : 2;
   static_assert(kDScoreBytes == kParts * static_cast<int>(kBiasBytes), "a bias takes the place of dS");
   static constexpr int kSteps = kDim / 16;  // of the products over a head dim
+  // dS of the step before is an operand of dK from registers, or from where the query warpgroup reads it too. That leaves
+  // registers for wider products of dQ: each waits for one of either key warpgroup, however small it is.
+#ifndef BW_STORED
+#define BW_STORED 1
+#endif
+#ifndef BW_NUM
+#define BW_NUM 4
+#endif
+#ifndef BW_LATE
+#define BW_LATE 1
+#endif
+  static constexpr bool kStoredDScores = BW_STORED;
+#ifndef BW_PLAIN
+#define BW_PLAIN 0
+#endif
+#ifndef BW_PREFETCH
+#define BW_PREFETCH 0
+#endif
+#ifndef BW_SEQFIRST
+#define BW_SEQFIRST 1
+#endif
+#ifndef BW_BEHIND
+#define BW_BEHIND 0
+#endif
+  static constexpr bool kBehind = BW_BEHIND && kDim <= 128;
+  static constexpr bool kLateAnnounce = BW_LATE && !kBehind;
+  static constexpr int kNumbersAhead = BW_NUM;
   // dQ is computed 64 rows and so many columns at a time, which is what the registers of the query warpgroup hold.
-  static constexpr int kSumColumns = kDim <= 64 ? 64 : 32;
+#ifndef BW_SUMC
+#define BW_SUMC 64
+#endif
+  static constexpr int kSumColumns = kDim <= 64 ? 64 : BW_SUMC;
   static constexpr int kSumPasses = kQueryPanels * kDim / kSumColumns;
 
   // A share is counted while the next step's dQ is computed, when its additions have long arrived. Walks must be two
@@ -66,15 +96,22 @@ struct Config {
   static constexpr bool kCountsLater = kKeys == 2 * kTileQ;
 
   static constexpr bool kScoresAhead = kDim <= 64;
-  static constexpr int kPairsAhead = kDim == 128 ? 4 : kTileQ / 8;  // of words whose other halves are asked for early
+#ifndef BW_PAIRS
+#define BW_PAIRS 8
+#endif
+  static constexpr int kPairsAhead = kDim == 128 ? BW_PAIRS : kTileQ / 8;  // of words whose other halves are asked for early
   static constexpr int kStages = kDim <= 64 ? 4 : kDim <= 128 ? 3 : 2;  // of Q and dO
   // Of K and V: where there is room, those of the next item are loaded beside this one's.
   static constexpr int kKeySlots = kDim <= 128 ? 2 : 1;
   static constexpr int kValueSlots = kDim <= 64 ? 2 : 1;
 
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kQueryRegisters = kDim <= 64 ? 72 : 56;
-  static constexpr int kKeyRegisters = kDim <= 64 ? 216 : 224;
+#ifndef BW_KREG
+#define BW_KREG 216
+#define BW_QREG 72
+#endif
+  static constexpr int kQueryRegisters = kDim <= 64 ? 72 : BW_QREG;
+  static constexpr int kKeyRegisters = kDim <= 64 ? 216 : BW_KREG;
   static_assert(kQueryRegisters + kConsumers * kKeyRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "setmaxnreg would wait for ever for registers the launch did not allocate");
 };

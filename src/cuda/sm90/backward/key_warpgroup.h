@@ -7,6 +7,9 @@
 // Where a head dim is too large for both gradients (Split::products), one warpgroup has the scores and dV, and hands
 // the pruned scores to the other, which has dP and dK.
 #pragma once
+#ifndef BW_NUMPOS
+#define BW_NUMPOS (C::kHeadDim == 64 ? 1 : 2)
+#endif
 
 #include <cstdint>
 
@@ -32,9 +35,10 @@ struct KeyWarpgroup {
     return static_cast<int>(static_cast<unsigned>(tile) % C::kStages);
   }
   __device__ __forceinline__ int stage() const { return stage_of(number); }
-  __device__ __forceinline__ Ring<C::kStages> ring() const {
-    return {stage(), static_cast<int>(static_cast<unsigned>(number) / C::kStages & 1)};
+  __device__ __forceinline__ static Ring<C::kStages> ring_of(int tile) {
+    return {stage_of(tile), static_cast<int>(static_cast<unsigned>(tile) / C::kStages & 1)};
   }
+  __device__ __forceinline__ Ring<C::kStages> ring() const { return ring_of(number); }
 
   __device__ __forceinline__ static void await(const std::uint64_t& barrier, int parity) {
     ptx::mbarrier_wait(ptx::shared_address(&barrier), parity);
@@ -50,14 +54,29 @@ struct KeyWarpgroup {
 
   // What of a query tile asks for slower code. Read as soon as the tile is there, long before it is needed.
   struct Marks {
-    int masked, has_nan;
-    std::uint32_t seen;  // the thread's word of a boolean mask
+    std::uint32_t words;  // bit 0: masked, bit 1: has a NaN
+    std::uint32_t seen;   // the thread's word of a boolean mask
 
-    __device__ __forceinline__ bool tells_masked() const { return masked != 0 && has_nan != 0; }
+    __device__ __forceinline__ bool masked() const { return (words & 1) != 0; }
+    __device__ __forceinline__ bool has_nan() const { return (words & 2) != 0; }
+    __device__ __forceinline__ bool tells_masked() const { return words == 3; }
   };
-  __device__ __forceinline__ Marks marks_of(int stage) const {
-    Marks marks{shared.facts[stage].masked, shared.numbers[stage].has_nan, ~0u};
-    if (params.mask_words.data != nullptr) {
+  // As they are loaded.
+  struct LoadedMarks {
+    std::uint32_t masked, has_nan, seen;
+
+    // Arrivals at barriers come behind this, lest they overtake the loads (ptx/barrier.h).
+    __device__ __forceinline__ Marks settled() const {
+      Marks marks{masked | has_nan << 1, seen};
+      ptx::pin(marks.words);
+      return marks;
+    }
+  };
+  __device__ __forceinline__ LoadedMarks marks_of(int stage) const {
+    const int copy = thread() % kMarkCopies;
+    LoadedMarks marks{static_cast<std::uint32_t>(shared.facts[stage].masked[copy]),
+                      static_cast<std::uint32_t>(shared.numbers[stage].has_nan[copy]), ~0u};
+    if (!BW_PLAIN && params.mask_words.data != nullptr) {
       marks.seen = params.mask_words
                        .data[std::int64_t{shared.facts[stage].mask_tile + part} * tile::kMaskWordsOfTile + thread()];
     }
@@ -66,7 +85,8 @@ struct KeyWarpgroup {
   // The bias of a query tile that is there, to the place of its dS, when dQ of the tile before it there is computed;
   // absent rows and keys are zeros.
   __device__ __forceinline__ void copy_bias(int tile) const {
-    if (!C::kCopiesBias || params.bias_copied == 0) return;
+    prefetch_bias(tile);
+    if (BW_PLAIN || !C::kCopiesBias || params.bias_copied == 0) return;
     const int slot = tile % C::kDScoreSlots;
     await(shared.free[slot], (tile / C::kDScoreSlots & 1) ^ 1);
     const tile::BiasRun run = tile::BiasRun::of(thread());
@@ -87,9 +107,23 @@ struct KeyWarpgroup {
     }
     ptx::copy_async_arrive(ptx::shared_address(&shared.biased[part][slot]));
   }
+  // The bias of the tile behind, to the L2 cache: a line of a row by each thread of one warpgroup.
+  __device__ __forceinline__ void prefetch_bias(int tile) const {
+#if BW_PREFETCH
+    if (params.bias_bytes != 2 || part != 0) return;
+    const TileFacts& facts = shared.facts[stage_of(tile)];
+    const int row = facts.first + (item().ascends != 0 ? -C::kTileQ : C::kTileQ) + thread() / 2;
+    const int key = item().block * tile::kBlockKeys + thread() % 2 * 64;
+    if (row < 0 || row >= item().rows || key >= item().keys) return;
+    const MaskTensor& bias = params.bias;
+    const auto* from = static_cast<const std::uint16_t*>(bias.data) + item().sequence * bias.batch_stride +
+                       facts.head * bias.head_stride + row * bias.row_stride + key * bias.key_stride;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+#endif
+  }
   // Scores of the tile in work as they are compared.
   __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, const Marks& marks) const {
-    if (marks.masked == 0) {
+    if (!marks.masked()) {
       pack_visible<C>(packed, scores);
     } else {
       const int slot = number % C::kDScoreSlots;
@@ -100,13 +134,40 @@ struct KeyWarpgroup {
     }
     for (std::uint32_t& word : packed) ptx::pin(word);
   }
-  // dS to shared memory, when dQ of two tiles before is computed.
-  __device__ __forceinline__ void store_d_scores(const TileOperand<C>& d_scores) {
+  // Whether dQ of the tile is computed whose dS has the place of this step's. Asked ahead of time.
+  __device__ __forceinline__ std::uint32_t is_place_free() const {
     const int slot = number % C::kDScoreSlots;
-    await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
+    return ptx::mbarrier_test(ptx::shared_address(&shared.free[slot]), (number / C::kDScoreSlots & 1) ^ 1);
+  }
+  // dS to shared memory, when its place is free.
+  __device__ __forceinline__ void store_d_scores(const TileOperand<C>& d_scores, std::uint32_t is_free) {
+    const int slot = number % C::kDScoreSlots;
+    if (is_free == 0) await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
     store_key_tile<C>(shared.d_scores[slot], part, thread(), d_scores);
+    if (!C::kLateAnnounce && !C::kBehind) announce_d_scores(number);
+  }
+  // It is there for the query warpgroup. Late: the fence waits until all is stored.
+  __device__ __forceinline__ void announce_d_scores(int tile, bool is_stored = true) const {
     ptx::fence_async_proxy();
-    arrive(shared.stored[slot]);
+    __syncwarp();  // for the other lanes, too
+    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.stored[static_cast<unsigned>(tile) % C::kDScoreSlots]),
+                            leads_warp() && is_stored ? 1u : 0u);
+  }
+  // dK of query tile `tile`, whose Q is in stage `stage`: dS from registers, or from where it was stored. Then the first
+  // product of an item does not add: what dK holds before is nothing.
+  __device__ __forceinline__ void issue_d_k(Gradient<C>& d_k, const TileOperand<C>& d_scores, int tile, int stage,
+                                            bool adds) {
+    if constexpr (C::kStoredDScores) {
+      issue_gradient<C>(d_k, shared.d_scores[static_cast<unsigned>(tile) % C::kDScoreSlots], part, shared.q[stage], adds);
+    } else {
+      issue_gradient<C>(d_k, d_scores, shared.q[stage]);
+    }
+  }
+  // Before that: what all four warps have stored is there for the tensor core.
+  __device__ __forceinline__ void sync_d_scores() const {
+    if constexpr (C::kStoredDScores) {
+      ptx::named_barrier_sync(barrier_number(NamedBarrier::keys) + index(), 128);
+    }
   }
   __device__ __forceinline__ void next_tile() {
     arrive(shared.empty[stage()]);
@@ -124,10 +185,12 @@ struct KeyWarpgroup {
                                               Gradient<C>& d_k, Gradient<C>& d_v) {
     arrive(shared.keys_free[item_number % 2]);
     if (steps > 0) {
+      if (C::kLateAnnounce) announce_d_scores(number - 1);
       const int last = stage_of(number - 1);
+      sync_d_scores();
       ptx::wgmma_fence();
       issue_gradient<C>(d_v, weights, shared.d_out[last]);
-      issue_gradient<C>(d_k, d_scores, shared.q[last]);
+      issue_d_k(d_k, d_scores, number - 1, last, steps > 1);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       arrive(shared.empty[last]);
@@ -146,30 +209,98 @@ struct KeyWarpgroup {
       const int before = stage_of(i > 0 ? number - 1 : number);
       TileScores<C> scores;
       ring().await_full(shared.full);
-      const Marks marks = marks_of(stage());
-      copy_bias(number);
       ptx::wgmma_fence();
       issue_gradient<C>(d_v, weights, shared.d_out[before]);
       issue_scores<C>(scores, k(), part, shared.q[stage()]);
       ptx::wgmma_commit();
+      const LoadedMarks loaded_marks = marks_of(stage());
+      copy_bias(number);
       ptx::wgmma_wait<0>();
+      const Marks marks = loaded_marks.settled();
       pack(weights, scores, marks);
       const EarlyHalves<C> early(weights, 0);
+      if (C::kLateAnnounce) announce_d_scores(number - 1, i > 0);
       TileScores<C> d_weights;  // in the registers of the scores, which are packed
+      sync_d_scores();
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
-      issue_gradient<C>(d_k, d_scores, shared.q[before]);
+      issue_d_k(d_k, d_scores, number + C::kDScoreSlots - 1, before, i > 1);
       ptx::wgmma_commit();
+      NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
+      if (BW_NUMPOS == 1) numbers.load();
+      const std::uint32_t is_free = is_place_free();
       prune<C>(weights, early, marks.tells_masked(), thread());
+      if (BW_NUMPOS == 2) numbers.load();
       ptx::wgmma_wait<0>();
+      weigh<C>(params, numbers, marks.has_nan(), weights, d_weights, d_scores);
       if (i > 0) arrive(shared.empty[before]);
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
-      weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), weights, d_weights, d_scores);
-      store_d_scores(d_scores);
+      store_d_scores(d_scores, is_free);
       ++number;
     }
     if (steps == 0) arrive(shared.values_free[item_number % 2]);
     finish_keys(steps, weights, d_scores, d_k, d_v);
+  }
+
+  // The same with a step's gradients computed in it, behind the scores of the next: those are packed and pruned while the
+  // gradients and dP are computed.
+  __device__ __forceinline__ void run_keys_behind(int steps) {
+    Gradient<C> d_k = {}, d_v = {};
+    TileOperand<C> weights, d_scores;
+    TileScores<C> scores;
+    Marks marks = {};
+    if (steps > 0) {
+      ring().await_full(shared.full);
+      ptx::wgmma_fence();
+      issue_scores<C>(scores, k(), part, shared.q[stage()]);
+      ptx::wgmma_commit();
+      marks = marks_of(stage()).settled();
+      copy_bias(number);
+      ptx::wgmma_wait<0>();
+    }
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      const int next = i + 1 < steps ? number + 1 : number;
+      const Ring<C::kStages> next_ring = ring_of(next);
+      PackedTile<C> packed;
+      pack(packed, scores, marks);
+      const EarlyHalves<C> early(packed, 0);
+      TileScores<C> d_weights;  // in the registers of the scores, which are packed
+      ptx::wgmma_fence();
+      issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
+      const std::uint32_t is_free = is_place_free();
+      const std::uint32_t is_full = next_ring.test_full(shared.full);
+      prune<C>(packed, early, marks.tells_masked(), thread());
+      NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
+      numbers.load();
+      ptx::wgmma_wait<0>();
+      if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
+      weigh<C>(params, numbers, marks.has_nan(), packed, d_weights, d_scores);
+#pragma unroll
+      for (int word = 0; word < C::kTileQ / 4; ++word) weights[word] = packed[word];
+      store_d_scores(d_scores, is_free);
+      if (is_full == 0) next_ring.await_full(shared.full);
+      ptx::wgmma_fence();
+      issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
+      ptx::wgmma_commit();
+      issue_gradient<C>(d_v, weights, shared.d_out[stage()]);
+      announce_d_scores(number);
+      marks = marks_of(stage_of(next)).settled();
+      sync_d_scores();
+      issue_d_k(d_k, d_scores, number, stage(), i > 0);
+      ptx::wgmma_commit();
+      if (next > number) copy_bias(next);
+      ++number;
+      ptx::wgmma_wait<1>();
+    }
+    if (steps == 0) arrive(shared.values_free[item_number % 2]);
+    arrive(shared.keys_free[item_number % 2]);
+    ptx::wgmma_wait<0>();
+    if (steps > 0) arrive(shared.empty[stage_of(number - 1)]);
+    store_gradients(d_k, d_v);
   }
 
   // The same where registers suffice to compute the scores of the next step and the gradients of the one before while
@@ -182,7 +313,7 @@ struct KeyWarpgroup {
     Marks marks = {};
     if (steps > 0) {
       ring().await_full(shared.full);
-      marks = marks_of(stage());
+      marks = marks_of(stage()).settled();
       copy_bias(number);
       ptx::wgmma_fence();
       issue_scores<C>(scores, k(), part, shared.q[stage()]);
@@ -192,31 +323,39 @@ struct KeyWarpgroup {
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       const int before = stage_of(i > 0 ? number - 1 : number);
+      // The last step computes its own scores once more, for nobody: a branch would keep the old ones in registers.
+      const int next = i + 1 < steps ? number + 1 : number;
+      const Ring<C::kStages> next_ring = ring_of(next);
+      const std::uint32_t is_full = next_ring.test_full(shared.full);
       PackedTile<C> packed;
       pack(packed, scores, marks);
       const EarlyHalves<C> early(packed, 0);
-      // The last step computes its own scores once more, for nobody: a branch would keep the old ones in registers.
-      const int next = i + 1 < steps ? number + 1 : number;
-      Ring<C::kStages>{stage_of(next), static_cast<int>(static_cast<unsigned>(next) / C::kStages & 1)}.await_full(
-          shared.full);
-      const Marks next_marks = marks_of(stage_of(next));
-      if (next > number) copy_bias(next);
+      if (C::kLateAnnounce) announce_d_scores(number - 1, i > 0);
+      if (is_full == 0) next_ring.await_full(shared.full);
       TileScores<C> d_weights;
+      sync_d_scores();
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
       issue_gradient<C>(d_v, weights, shared.d_out[before]);
-      issue_gradient<C>(d_k, d_scores, shared.q[before]);
+      issue_d_k(d_k, d_scores, number + C::kDScoreSlots - 1, before, i > 1);
       ptx::wgmma_commit();
       issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
       ptx::wgmma_commit();
+      if (next > number) copy_bias(next);
+      NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
+      if (BW_NUMPOS == 1) numbers.load();
       prune<C>(packed, early, marks.tells_masked(), thread());
+      // What is loaded behind products comes late: none of it is needed before these are done.
+      if (BW_NUMPOS == 2) numbers.load();
+      const std::uint32_t is_free = is_place_free();
+      const LoadedMarks next_marks = marks_of(stage_of(next));
       ptx::wgmma_wait<1>();
+      weigh<C>(params, numbers, marks.has_nan(), packed, d_weights, d_scores);
+      marks = next_marks.settled();
       if (i > 0) arrive(shared.empty[before]);
-      weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), packed, d_weights, d_scores);
 #pragma unroll
       for (int word = 0; word < C::kTileQ / 4; ++word) weights[word] = packed[word];
-      store_d_scores(d_scores);
-      marks = next_marks;
+      store_d_scores(d_scores, is_free);
       ++number;
       ptx::wgmma_wait<0>();
     }
@@ -243,14 +382,16 @@ struct KeyWarpgroup {
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
-      const Marks marks = marks_of(stage());
+      const Marks marks = marks_of(stage()).settled();
       pack(weights, scores, marks);
       prune<C>(weights, EarlyHalves<C>(weights, 0), marks.tells_masked(), thread());
       const int slot = number % 2;
       await(shared.handed.empty[slot], (number / 2 & 1) ^ 1);
       hand_over<C>(shared.handed.words[slot], thread(), weights);
       arrive(shared.handed.full[slot]);
-      weigh<C>(params, shared.numbers[stage()].rows, marks.has_nan != 0, thread(), weights);
+      NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
+      numbers.load();
+      weigh<C>(params, numbers, marks.has_nan(), weights);
       ++number;
     }
     arrive(shared.keys_free[item_number % 2]);
@@ -275,16 +416,21 @@ struct KeyWarpgroup {
       ptx::wgmma_commit();
       TileOperand<C> weights = {}, d_scores = {};
       const int slot = number % 2;
+      const bool has_nan = shared.numbers[stage()].has_nan[thread() % kMarkCopies] != 0;
+      const std::uint32_t is_free = is_place_free();
+      NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
+      numbers.load();
       await(shared.handed.full[slot], number / 2 & 1);
       take_over<C>(shared.handed.words[slot], thread(), weights);
       ptx::wgmma_wait<0>();
-      weigh<C>(params, shared.numbers[stage()].rows, marks_of(stage()).has_nan != 0, thread(), weights, d_weights,
-               d_scores);
+      weigh<C>(params, numbers, has_nan, weights, d_weights, d_scores);
       arrive(shared.handed.empty[slot]);
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
-      store_d_scores(d_scores);
+      store_d_scores(d_scores, is_free);
+      if (C::kLateAnnounce) announce_d_scores(number);
+      sync_d_scores();
       ptx::wgmma_fence();
-      issue_gradient<C>(d_k, d_scores, shared.q[stage()]);
+      issue_d_k(d_k, d_scores, number, stage(), true);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       next_tile();
@@ -302,7 +448,9 @@ struct KeyWarpgroup {
       await(shared.described[item_number % 2], item_number / 2 & 1);
       if (uniform(item().valid) == 0) return;
       const int steps = uniform(steps_of(params, item()));
-      if constexpr (C::kScoresAhead) {
+      if constexpr (C::kBehind) {
+        run_keys_behind(steps);
+      } else if constexpr (C::kScoresAhead) {
         run_keys_ahead(steps);
       } else if constexpr (C::kSplit == Split::keys) {
         run_keys(steps);

@@ -17,20 +17,25 @@ namespace dspattn::cuda::sm90::backward {
 // Takes the next item and describes it; by one thread.
 template <typename C>
 __device__ __forceinline__ void take_item(const BackwardParams& params, Item& item) {
-  const int number = atomicAdd(params.scratch.taken, 1);
+  const int number = atomicAdd(params.scratch.taken + params.launch, 1);
   item.valid = number < params.items ? 1 : 0;
   if (item.valid == 0) return;
   const tile::GradientItem index = params.order.item(number);
-  item.sequence = index.sequence_head / params.kv_heads;
-  item.kv_head = index.sequence_head - item.sequence * params.kv_heads;
+  // Sequences that see the same bias or mask come together, so that it is read from memory once.
+  const int count = params.sequences_in_turn != 0 ? params.sequences : params.kv_heads;
+  const int first = index.sequence_head / count;
+  const int second = index.sequence_head - first * count;
+  item.sequence = params.sequences_in_turn != 0 ? second : first;
+  item.kv_head = params.sequences_in_turn != 0 ? first : second;
   const SequenceRows rows = sequence_rows(params, item.sequence);
   item.batch = rows.batch;
   item.rows = rows.rows;
   item.keys = rows.keys;
   item.k_row = rows.k_row;
   item.first_tile = rows.first_tile;
-  item.block = index.key_tile / C::kPartsPerBlock;
-  item.part = index.key_tile - item.block * C::kPartsPerBlock;
+  const int key_tile = params.first_key_tile + index.key_tile;
+  item.block = key_tile / C::kPartsPerBlock;
+  item.part = key_tile - item.block * C::kPartsPerBlock;
   item.band = band_of(params, item.sequence, rows);
   item.tiles = tile::query_tiles_of(item.band, item.rows, item.block, C::kTileQ);
   item.inside = tile::inside_tiles_of(item.band, item.rows, item.block, C::kTileQ);

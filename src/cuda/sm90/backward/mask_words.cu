@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(kThreads) pack_mask(const __grid_constant__ Ma
   for (int row = thread / 32; row < tile::kMaskTileQueries; row += kThreads / 32) {
     std::uint32_t bytes = 0;
     if (first_row + row < params.rows) {
-      bytes = load_keys(data + (first_row + row) * mask.row_stride, mask.key_stride, key_block * tile::kBlockKeys + key,
-                        params.keys, params.words != 0);
+      bytes = load_keys(data + (first_row + row) * mask.row_stride, mask.key_stride,
+                        params.first_key + key_block * tile::kBlockKeys + key, params.keys, params.words != 0);
     }
     *reinterpret_cast<std::uint32_t*>(&block[row][key]) = bytes;
   }

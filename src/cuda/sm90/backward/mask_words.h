@@ -18,6 +18,7 @@ struct MaskWordsParams {
   int heads = 1;        // of which there are different ones
   int query_tiles = 1;  // of a head
   int key_blocks = 0;   // of a query tile
+  int first_key = 0;    // of the first of them
   int rows = 0, keys = 0;
   int words = 0;            // 1: four neighbouring keys can be read at once
   std::int64_t blocks = 0;  // in all

@@ -20,12 +20,15 @@ struct RowNumbers {
   float d;
 };
 
+// What is said of a tile is there more than once, for lanes to load by addresses of their own: what all lanes load from
+// one address the compiler moves to uniform registers, and for that it waits at once.
+inline constexpr int kMarkCopies = 4;
+
 // Those of a query tile, and what its rows have in common.
 template <int kRows>
 struct alignas(16) TileNumbers {
   RowNumbers rows[kRows];
-  std::int32_t has_nan;  // a row's log-sum-exp is NaN
-  std::int32_t unused[3];
+  std::int32_t has_nan[kMarkCopies];  // a row's log-sum-exp is NaN
 };
 inline constexpr int kCountsOfShare = 4;     // every warp of a query warpgroup counts its part
 inline constexpr int kTileNumberBytes = 16;  // beyond those of its rows
@@ -37,10 +40,10 @@ struct Scratch {
   std::uint8_t* numbers = nullptr;  // TileNumbers
   float* sums = nullptr;            // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
   std::int32_t* counts = nullptr;   // [sum][tile]: shares that have been added
-  std::int32_t* taken = nullptr;    // items that CTAs have taken
+  std::int32_t* taken = nullptr;    // [launch]: items that CTAs have taken
 };
 
-// A boolean mask as bits (tile/key_row_masks.h), in the workspace: blocks of 64 queries by 128 keys.
+// A boolean mask as bits (tile/key_row_masks.h), in the workspace: blocks of 64 queries by 128 keys, those of one launch.
 struct MaskWords {
   std::uint32_t* data = nullptr;                     // null: there is no mask
   int batch_step = 0, head_step = 0, tile_step = 0;  // in blocks, from one to the next; 0 where it is broadcast
@@ -75,9 +78,13 @@ struct BackwardParams {
   int vector_d_q = 0, vector_d_k = 0, vector_d_v = 0;
   int sequences = 0;
   int kv_heads = 0;
+  int sequences_in_turn = 0;  // 1: of a key head all sequences follow each other, else of a sequence all key heads
   int query_tiles = 0;  // of a head, of all sequences
   tile::GradientItems order = {};
   int block_tiles = 1;  // key tiles of a key block
+  int launches = 1;        // of the kernel, a range of key tiles each; what follows is of one
+  int launch = 0;          // which
+  int first_key_tile = 0;  // of every head, that `order` counts from; a key block begins with it
   int items = 0;
   int wraps = 0;  // see tile/gradient_walk.h; then there are two sums
 };

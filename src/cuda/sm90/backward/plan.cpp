@@ -37,7 +37,7 @@ ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads) {
     offset = at.bytes;
     at.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   };
-  take(at.taken, sizeof(std::int32_t));
+  take(at.taken, static_cast<std::size_t>(std::max<std::int64_t>(plan.launches(), 1)) * sizeof(std::int32_t));
   take(at.q, tiles * tile_rows * dim * 2);
   take(at.d_out, tiles * tile_rows * dim * 2);
   take(at.numbers, tiles * (tile_rows * sizeof(RowNumbers) + kTileNumberBytes));
@@ -51,7 +51,7 @@ ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads) {
 MaskBlocks mask_blocks_of(const ConstTensorView& allowed, const core::Geometry& geometry) {
   if (!allowed.present()) return {};
   return {allowed.extent(0), allowed.extent(1), tile::divide_up(allowed.extent(2), tile::kMaskTileQueries),
-          tile::divide_up(geometry.n_k, tile::kBlockKeys)};
+          tile::divide_up(std::min(geometry.n_k, kMaskColumns), tile::kBlockKeys)};
 }
 
 // Runs of four keys are copied, 8 bytes each: keys are neighbours wherever groups are interleaved.
@@ -70,9 +70,9 @@ void order_items(BackwardPlan& plan, const core::Geometry& geometry, std::int64_
   if (has_diagonal) {
     // Walks begin at different tiles, but differ in length, so that a head's CTAs drift: as many heads as a wave of
     // CTAs works on, twice over.
-    const std::int64_t wave = tile::divide_up(plan.ctas, std::max<std::int64_t>(plan.key_tiles, 1));
+    const std::int64_t wave = tile::divide_up(plan.ctas, std::max<std::int64_t>(plan.launch_tiles, 1));
     plan.head_group = static_cast<int>(std::max<std::int64_t>(2 * wave, 1));
-    plan.last_ascends = plan.items > plan.ctas;
+    plan.last_ascends = plan.items > plan.ctas && plan.launches() == 1;  // first keys first: not with others before
     return;
   }
   // As many heads as the L2 cache, of 50 MB, holds the query tiles and sums of besides other things: of every element Q
@@ -85,7 +85,7 @@ void order_items(BackwardPlan& plan, const core::Geometry& geometry, std::int64_
   // for whatever delays that one. Where that are many, walks go around; but then there is a second sum, written and
   // read for every query tile.
   constexpr std::int64_t kMostInStep = 5;
-  const std::int64_t in_step = std::min<std::int64_t>(tile::divide_up(plan.ctas, group), plan.key_tiles);
+  const std::int64_t in_step = std::min<std::int64_t>(tile::divide_up(plan.ctas, group), plan.launch_tiles);
   plan.wraps = tiles > 1 && (in_step > kMostInStep || in_step * plan.ctas > plan.query_tiles * geometry.heads);
   plan.head_group = plan.wraps ? 1 : static_cast<int>(group);
 }
@@ -100,10 +100,12 @@ BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem,
   plan.query_tiles = problem.packed ? problem.q.extent(2) / plan.tile_q + geometry.batch + 1 : geometry.batch * tiles;
   const int parts = tile::kBlockKeys / plan.keys;
   plan.key_tiles = std::int64_t{parts} * tile::divide_up(geometry.n_k, tile::kBlockKeys);
-  plan.items = plan.key_tiles * geometry.batch * geometry.kv_heads;
-  plan.ctas = static_cast<int>(std::min<std::int64_t>(plan.items, device.multiprocessors));
-  order_items(plan, geometry, tiles, tile::clamped_reach(core::band_of(problem.mask).right) < tile::kMaxRows);
   plan.mask = mask_blocks_of(problem.mask.allowed, geometry);
+  plan.launch_tiles = plan.mask.count() > 0 ? std::min(plan.key_tiles, parts * plan.mask.key_blocks) : plan.key_tiles;
+  plan.items = plan.key_tiles * geometry.batch * geometry.kv_heads;
+  const std::int64_t launch_items = plan.launch_tiles * geometry.batch * geometry.kv_heads;
+  plan.ctas = static_cast<int>(std::min<std::int64_t>(launch_items, device.multiprocessors));
+  order_items(plan, geometry, tiles, tile::clamped_reach(core::band_of(problem.mask).right) < tile::kMaxRows);
   plan.bias_copied = plan.bias_copied && copies_bias(problem);
   plan.scratch = lay_out(plan, geometry.heads);
   return plan;
@@ -120,6 +122,7 @@ std::string to_string(const BackwardPlan& plan) {
        << (plan.wraps ? "two sums: walks begin at their own place and go around" : "one sum") << "\nlaunch      "
        << plan.ctas << " CTAs of " << plan.threads << " threads\nworkspace   " << plan.scratch.bytes << " bytes";
   if (plan.mask.count() > 0) text << "\nmask        as bits, " << plan.mask.count() << " blocks of 64 x 128";
+  if (plan.launches() > 1) text << " at a time: " << plan.launches() << " launches";
   if (plan.bias_copied) text << "\nbias        by way of shared memory";
   return text.str();
 }

@@ -24,12 +24,15 @@ struct ScratchOffsets {
   std::size_t bytes = 0;  // of all
 };
 
-// Blocks of a boolean mask's bits that differ from each other (tile/key_row_masks.h).
+// Blocks of a boolean mask's bits that differ from each other (tile/key_row_masks.h), of one launch.
 struct MaskBlocks {
   std::int64_t sequences = 0, heads = 0, query_tiles = 0, key_blocks = 0;  // 0: there is no mask
 
   std::int64_t count() const { return sequences * heads * query_tiles * key_blocks; }
 };
+
+// Columns of a boolean mask that are bits at a time: half a kilobyte a row, however many keys there are.
+inline constexpr std::int64_t kMaskColumns = 4096;
 
 struct BackwardPlan {
   int dim = 0;         // compiled for
@@ -40,7 +43,11 @@ struct BackwardPlan {
   bool wraps = false;            // walks begin at their own place and go around; two sums for every query tile
   std::int64_t query_tiles = 0;  // of a head, of all sequences
   std::int64_t key_tiles = 0;    // of the longest sequence
-  std::int64_t items = 0;
+  std::int64_t launch_tiles = 0;  // key tiles of a launch: all, but with a boolean mask those of kMaskColumns keys
+  std::int64_t items = 0;         // of all launches
+
+  // The last key tiles' launch comes first, as in a launch the last key tile of a head does: counts go on.
+  std::int64_t launches() const { return launch_tiles > 0 ? (key_tiles + launch_tiles - 1) / launch_tiles : 0; }
   int head_group = 1;         // heads whose key tiles are taken in turn
   bool last_ascends = false;  // the longest walks of the last group come first (tile::GradientItems)
   MaskBlocks mask;

@@ -52,4 +52,19 @@ __device__ __forceinline__ void issue_gradient(Gradient<C>& d, const TileOperand
   }
 }
 
+// The same with A from shared memory: part `part` of a tile of dS. Without `accumulate` d += 0 becomes d = A B.
+template <typename C>
+__device__ __forceinline__ void issue_gradient(Gradient<C>& d, const std::uint8_t* d_scores, int part,
+                                               const std::uint8_t* queries, bool accumulate) {
+  const std::uint32_t a =
+      ptx::descriptor_low(ptx::shared_address(d_scores) + static_cast<std::uint32_t>(part * kPartKeys) * 128, 16);
+  const std::uint32_t b = ptx::descriptor_low(ptx::shared_address(queries), C::kPanelQBytes);
+#pragma unroll
+  for (int step = 0; step < C::kTileQ / 16; ++step) {
+    constexpr std::uint32_t kDepthStep = 16 * 128 >> 4;  // 16 rows
+    ptx::wgmma_gradient_stored<C::kType>(d, ptx::descriptor(a + step * 2), ptx::descriptor(b + step * kDepthStep),
+                                         step > 0 || accumulate ? 1 : 0);
+  }
+}
+
 }  // namespace dspattn::cuda::sm90::backward

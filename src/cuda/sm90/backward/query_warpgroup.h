@@ -283,7 +283,7 @@ struct QueryWarpgroup {
 
   static constexpr int kLoadingWarp = 0, kCountingWarp = 1;
   // Tiles: the one in work; the next, where its scores come before this one's dS or it would come too late.
-  static constexpr int kLoadsNeeded = C::kScoresAhead || C::kStages == 2 ? 2 : 1;
+  static constexpr int kLoadsNeeded = C::kScoresAhead || C::kBehind || C::kStages == 2 ? 2 : 1;
   static constexpr int kStepsAhead = 3;
 };
 

@@ -197,7 +197,9 @@ __device__ __forceinline__ bool write_rows(const BackwardParams& params, const Q
 template <DType kType>
 __global__ void __launch_bounds__(kPrepareThreads, 6) prepare_rows(const __grid_constant__ BackwardParams params) {
   ptx::start_next_kernel();
-  if (blockIdx.x == 0 && threadIdx.x == 0) *params.scratch.taken = 0;
+  if (blockIdx.x == 0) {
+    for (int i = static_cast<int>(threadIdx.x); i < params.launches; i += kPrepareThreads) params.scratch.taken[i] = 0;
+  }
   QueryTile tile;
   if (!own_tile(params, tile)) return;
   __shared__ std::int32_t has_nan;
@@ -205,8 +207,9 @@ __global__ void __launch_bounds__(kPrepareThreads, 6) prepare_rows(const __grid_
   __syncthreads();  // before anybody sets it
   if (write_rows<kType>(params, tile)) has_nan = 1;
   __syncthreads();  // everybody has
-  if (threadIdx.x == 0)
-    *reinterpret_cast<std::int32_t*>(numbers_of_tile(params, tile.number) + params.tile_q) = has_nan;
+  if (threadIdx.x < kMarkCopies) {
+    reinterpret_cast<std::int32_t*>(numbers_of_tile(params, tile.number) + params.tile_q)[threadIdx.x] = has_nan;
+  }
   const int sums = params.wraps != 0 ? 2 : 1;
   const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
   for (int sum = 0; sum < sums; ++sum) {

@@ -182,7 +182,9 @@ struct KeyScores {
   // Scores as they are compared, where something may be masked. `bias`: its tile, where such are copied.
   __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, std::uint32_t seen,
                                        std::uint32_t bias) const {
-    if (C::kCopiesBias && params.bias_copied != 0) {
+    if (BW_PLAIN) {
+      pack_visible<C>(packed, scores);
+    } else if (C::kCopiesBias && params.bias_copied != 0) {
       pack_copied_bias(packed, scores, bias);
     } else if (params.bias_bytes == 4) {
       pack_biased<float>(packed, scores);
@@ -191,7 +193,7 @@ struct KeyScores {
     } else {
       pack_visible<C>(packed, scores);
     }
-    if (params.mask_words.data != nullptr) mask_hidden(packed, seen);
+    if (!BW_PLAIN && params.mask_words.data != nullptr) mask_hidden(packed, seen);
     if (facts.all_inside == 0) mask_band(packed);
   }
 };

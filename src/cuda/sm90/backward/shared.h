@@ -18,6 +18,7 @@ namespace dspattn::cuda::sm90::backward {
 enum class NamedBarrier : int {
   all = 0,      // __syncthreads
   queries = 1,  // the query warpgroup's 128 threads
+  keys = 2,     // those of key warpgroup 0; the next is warpgroup 1's
 };
 DSPATTN_HOST_DEVICE constexpr int barrier_number(NamedBarrier barrier) { return static_cast<int>(barrier); }
 
@@ -42,8 +43,8 @@ struct TileFacts {
   int head;        // of the problem
   int first;       // row of the sequence that it begins with
   int all_inside;  // 1: each of its rows sees the whole key block, as far as diagonal, window and length go
-  int masked;      // 1: some row may not see some key, for whatever reason
   int mask_tile;   // of the mask's words
+  int masked[kMarkCopies];  // 1: some row may not see some key, for whatever reason
 };
 
 // A step of an item's walk: the query tiles, for one head that shares the key head after the other.
@@ -137,9 +138,12 @@ template <typename C>
 __device__ __forceinline__ TileFacts facts_of(const BackwardParams& params, const Item& item, const Step& step) {
   const bool inside = step.tile >= item.inside.begin && step.tile < item.inside.end;
   const bool masked = !inside || params.allowed.data != nullptr || params.bias.data != nullptr;
-  const int words = params.mask_words.block(item.sequence, step.head, step.tile, item.block);
-  return {step.head, step.tile * C::kTileQ, inside ? 1 : 0, masked ? 1 : 0,
-          words * tile::kMaskTilesOfBlock + item.part * C::kParts};
+  const int words = params.mask_words.block(item.sequence, step.head, step.tile,
+                                            item.block - params.first_key_tile / C::kPartsPerBlock);
+  TileFacts facts = {step.head, step.tile * C::kTileQ, inside ? 1 : 0,
+                     words * tile::kMaskTilesOfBlock + item.part * C::kParts};
+  for (int& copy : facts.masked) copy = masked ? 1 : 0;
+  return facts;
 }
 
 // Of the step's share of dQ.

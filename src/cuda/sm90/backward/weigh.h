@@ -19,7 +19,7 @@ __device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
 struct QueryPair {
   float lse[2], d[2];
 
-  __device__ __forceinline__ explicit QueryPair(const RowNumbers* first) {
+  __device__ __forceinline__ void load(const RowNumbers* first) {
     const float4 x = ptx::load_shared_16(ptx::shared_address(first));
     lse[0] = x.x;
     d[0] = x.y;
@@ -28,14 +28,37 @@ struct QueryPair {
   }
 };
 
+// Those of a tile: as many pairs as there are registers for are loaded before the tile's products are waited for. While
+// the tensor core reads operands a load takes hundreds of clocks.
+template <typename C>
+struct NumbersAhead {
+  const RowNumbers* rows;  // of the lane's first pair
+  QueryPair pairs[C::kNumbersAhead > 0 ? C::kNumbersAhead : 1];
+
+  __device__ __forceinline__ NumbersAhead(const RowNumbers* numbers, int thread) : rows(numbers + 2 * (thread & 3)) {}
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int j = 0; j < C::kNumbersAhead; ++j) pairs[j].load(rows + 8 * j);
+  }
+};
+
 // Packed scores become P, as an operand of dV, and with dP in d_weights dS. kNan: a row's log-sum-exp is NaN, and so is
 // what it gives to every key that it sees, and to no other.
 template <typename C, bool kNan, bool kWithDScores>
-__device__ __forceinline__ void weigh_tile(float scale, const RowNumbers* rows, TileOperand<C>& weights,
+__device__ __forceinline__ void weigh_tile(float scale, const NumbersAhead<C>& numbers, TileOperand<C>& weights,
                                            const float* d_weights, std::uint32_t* d_scores) {
+  QueryPair pairs[C::kTileQ / 8];
 #pragma unroll
   for (int j = 0; j < C::kTileQ / 8; ++j) {
-    const QueryPair queries(rows + 8 * j);
+    if (j < C::kNumbersAhead) {
+      pairs[j] = numbers.pairs[j];
+    } else {
+      pairs[j].load(numbers.rows + 8 * j);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < C::kTileQ / 8; ++j) {
+    const QueryPair& queries = pairs[j];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int word = 2 * j + i;
@@ -54,27 +77,25 @@ __device__ __forceinline__ void weigh_tile(float scale, const RowNumbers* rows, 
 }
 
 template <typename C, bool kWithDScores>
-__device__ __forceinline__ void weigh_any(const BackwardParams& params, const RowNumbers* numbers, bool has_nan,
-                                          int thread, TileOperand<C>& weights, const float* d_weights,
-                                          std::uint32_t* d_scores) {
-  const RowNumbers* rows = numbers + 2 * (thread & 3);
+__device__ __forceinline__ void weigh_any(const BackwardParams& params, const NumbersAhead<C>& numbers, bool has_nan,
+                                          TileOperand<C>& weights, const float* d_weights, std::uint32_t* d_scores) {
   const float scale = params.scales.exp2_scale;
   if (!has_nan) {
-    weigh_tile<C, false, kWithDScores>(scale, rows, weights, d_weights, d_scores);
+    weigh_tile<C, false, kWithDScores>(scale, numbers, weights, d_weights, d_scores);
   } else {
-    weigh_tile<C, true, kWithDScores>(scale, rows, weights, d_weights, d_scores);
+    weigh_tile<C, true, kWithDScores>(scale, numbers, weights, d_weights, d_scores);
   }
 }
 template <typename C>
-__device__ __forceinline__ void weigh(const BackwardParams& params, const RowNumbers* numbers, bool has_nan, int thread,
+__device__ __forceinline__ void weigh(const BackwardParams& params, const NumbersAhead<C>& numbers, bool has_nan,
                                       TileOperand<C>& weights, const TileScores<C>& d_weights,
                                       TileOperand<C>& d_scores) {
-  weigh_any<C, true>(params, numbers, has_nan, thread, weights, d_weights, d_scores);
+  weigh_any<C, true>(params, numbers, has_nan, weights, d_weights, d_scores);
 }
 template <typename C>
-__device__ __forceinline__ void weigh(const BackwardParams& params, const RowNumbers* numbers, bool has_nan, int thread,
+__device__ __forceinline__ void weigh(const BackwardParams& params, const NumbersAhead<C>& numbers, bool has_nan,
                                       TileOperand<C>& weights) {
-  weigh_any<C, false>(params, numbers, has_nan, thread, weights, nullptr, nullptr);
+  weigh_any<C, false>(params, numbers, has_nan, weights, nullptr, nullptr);
 }
 
 // Part `part` of a tile: rows are keys, columns queries in panels of 64.

@@ -37,4 +37,9 @@ void wgmma_gradient(float (&d)[kCount], const std::uint32_t* a, std::uint64_t b)
       {.accumulators = d, .a = {a[0], a[1], a[2], a[3]}});
 }
 
+template <DType kType, int kCount>
+void wgmma_gradient_stored(float (&d)[kCount], std::uint64_t a, std::uint64_t b, int accumulate) {
+  wgmma_stored_any<kType, 0, 1>(d, a, b, accumulate != 0);
+}
+
 }  // namespace dspattn::cuda::ptx
