@@ -105,10 +105,10 @@ struct CtaResults {
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const float factor =
-            base + i < count ? part_factor(parts[i], joined.stats.reference, p.scales.exponent) : 0.0f;
-        joined.stats.sum = fmaf(factor == 0 ? 0.0f : parts[i].sum, factor, joined.stats.sum);
-        joined.stats.rest = fmaf(factor == 0 ? 0.0f : parts[i].rest, factor, joined.stats.rest);
+        if (base + i >= count) parts[i].sum = parts[i].rest = 0;
+        const float factor = part_factor(parts[i], joined.stats.reference, p.scales.exponent);
+        joined.stats.sum = fmaf(parts[i].sum, factor, joined.stats.sum);
+        joined.stats.rest = fmaf(parts[i].rest, factor, joined.stats.rest);
         add(joined.x, factor, values[i]);
       }
     }

@@ -253,7 +253,8 @@ struct TogetherRows {
         shares[own][e] = ptx::exp2_fast(fmaxf(fmaf(scores[own][e], team.p.scales.exponent, shift), least));
       }
     }
-    if (!hides) return;
+  }
+  __device__ __forceinline__ static void hide(const float (&scores)[kOwn][4], float (&shares)[kOwn][4]) {
 #pragma unroll
     for (int own = 0; own < kOwn; ++own) {
 #pragma unroll
@@ -283,6 +284,7 @@ struct TogetherRows {
       const HalfScores words = i == 0 ? own_scores.first : own_scores.second;
       float scores[kOwn][4], shares[kOwn][4], sums[kOwn][4];
       shares_of(words, shift, least, scores, shares);
+      if (hides) hide(scores, shares);
 #pragma unroll
       for (int own = 0; own < kOwn; ++own) {
 #pragma unroll
@@ -323,6 +325,36 @@ struct TogetherRows {
     return halved ? codes | __shfl_xor_sync(~0u, codes, 16) : codes;
   }
 
+  // The same by shares where no key of these tiles is hidden and pruned ones do not count: without branches, so that a
+  // group's instructions fill the time that another's take.
+  __device__ __forceinline__ std::uint32_t choose_plainly(const TileScores& own_scores, float shift, float least,
+                                                          Weights& weights) {
+    std::uint32_t codes = 0;
+    each_half([&](int half, int i) {
+      const HalfScores words = i == 0 ? own_scores.first : own_scores.second;
+      float scores[kOwn][4], shares[kOwn][4], sums[kOwn][4];
+      shares_of(words, shift, least, scores, shares);
+#pragma unroll
+      for (int own = 0; own < kOwn; ++own) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[own][e] = shares[own][e];
+      }
+      sum_over_heads(sums);
+#pragma unroll
+      for (int own = 0; own < kOwn; ++own) {
+        const tile::ChosenOfFour chosen = tile::choose_of_four(sums[own], team.p.pairs != 0);
+        const float first = chosen.first(shares[own]) * kShareScale, second = chosen.second(shares[own]) * kShareScale;
+        sum += first + second;
+        const std::uint32_t word =
+            C::kType == DType::bf16 ? ptx::pack_bf16x2(first, second) : ptx::pack_f16x2(first, second);
+        weights.of[own] = half == 0 ? word : weights.of[own];
+        weights.of[kOwn + own] = half == 0 ? weights.of[kOwn + own] : word;
+        codes |= chosen.code() << (8 * (half * kOwn + own));
+      }
+    });
+    return halved ? codes | __shfl_xor_sync(~0u, codes, 16) : codes;
+  }
+
   // Asks for the kept rows of V of tile `index`.
   __device__ __forceinline__ void gather(int index, std::uint32_t to, std::uint32_t codes) const {
     if (team.gathers_plainly()) {
@@ -358,6 +390,7 @@ struct TogetherRows {
     const int range = team.part.tiles.end - team.first_tile();
     const int tiles = range <= 0 ? 0 : (range - 1) / team.step() + 1;
     const int steps = walk == Walk::largest ? tiles : tiles + kAhead;
+    const bool plain = walk == Walk::shares && !hides && !team.p.keeps_rest();
     Weights weights[kAhead + 1];
     TileScores next = {};
     if (tiles > 0) next = scores_of(0);
@@ -367,7 +400,8 @@ struct TogetherRows {
         const int index = team.first_tile() + number * team.step();
         const TileScores own = next;
         if (number + 1 < tiles) next = scores_of(number + 1);
-        const std::uint32_t codes = choose(own, walk, shift, least, weights[0]);
+        const std::uint32_t codes =
+            plain ? choose_plainly(own, shift, least, weights[0]) : choose(own, walk, shift, least, weights[0]);
         if (walk == Walk::largest) continue;
         gather(index, v_tile(number), codes);
       }
