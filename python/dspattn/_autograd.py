@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ._not_offered import GRADIENTS, forward_mode, refuse_tangents
-from ._ops import attention, attention_backward
+from ._ops import attention, attention_backward, translated
 from ._schema import DIFFERENTIABLE, TENSORS, BackwardArguments, ProblemArguments
 from ._vmap import batching_rule
 from .errors import DspattnError
@@ -178,10 +178,13 @@ def _backward(results: BackwardArguments, problem: ProblemArguments, traced: boo
     microseconds, and every step of a training without need."""
     if traced:
         return attention_backward(*results, *problem)
-    if torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return _AttentionBackward.apply(*results, *problem)
-    with torch._C._AutoDispatchBelowAutograd():
-        return attention_backward(*results, *problem)
+    try:
+        if torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return _AttentionBackward.apply(*results, *problem)
+        with torch._C._AutoDispatchBelowAutograd():
+            return attention_backward(*results, *problem)
+    except RuntimeError as error:  # of a call that has results, but no gradients
+        raise translated(error) from None
 
 
 def _rows(tensor: Tensor) -> Tensor:

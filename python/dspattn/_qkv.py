@@ -164,7 +164,10 @@ class _Attention(torch.autograd.Function):
             d_q, d_k, d_v, *_ = _autograd.gradients_of(problem, out, lse, d_out, None)
         else:
             d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
-            d_q, d_k, d_v = _ops.attention_qkv_backward(d_out, out, lse, q, k, v, options, scale)
+            try:
+                d_q, d_k, d_v = _ops.attention_qkv_backward(d_out, out, lse, q, k, v, options, scale)
+            except RuntimeError as error:  # of a call that has results, but no gradients
+                raise _ops.translated(error) from None
         of_q, of_k, of_v, *_ = ctx.needs_input_grad
         return d_q if of_q else None, d_k if of_k else None, d_v if of_v else None, None, None
 
