@@ -60,7 +60,7 @@ function(dspattn_general_instances result suffix folder)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
-# dspattn_general_backward_instances(RESULT SUFFIX FOLDER): and of its backward.
+# dspattn_general_backward_instances(RESULT SUFFIX FOLDER): and of its backward, with what runs before it.
 function(dspattn_general_backward_instances result suffix folder)
   set(sources)
   foreach(instance bf16-any f16-any f32-any f32-precise)
@@ -71,7 +71,9 @@ function(dspattn_general_backward_instances result suffix folder)
     configure_file(${dspattn_cuda_source}/general/backward/instance.cu.in ${source} @ONLY)
     list(APPEND sources ${source})
   endforeach()
-  list(FILTER sources EXCLUDE REGEX "_f32_")
+  list(FILTER sources EXCLUDE REGEX "_f(16|32)_")
+  dspattn_joined(sources ${folder}/general_backward_f16${suffix} ${folder}/general_backward_f16_any${suffix}
+    ${dspattn_cuda_source}/general/backward/prepare.cu)
   dspattn_joined(sources ${folder}/general_backward_f32${suffix} ${folder}/general_backward_f32_any${suffix}
     ${folder}/general_backward_f32_precise${suffix})
   set(${result} ${sources} PARENT_SCOPE)
@@ -125,9 +127,9 @@ function(dspattn_forward_instances result suffix folder)
     list(APPEND of_tf32 ${instance})
   endforeach()
   set(sources)
-  dspattn_joined_by(2 sources ${folder}/fused_mean ${suffix} ${of_means})
-  dspattn_joined_by(3 sources ${folder}/fused ${suffix} ${of_sparse})
-  dspattn_joined_by(3 sources ${folder}/fused_tf32 ${suffix} ${of_tf32})
+  dspattn_joined_by(3 sources ${folder}/fused_mean ${suffix} ${of_means})
+  dspattn_joined_by(6 sources ${folder}/fused ${suffix} ${of_sparse})
+  dspattn_joined_by(6 sources ${folder}/fused_tf32 ${suffix} ${of_tf32})
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
@@ -142,17 +144,25 @@ function(dspattn_backward_instances result suffix folder)
     dspattn_sparse_instances(instances ${suffix} ${folder} ${dspattn_cuda_source}/sm90/backward/instance.cu.in backward)
   endforeach()
   set(sources)
-  dspattn_joined_by(3 sources ${folder}/backward ${suffix} ${instances})
+  dspattn_joined_by(6 sources ${folder}/backward ${suffix} ${instances})
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
-# dspattn_decode_sources(RESULT SUFFIX FOLDER): the sources of the kernels for few queries, and of what is beside
-# attention.
+# dspattn_hopper_others(RESULT): what runs before and after the fused kernels.
+function(dspattn_hopper_others result)
+  set(blocks ${dspattn_cuda_source}/blocks)
+  set(backward ${dspattn_cuda_source}/sm90/backward)
+  set(${result} ${blocks}/means.cu ${blocks}/prefix_means.cu ${blocks}/schedule.cu ${backward}/rows_kernels.cu
+    ${backward}/mask_words.cu PARENT_SCOPE)
+endfunction()
+
+# dspattn_decode_sources(RESULT SUFFIX FOLDER): the sources of the kernels for few queries, and of what is
+# beside attention.
 function(dspattn_decode_sources result suffix folder)
   set(from ${dspattn_cuda_source}/decode)
-  set(sources ${from}/decode_bf16.cu)
+  set(sources)
   dspattn_joined(sources ${folder}/decode_f16_f32${suffix} ${from}/decode_f16.cu ${from}/decode_f32.cu)
-  dspattn_joined(sources ${folder}/decode_ends${suffix} ${from}/merge.cu ${from}/room.cu
+  dspattn_joined(sources ${folder}/decode_bf16_ends${suffix} ${from}/decode_bf16.cu ${from}/merge.cu ${from}/room.cu
     ${dspattn_cuda_source}/blocks/value_sums.cu ${dspattn_cuda_source}/norm_rope/norm_rope.cu)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
@@ -161,8 +171,8 @@ endfunction()
 # own instructions.
 function(dspattn_pipeline_sources result hopper suffix folder)
   set(from ${dspattn_cuda_source}/pipeline)
-  set(sources ${from}/sm80/softmax.cu)
-  set(others)
+  set(sources)
+  set(others ${from}/sm80/softmax.cu)
   foreach(type f16 f32)
     list(APPEND others ${from}/sm80/qk_prune_${type}.cu ${from}/sm80/pv_sparse_${type}.cu)
   endforeach()

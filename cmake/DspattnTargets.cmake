@@ -15,8 +15,15 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LES
 endif()
 if(DSPATTN_SANITIZE)
   target_compile_definitions(dspattn_options INTERFACE DSPATTN_SANITIZED)  # for tests that then do less
+  # Two checks of "undefined" are of accesses that AddressSanitizer reports itself, for a sixth of the time that the CPU
+  # kernels take to compile.
+  set(dspattn_reported_twice)
+  if(DSPATTN_SANITIZE MATCHES "address.*undefined")
+    set(dspattn_reported_twice -fno-sanitize=null,object-size)
+  endif()
   target_compile_options(dspattn_options INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${DSPATTN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${DSPATTN_SANITIZE} ${dspattn_reported_twice} -fno-sanitize-recover=all
+    -fno-omit-frame-pointer>)
   target_link_options(dspattn_options INTERFACE -fsanitize=${DSPATTN_SANITIZE})
 endif()
 if(DSPATTN_FUZZ)

@@ -126,9 +126,10 @@ void forward_with_fp16_scores(const ForwardArgs& args) {
           if (!oracle.selection.at(row, j)) rest += core::round_to(DType::f16, weight);
           if (!oracle.selection.at(row, j)) continue;
           const ConstTensorView& v = args.problem.v;
+          const std::int64_t at = seq.batch * v.step(0) + kv_head * v.step(1) + (seq.k_begin + j) * v.step(2);
+          const double rounded = core::round_to(dtype, weight);
           for (std::int64_t c = 0; c < d_v; ++c) {
-            const std::int64_t at = seq.batch * v.step(0) + kv_head * v.step(1) + (seq.k_begin + j) * v.step(2) + c;
-            out[static_cast<std::size_t>(c)] += core::round_to(dtype, weight) * core::load_element(v.data, v.dtype, at);
+            out[static_cast<std::size_t>(c)] += rounded * core::load_element(v.data, v.dtype, at + c);
           }
         }
         if (sum > 0) lse = largest * to_scores + std::log(sum);

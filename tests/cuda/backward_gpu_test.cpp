@@ -14,7 +14,6 @@
 #include "check/check.h"
 #include "cuda/fused_rows.h"
 #include "cuda/sm90/backward/rows.h"
-#include "cuda/sm90/common/forward.h"
 #include "dspattn/kernels.h"
 
 namespace dspattn {
@@ -22,20 +21,17 @@ namespace {
 
 class BackwardRow : public Robust {
  protected:
-  // The three-part comparison of a problem, in both groupings, with tensors aligned and off any alignment.
+  // The three-part comparison of a problem, in all forms.
   void expect_gradients(check::Case drawn) const {
     drawn.pass = Pass::backward;
     drawn.want_lse = true;
     const check::Runner runner = check::library_runner(gpu_memory(), {}, GetParam());
     check::CheckOptions options;
     options.device = kGpu;
-    for (const Grouping grouping : {Grouping::interleaved, Grouping::consecutive}) {
-      for (const check::Layout layout : {check::Layout::bhnd, check::Layout::padded}) {
-        drawn.grouping = grouping;
-        drawn.q_layout = drawn.k_layout = drawn.v_layout = drawn.out_layout = layout;
-        const check::CaseReport report = check::check_drawn(drawn, runner, options);
-        for (const std::string& failure : report.failures) ADD_FAILURE() << report.description << "\n" << failure;
-      }
+    for (const Form& form : forms()) {
+      set_form(drawn, form);
+      const check::CaseReport report = check::check_drawn(drawn, runner, options);
+      for (const std::string& failure : report.failures) ADD_FAILURE() << report.description << "\n" << failure;
     }
   }
 };

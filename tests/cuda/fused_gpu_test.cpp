@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cuda/random_problems.h"
-#include "cuda/sm90/common/forward.h"
+#include "cuda/sm90/common/variant.h"
 #include "cuda/sm90/forward/rows.h"
 #include "cuda/tile/head_dims.h"
 

@@ -7,7 +7,7 @@
 
 #include "check/case_data.h"
 #include "check/check.h"
-#include "cuda/device/device.h"
+#include "cuda/device/facts.h"
 #include "cuda/fused_rows.h"
 #include "cuda/sm90/forward/rows.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check/check.h"
-#include "cuda/device/device.h"
+#include "cuda/device/facts.h"
 #include "cuda/fused_rows.h"
 #include "cuda/sm90/forward/rows.h"
 #include "dspattn/kernels.h"

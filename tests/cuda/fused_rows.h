@@ -6,11 +6,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "api/device_memory.h"
 #include "check/case_data.h"
 #include "check/check.h"
-#include "cuda/device/device.h"
+#include "cuda/device/facts.h"
 #include "cuda/random_problems.h"
 
 namespace dspattn {
@@ -48,6 +49,26 @@ struct Row {
   }
 };
 
+// In which groupings and layouts a problem is run: tensors aligned (the fast variants) and off any alignment (the
+// general one) unless these are not asked for, in both groupings.
+//   DSPATTN_FORMS   2: not all four combinations, but each grouping and each layout once (the emulated GPU takes long)
+struct Form {
+  Grouping grouping;
+  check::Layout layout;
+};
+inline std::vector<Form> forms(bool also_unaligned = true) {
+  using enum Grouping;
+  using enum check::Layout;
+  if (!also_unaligned) return {{interleaved, bhnd}, {consecutive, bhnd}};
+  if (from_environment("DSPATTN_FORMS", 4) == 2) return {{interleaved, bhnd}, {consecutive, padded}};
+  return {{interleaved, bhnd}, {interleaved, padded}, {consecutive, bhnd}, {consecutive, padded}};
+}
+
+inline void set_form(check::Case& drawn, const Form& form) {
+  drawn.grouping = form.grouping;
+  drawn.q_layout = drawn.k_layout = drawn.v_layout = drawn.out_layout = form.layout;
+}
+
 class Robust : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
@@ -55,20 +76,15 @@ class Robust : public ::testing::TestWithParam<std::string> {
   }
   Row row() const { return Row(GetParam()); }
 
-  // The three-part comparison, with aligned tensors (the fast variants) and with tensors off any alignment (the general
-  // one) unless these are not asked for, in both groupings.
+  // The three-part comparison, in all forms.
   void expect_right(check::Case drawn, bool also_unaligned = true) const {
     const check::Runner runner = check::library_runner(gpu_memory(), GetParam(), {});
     check::CheckOptions options;
     options.device = kGpu;
-    for (const Grouping grouping : {Grouping::interleaved, Grouping::consecutive}) {
-      for (const check::Layout layout : {check::Layout::bhnd, check::Layout::padded}) {
-        if (layout == check::Layout::padded && !also_unaligned) continue;
-        drawn.grouping = grouping;
-        drawn.q_layout = drawn.k_layout = drawn.v_layout = drawn.out_layout = layout;
-        const check::CaseReport report = check::check_drawn(drawn, runner, options);
-        for (const std::string& failure : report.failures) ADD_FAILURE() << report.description << "\n" << failure;
-      }
+    for (const Form& form : forms(also_unaligned)) {
+      set_form(drawn, form);
+      const check::CaseReport report = check::check_drawn(drawn, runner, options);
+      for (const std::string& failure : report.failures) ADD_FAILURE() << report.description << "\n" << failure;
     }
   }
 
@@ -76,16 +92,12 @@ class Robust : public ::testing::TestWithParam<std::string> {
   // takes an item, and what it did before, shows in nothing. The oracle would take minutes for so many; two of them are
   // judged by it, as a problem of their own.
   void expect_as_few_at_a_time(check::Case drawn, bool also_unaligned = true) const {
-    for (const Grouping grouping : {Grouping::interleaved, Grouping::consecutive}) {
-      for (const check::Layout layout : {check::Layout::bhnd, check::Layout::padded}) {
-        if (layout == check::Layout::padded && !also_unaligned) continue;
-        drawn.grouping = grouping;
-        drawn.q_layout = drawn.k_layout = drawn.v_layout = drawn.out_layout = layout;
-        const check::CaseData data(drawn, kGpu, gpu_memory());
-        const check::Tensor out = forward_by(data, drawn.heads);
-        const check::Tensor few = forward_by(data, std::max(1, cuda::device_facts(0).multiprocessors / 4));
-        EXPECT_TRUE(out.bytes() == few.bytes()) << check::describe(drawn);
-      }
+    for (const Form& form : forms(also_unaligned)) {
+      set_form(drawn, form);
+      const check::CaseData data(drawn, kGpu, gpu_memory());
+      const check::Tensor out = forward_by(data, drawn.heads);
+      const check::Tensor few = forward_by(data, std::max(1, cuda::device_facts(0).multiprocessors / 4));
+      EXPECT_TRUE(out.bytes() == few.bytes()) << check::describe(drawn);
     }
     drawn.heads = drawn.kv_heads = 2;
     expect_right(drawn, also_unaligned);

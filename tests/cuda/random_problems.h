@@ -23,7 +23,7 @@
 
 #include "check/check.h"
 #include "core/kernel_row.h"
-#include "cuda/device/device.h"
+#include "cuda/device/facts.h"
 
 namespace dspattn {
 

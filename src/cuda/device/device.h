@@ -10,9 +10,6 @@
 
 namespace dspattn::cuda {
 
-// Cached per device; never throws. A machine without a driver has no device.
-const DeviceFacts& device_facts(int index);
-
 // Throws dspattn::Error that names what was attempted.
 void check(cudaError_t error, const std::string& attempted);
 

@@ -14,4 +14,7 @@ struct DeviceFacts {
   int shared_bytes = 0;  // a CTA may ask for
 };
 
+// Cached per device; never throws. A machine without a driver has no device.
+const DeviceFacts& device_facts(int index);
+
 }  // namespace dspattn::cuda

@@ -6,6 +6,7 @@
 
 #include "cuda/tile/divisor.h"
 #include "cuda/tile/key_map.h"
+#include "cuda/tile/tile_range.h"
 
 namespace dspattn::cuda::tile {
 
@@ -15,12 +16,6 @@ struct PackedRow {
   int query = 0;
 };
 DSPATTN_HOST_DEVICE constexpr PackedRow packed_row(int row, int n_q) { return {row / n_q, row % n_q}; }
-
-// Key tiles [begin, end).
-struct TileRange {
-  int begin = 0;
-  int end = 0;
-};
 
 // Part `split` of `splits` of a range: sizes differ by at most one, and an empty part is possible. Groups of keys never
 // straddle tiles, so parts can be merged exactly wherever they are cut.

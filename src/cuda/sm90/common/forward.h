@@ -8,6 +8,7 @@
 #include "cuda/sm90/common/launch.h"
 #include "cuda/sm90/common/params.h"
 #include "cuda/sm90/common/plan.h"
+#include "cuda/sm90/common/variant.h"
 
 namespace dspattn::cuda::sm90 {
 
@@ -22,11 +23,6 @@ struct FusedRow {
 // sm90_fused_2_4_bf16_d64 (or what it begins with), and what the table asks a row by before it asks for reasons.
 std::string row_name(const FusedRow& row, const std::string& begin = "sm90_fused_");
 core::RowKey key_of(const FusedRow& row);
-
-// fp16 inputs are multiplied by the largest power of two not above the scale: that must be a normal number, and above 1
-// it could overflow them.
-inline constexpr double kLeastFp16Scale = 0x1p-14;
-inline constexpr double kFp16ScaleEnd = 2;
 
 void fused_why_not(const FusedRow& row, const Problem& problem, core::Refusals& refusals);
 

@@ -42,4 +42,9 @@ constexpr int general_dim(int dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 
 constexpr int mean_dim(int dim) { return general_dim(dim); }
 constexpr int mean_general_dim(int dim) { return dim <= 128 ? 128 : 256; }
 
+// fp16 inputs are multiplied by the largest power of two not above the scale: that must be a normal number, and above 1
+// it could overflow them.
+inline constexpr double kLeastFp16Scale = 0x1p-14;
+inline constexpr double kFp16ScaleEnd = 2;
+
 }  // namespace dspattn::cuda::sm90
