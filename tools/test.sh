@@ -70,7 +70,7 @@ step_long() {
   { wanted python || tools/install_package.sh; } && $python -m pytest -q "${files[@]}" -m long
 }
 
-# Every family that transformers has, five to six minutes on one core: `make check` runs it, continuous integration does not.
+# Every family that transformers has, two to three minutes on one core: `make check` runs it, continuous integration does not.
 step_families() {
   { wanted python || wanted long || tools/install_package.sh; } &&
     $python -m pytest -q -rs tests/python/test_every_family.py -m rare

@@ -1,5 +1,6 @@
 """The diffusion transformers that bench/clients/flux.py times, with random weights: Flux's and SD3.5's shapes."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+import dspattn
 from bench.clients.flux_model import Transformer
-from dspattn.integrations.diffusers import fuse_norm_rope, unfuse_norm_rope
+from dspattn.integrations.diffusers import fuse_norm_rope, register, unfuse_norm_rope
+from dspattn.integrations.huggingface import implementation_name
 
 
 @dataclasses.dataclass
@@ -20,6 +23,7 @@ class Model:
     blocks: list[nn.Module]
     attention: dict[int, int]  # calls by their number of tokens
     fuse: Callable[[], Any] | None = None  # makes one product of each block's projections to q, k and v
+    switch: Callable[[str], Any] = dspattn.use  # a context in which attention has the pattern
     norm_rope: Callable[[bool], None] | None = None  # prepares queries and keys by dspattn.norm_rope, or as before
 
 
@@ -59,23 +63,37 @@ def flux(shape, device, dtype):
     name = f"diffusers {diffusers.__version__}"
     return Model(
         name, lambda: model(**inputs, return_dict=False)[0], blocks, {shape.tokens: len(blocks)},
-        model.fuse_qkv_projections, norm_rope_switch(model),
+        model.fuse_qkv_projections, *processor_switches(model),
     )  # fmt: skip
 
 
-def norm_rope_switch(model):
-    """Exchanges processors that are made once: what it takes is not timed with the model."""
+def processor_switches(model):
+    """Exchange backends and processors, which are made once: what that takes is not timed with the model."""
+    from diffusers.models.attention_dispatch import AttentionBackendName
+
+    register()
     modules = dict(model.named_modules())
     changed = [modules[name] for name in fuse_norm_rope(model)]
     fused = [module.processor for module in changed]
     unfuse_norm_rope(model)
     own = [module.processor for module in changed]
 
-    def switch(on):
+    @contextlib.contextmanager
+    def switch(pattern):
+        backend = AttentionBackendName(implementation_name(pattern, "interleaved"))
+        for processor in own + fused:
+            processor._attention_backend = backend
+        try:
+            yield
+        finally:
+            for processor in own + fused:
+                processor._attention_backend = None
+
+    def norm_rope(on):
         for module, processor in zip(changed, fused if on else own, strict=True):
             module.processor = processor
 
-    return switch
+    return switch, norm_rope
 
 
 @dataclasses.dataclass(frozen=True)

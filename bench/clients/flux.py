@@ -13,12 +13,13 @@ same shapes from plain PyTorch layers (flux_model.py); --model sd3 is SD3.5-medi
 heads, some with two attentions. The result says which. Forms, both sides alike: as it is (plain); its blocks compiled
 by torch.compile, as diffusers' guide to fast inference has it; compiled with one product for the projections to q, k
 and v (fused); that whole pass in a CUDA graph (graph); fused with all large products but attention's in fp8 (fp8).
-Switched by dspattn.use, nothing else changes. One attention call of each shape is timed beside: the result says what
-they are of the model's time, and with it the most that any attention could gain; --kernels also lists the time of every
-kernel on each side. --norm-rope adds both sides with queries and keys prepared by dspattn.norm_rope
-(dspattn.integrations.diffusers.fuse_norm_rope): what of a gain is that operator's, and what is pruning's, is told apart
-by the row's four times. Bar at n = 4608: 1:2 at least 1.12 times as fast as stock with cuDNN in bf16, by all that was
-asked for; --check exits 1 below it.
+diffusers' Flux is switched by a backend's name, the others by dspattn.use. One attention call of each shape is timed
+beside: the result says what they are of the model's time, and with it the most that any attention could gain; --kernels
+also lists the time of every kernel on each side.
+
+--norm-rope adds both sides with queries and keys prepared by dspattn.norm_rope (fuse_norm_rope of
+dspattn.integrations.diffusers): a row's four times tell that operator's gain from pruning's. Bar at n = 4608: 1:2 at
+least 1.12 times as fast as stock with cuDNN in bf16, by all that was asked for; --check exits 1 below it.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def with_norm_rope(name):
     return NORM_ROPE if name == "stock" else f"{name}, {NORM_ROPE}"
 
 
-def contenders(forward, device, patterns=PATTERNS):
+def contenders(forward, device, patterns=PATTERNS, switch=dspattn.use):
     """{name: forward with that attention}."""
 
     def stock():
@@ -57,7 +58,7 @@ def contenders(forward, device, patterns=PATTERNS):
             return forward()
 
     def pruned(pattern):
-        with dspattn.use(pattern):
+        with switch(pattern):
             return forward()
 
     return {"stock": stock, **{pattern: lambda pattern=pattern: pruned(pattern) for pattern in patterns}}
@@ -99,7 +100,8 @@ def prepared(model, device, patterns):
         finally:
             model.norm_rope(False)
 
-    return {with_norm_rope(name): function for name, function in contenders(forward, device, patterns).items()}
+    of = contenders(forward, device, patterns, model.switch)
+    return {with_norm_rope(name): function for name, function in of.items()}
 
 
 def measure(
@@ -136,7 +138,7 @@ def measure(
 
 def row(shape, device, dtype, model, form, repeats, patterns, kernels, norm_rope):
     """Times of a forward pass and of attention alone, their ratios, and how far the outputs are apart."""
-    functions = contenders(model.forward, device, patterns)
+    functions = contenders(model.forward, device, patterns, model.switch)
     if norm_rope:
         functions |= prepared(model, device, patterns)
     alone = {tokens: attention_alone(shape, tokens, device, dtype, patterns) for tokens in model.attention}

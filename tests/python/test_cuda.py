@@ -217,6 +217,35 @@ def test_every_mechanism_trains(name: str, dtype: torch.dtype) -> None:
             assert tensor.grad is not None and bool(tensor.grad.isfinite().all()) and bool(tensor.grad.any())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("pairs", dspattn.preparing.PAIRS)
+def test_norm_rope_rounds_as_pytorchs_own_operators(pairs: Any, dtype: torch.dtype) -> None:
+    """In a CUDA graph, on what a product for q, k and v leaves; a norm's last bit may differ."""
+    torch.manual_seed(0)
+    together = [torch.randn(2, n, 5, 3 * 128, device="cuda").to(dtype) for n in (33, 70)]
+    queries, keys, _ = zip(*(part.chunk(3, -1) for part in together), strict=True)
+    weights = [torch.rand(128, device="cuda").to(dtype) for _ in range(2)]
+    angles = torch.rand(103, 128, device="cuda") * 6
+    options: Any = (1e-6, angles.cos(), angles.sin(), pairs)
+
+    def prepared() -> tuple[torch.Tensor, torch.Tensor]:
+        named = dict(zip(("eps", "cos", "sin", "pairs"), options, strict=True))
+        return dspattn.norm_rope(queries, keys, query_weight=weights, key_weight=weights, **named)
+
+    prepared()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = prepared()
+    for part in together:
+        part.normal_()
+    graph.replay()
+    for found, parts in zip(results, (queries, keys), strict=True):
+        stock = dspattn.preparing.plain(parts, weights, *options)
+        assert dtype == torch.float32 or (found != stock).float().mean() < 1e-3
+        close = 3e-6 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found, stock, atol=close, rtol=close)
+
+
 def test_tensors_on_different_devices_raise() -> None:
     q, k, v = integers(128, 128, torch.bfloat16)
     with pytest.raises(dspattn.DspattnError, match="key: expected a tensor on cuda:0"):
