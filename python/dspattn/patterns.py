@@ -113,7 +113,17 @@ def prunes(n_k: int, pattern: str, grouping: str) -> bool:
         >>> prunes(64, "2:4", "interleaved"), prunes(65, "2:4", "interleaved"), prunes(3, "2:4", "consecutive")
         (False, True, True)
     """
+    return n_k > kept_whole(pattern, grouping)
+
+
+def kept_whole(pattern: str, grouping: str) -> float:
+    """The most visible keys of which a row keeps all.
+
+    Example:
+        >>> kept_whole("2:4", "interleaved"), kept_whole("2:4", "consecutive"), kept_whole("dense", "interleaved")
+        (64, 2, inf)
+    """
     keep, group = parse_pattern(pattern)
     if keep == group:
-        return False
-    return n_k > (keep * (INTERLEAVE_BLOCK // group) if parse_grouping(grouping) else keep)
+        return math.inf
+    return keep * (INTERLEAVE_BLOCK // group) if parse_grouping(grouping) else keep

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..patterns import prunes
+from ..patterns import kept_whole
 
 WAYS_AROUND = (
     "attention that is not a call of scaled_dot_product_attention cannot be redirected: nn.MultiheadAttention with "
@@ -42,7 +42,8 @@ class Tally:
         self.served = 0
         self.short = 0
         self.left: Counter[str] = Counter()
-        self._how = pattern, grouping
+        # Of how many keys a call is dense although a pattern was asked for.
+        self._short_up_to = -1 if pattern == "dense" else kept_whole(pattern, grouping)
         self._latest = TracedCall(None, 0)  # one without another before it was counted
         self._counting = threading.Lock()  # one block may be open in many threads
 
@@ -86,12 +87,7 @@ class Tally:
 
     def _count(self, n_k: Any) -> None:
         self.served += 1
-        self.short += isinstance(n_k, int) and is_short(n_k, *self._how)  # exporting, n_k may be a symbol
-
-
-def is_short(n_k: int, pattern: str, grouping: str) -> bool:
-    """Whether a call with so many keys is dense although a pattern was asked for."""
-    return pattern != "dense" and not prunes(n_k, pattern, grouping)
+        self.short += isinstance(n_k, int) and n_k <= self._short_up_to  # exporting, n_k may be a symbol
 
 
 def calls(count: int) -> str:
