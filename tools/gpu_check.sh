@@ -99,7 +99,7 @@ run_jobs() {
 # The outputs of a check's jobs become <name>.txt, what they took jobs.txt. Passed has what ended well and tested
 # something.
 report() {
-  local name number status seconds longest verdict failed=0 summary=()
+  local name number status seconds longest verdict failed=() summary=()
   : > "$out/jobs.txt"
   for name in "${checks[@]}"; do
     verdict=passed longest=0
@@ -124,7 +124,7 @@ report() {
       echo "gpu_check: no test ran" >> "$out/$name.txt"
     fi
     if [ $verdict != passed ]; then
-      failed=$((failed + 1))
+      failed+=("$name")
       printf '=== %s\n' "$name"
       grep -E '^========= (Error|ERROR|Race|Barrier|Invalid|Uninit)|FAILED|Failure|rror:|BELOW|gpu_check:' \
         "$out/$name.txt" | head -n 20
@@ -137,9 +137,10 @@ report() {
     printf '\n=== summary (outputs in %s; seconds of the longest of what ran side by side)\n' "$out"
     printf '%s\n' "${summary[@]}"
     if out_of_time; then echo "ended after the $DSPATTN_GPU_SECONDS s that were given"; fi
-    echo "$((${#checks[@]} - failed)) of ${#checks[@]} passed in $SECONDS s"
+    if [ ${#failed[@]} -gt 0 ]; then echo "again: DSPATTN_GPU_PARTS=\"${failed[*]}\""; fi
+    echo "$((${#checks[@]} - ${#failed[@]})) of ${#checks[@]} passed in $SECONDS s"
   } | tee "$out/summary.txt"
-  [ "$failed" -eq 0 ]
+  [ ${#failed[@]} -eq 0 ]
 }
 
 # Asked to end, it says what it knows and takes what still runs with it.
@@ -151,13 +152,13 @@ ended_early() {
 }
 trap ended_early TERM INT
 
-# The operators for Python are built where there is a torch to build them against; no emulator where there is the real
-# thing.
+# The operators for Python are built where there is a torch to build them against; no emulator and no code for other cards
+# where there is the real thing.
 configure_and_build() {
   local torch=OFF
   if "$python" -c 'import torch' 2> /dev/null; then torch=ON; fi
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DDSPATTN_TORCH=$torch \
-    -DDSPATTN_EMULATOR=OFF -DPython_EXECUTABLE="$(command -v "$python")" && cmake --build "$build"
+    -DDSPATTN_EMULATOR=OFF -DDSPATTN_GPU_CODE=hopper -DPython_EXECUTABLE="$(command -v "$python")" && cmake --build "$build"
 }
 
 verify() { "$build/apps/dspattn" verify --device cuda --count 500 --seed 1 "$@"; }

@@ -36,9 +36,12 @@ step_build() {
 
 step_unit() { ctest --preset release --parallel "$(nproc)"; }
 
+# The log says which tests take long.
+pytest=($python -m pytest -q --durations=12 --durations-min=2)
+
 # cli_tests PRESET ARGUMENTS...: the tests of the program, as that preset built it.
 cli_tests() {
-  DSPATTN_CLI=$PWD/build/$1/apps/dspattn $python -m pytest -q tests/cli --ignore tests/cli/test_on_a_gpu.py "${@:2}"
+  DSPATTN_CLI=$PWD/build/$1/apps/dspattn "${pytest[@]}" tests/cli --ignore tests/cli/test_on_a_gpu.py "${@:2}"
 }
 
 # What of bench needs the package comes with the tests of that.
@@ -48,7 +51,7 @@ step_cli() { cli_tests release tests/tools bench "${on_the_package[@]/#/--ignore
 
 # PyTorch's threads that have nothing to do sleep: beside other steps, spinning takes their time.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-step_python() { tools/install_package.sh && $python -m pytest -q tests/python "${on_the_package[@]}"; }
+step_python() { tools/install_package.sh && "${pytest[@]}" tests/python "${on_the_package[@]}"; }
 
 step_format() { tools/format.sh; }
 
@@ -59,7 +62,7 @@ step_includes() { $python tools/check_includes.py; }
 # The GPU kernels, compiled for the emulated multiprocessor: their tests, and the program on it.
 step_emulated() {
   cmake --build --preset release --target emulated &&
-    ctest --preset emulated --parallel "$(nproc)" && $python -m pytest -q tests/cli/test_on_a_gpu.py
+    ctest --preset emulated --parallel "$(nproc)" && "${pytest[@]}" tests/cli/test_on_a_gpu.py
 }
 
 # The tests in Python that take long, on the package that the step python installed. Only files with such tests are read:
@@ -67,7 +70,7 @@ step_emulated() {
 step_long() {
   local files
   mapfile -t files < <(grep -l 'pytest\.mark\.long' tests/python/test_*.py)
-  { wanted python || tools/install_package.sh; } && $python -m pytest -q "${files[@]}" -m long
+  { wanted python || tools/install_package.sh; } && "${pytest[@]}" "${files[@]}" -m long
 }
 
 # Every family that transformers has, two to three minutes on one core: `make check` runs it, continuous integration does not.

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ def script(path, body):
     path.chmod(0o755)
 
 
-def check(folder, parts, program=PASSES, capability="9.0", limit=60, **variables):
+def begun(folder, parts, program=PASSES, capability="9.0", **variables):
     script(folder / "bin" / "nvidia-smi", f"echo {capability}")
     script(folder / "bin" / "compute-sanitizer", 'export TOOL="$2"; shift 4; exec "$@"')
     script(folder / "build" / "tests" / "cuda" / "cuda_decode_gpu_tests", program)
@@ -30,8 +31,14 @@ def check(folder, parts, program=PASSES, capability="9.0", limit=60, **variables
         }
         | variables
     )
-    command = ["timeout", str(limit), ROOT / "tools" / "gpu_check.sh", folder / "out", folder / "build"]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    command = ["timeout", "300", ROOT / "tools" / "gpu_check.sh", folder / "out", folder / "build"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def check(*arguments, **variables):
+    with begun(*arguments, **variables) as process:
+        stdout, stderr = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 @pytest.mark.parametrize("part", ["cuda_decode_gpu_tests", "sanitizers-few_queries"])
@@ -57,28 +64,31 @@ def test_fails_otherwise(tmp_path, part, program):
 
 
 def test_says_what_did_not_end_when_it_is_ended(tmp_path):
-    result = check(tmp_path, "cuda_decode_gpu_tests", "sleep 30", limit=1)
-    assert result.returncode != 0
-    assert "unfinished" in result.stdout
+    with begun(tmp_path, "cuda_decode_gpu_tests", "sleep 100") as process:
+        while not (tmp_path / "out" / "job0.txt").exists():
+            time.sleep(0.1)
+        process.terminate()
+        stdout, _ = process.communicate()
+    assert process.returncode != 0
+    assert "unfinished" in stdout
 
 
-HANGS_ONCE = f'case "$GTEST_SHARD_INDEX$TOOL" in 1 | 0memcheck) sleep 30 ;; esac; {PASSES}'
+HANGS_ONCE = f'case "$GTEST_SHARD_INDEX$TOOL" in 1 | 0memcheck) sleep 100 ;; esac; {PASSES}'
 
 
 @pytest.mark.parametrize("part", ["cuda_decode_gpu_tests", "sanitizers-few_queries"])
 def test_a_job_that_hangs_takes_nothing_else_with_it(tmp_path, part):
-    result = check(tmp_path, part, HANGS_ONCE, limit=20, DSPATTN_GPU_JOB_SECONDS="1")
+    result = check(tmp_path, part, HANGS_ONCE, DSPATTN_GPU_JOB_SECONDS="5")
     assert result.returncode == 1
-    assert "gpu_check: ended after 1 s" in result.stdout
+    assert "gpu_check: ended after 5 s" in result.stdout
     jobs = (tmp_path / "out" / "jobs.txt").read_text().splitlines()
     assert [line.split()[2] for line in jobs].count("124") == 1
     assert all(line.split()[2] in ("0", "124") for line in jobs)
 
 
 def test_all_ends_when_its_time_is_over(tmp_path):
-    result = check(
-        tmp_path, "cuda_decode_gpu_tests sanitizers-few_queries", HANGS_ONCE, limit=20, DSPATTN_GPU_SECONDS="2"
-    )
+    parts = "cuda_decode_gpu_tests sanitizers-few_queries"
+    result = check(tmp_path, parts, HANGS_ONCE, DSPATTN_GPU_SECONDS="2")
     assert result.returncode == 1
     assert result.stdout.count("unfinished") == 2
     assert "ended after the 2 s that were given" in result.stdout
