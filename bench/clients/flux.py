@@ -14,9 +14,9 @@ heads, some with two attentions. The result says which. Forms, both sides alike:
 by torch.compile, as diffusers' guide to fast inference has it; compiled with one product for the projections to q, k
 and v (fused); that whole pass in a CUDA graph (graph); fused with all large products but attention's in fp8 (fp8).
 dspattn.use switches; diffusers' Flux as it is by a backend's name, since a mode that sees every call of PyTorch's takes
-time where the host is what limits. One attention call of each shape is timed
-beside: the result says what they are of the model's time, and with it the most that any attention could gain; --kernels
-also lists the time of every kernel on each side.
+time where the host is what limits. One attention call of each shape is timed beside: the result says what they are of
+the model's time, and with it the most that any attention could gain; --kernels also lists the time of every kernel on
+each side.
 
 --norm-rope adds both sides with queries and keys prepared by dspattn.norm_rope (fuse_norm_rope of
 dspattn.integrations.diffusers): a row's four times tell that operator's gain from pruning's. Bar at n = 4608: 1:2 at

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dspattn
-from bench.clients import diffusion_models, flux
+from bench.clients import diffusion_models, flux, flux_table
 from bench.clients.flux_model import TINY
 from bench.common import results
 
@@ -83,6 +83,10 @@ def test_result_with_norm_rope(tmp_path):
         assert apart["norm_rope"] < 1e-4 < min(apart["1:2"], apart["1:2, norm_rope"])
     with pytest.raises(SystemExit):
         flux.main(["--device", "cpu", "--tiny", "--model", "plain", "--norm-rope"])
+
+
+def test_the_tables_of_the_docs_say_what_the_results_say(capsys):
+    assert flux_table.main(["--check"]) == 0, capsys.readouterr().err
 
 
 def check_row(row):
