@@ -47,6 +47,7 @@ plots: setup  ## redraw the pictures and tables of docs/ from the committed meas
 	@.venv/bin/python -m bench.forward.plot bench/results/forward_h200.json docs/images/forward_h200.png
 	@.venv/bin/python -m bench.forward.tables && .venv/bin/python -m bench.forward.fp32_table
 	@.venv/bin/python -m bench.forward.contention --table
+	@.venv/bin/python -m bench.clients.flux_table
 	@.venv/bin/python experiments/parallel/simulate.py --write
 
 install: build  ## install the library and the program into PREFIX (default /usr/local)

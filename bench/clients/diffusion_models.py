@@ -23,7 +23,7 @@ class Model:
     blocks: list[nn.Module]
     attention: dict[int, int]  # calls by their number of tokens
     fuse: Callable[[], Any] | None = None  # makes one product of each block's projections to q, k and v
-    switch: Callable[[str], Any] = dspattn.use  # a context in which attention has the pattern
+    switch: Callable[[str], Any] = dspattn.use  # a context in which attention that is not compiled has the pattern
     norm_rope: Callable[[bool], None] | None = None  # prepares queries and keys by dspattn.norm_rope, or as before
 
 

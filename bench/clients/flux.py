@@ -13,9 +13,10 @@ same shapes from plain PyTorch layers (flux_model.py); --model sd3 is SD3.5-medi
 heads, some with two attentions. The result says which. Forms, both sides alike: as it is (plain); its blocks compiled
 by torch.compile, as diffusers' guide to fast inference has it; compiled with one product for the projections to q, k
 and v (fused); that whole pass in a CUDA graph (graph); fused with all large products but attention's in fp8 (fp8).
-diffusers' Flux is switched by a backend's name, the others by dspattn.use. One attention call of each shape is timed
-beside: the result says what they are of the model's time, and with it the most that any attention could gain; --kernels
-also lists the time of every kernel on each side.
+dspattn.use switches; diffusers' Flux as it is by a backend's name, since a mode that sees every call of PyTorch's takes
+time where the host is what limits. One attention call of each shape is timed beside: the result says what they are of
+the model's time, and with it the most that any attention could gain; --kernels also lists the time of every kernel on
+each side.
 
 --norm-rope adds both sides with queries and keys prepared by dspattn.norm_rope (fuse_norm_rope of
 dspattn.integrations.diffusers): a row's four times tell that operator's gain from pruning's. Bar at n = 4608: 1:2 at
@@ -90,7 +91,7 @@ def change(model, form, compiler):
         block.compile(fullgraph=True, backend=compiler)
 
 
-def prepared(model, device, patterns):
+def prepared(model, device, patterns, switch):
     """The same contenders with the model's queries and keys prepared by dspattn.norm_rope."""
 
     def forward():
@@ -100,7 +101,7 @@ def prepared(model, device, patterns):
         finally:
             model.norm_rope(False)
 
-    of = contenders(forward, device, patterns, model.switch)
+    of = contenders(forward, device, patterns, switch)
     return {with_norm_rope(name): function for name, function in of.items()}
 
 
@@ -138,9 +139,10 @@ def measure(
 
 def row(shape, device, dtype, model, form, repeats, patterns, kernels, norm_rope):
     """Times of a forward pass and of attention alone, their ratios, and how far the outputs are apart."""
-    functions = contenders(model.forward, device, patterns, model.switch)
+    switch = model.switch if form == "plain" else dspattn.use
+    functions = contenders(model.forward, device, patterns, switch)
     if norm_rope:
-        functions |= prepared(model, device, patterns)
+        functions |= prepared(model, device, patterns, switch)
     alone = {tokens: attention_alone(shape, tokens, device, dtype, patterns) for tokens in model.attention}
     outs = {name: function().float() for name, function in functions.items()}
     if form == "graph":

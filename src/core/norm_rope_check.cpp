@@ -13,7 +13,7 @@ constexpr std::int64_t kMostRows = std::int64_t{1} << 29;  // tokens, or heads, 
 
 std::string part_name(std::size_t index) { return "parts[" + std::to_string(index) + "]"; }
 
-void check_run(Report& report, const NormRopeArgs& args) {
+void check_run_and_eps(Report& report, const NormRopeArgs& args) {
   const bool cpu = args.device.type == DeviceType::cpu;
   if (args.device.index < 0 || (cpu && args.device.index != 0)) {
     report.add("device.index", cpu ? "0 for the CPU" : ">= 0", std::to_string(args.device.index));
@@ -92,7 +92,7 @@ bool check_angles(Report& report, const NormRopeArgs& args, std::string_view arg
   return true;
 }
 
-void check_memory(Report& report, const NormRopeArgs& args) {
+void check_outputs_apart(Report& report, const NormRopeArgs& args) {
   for (std::size_t i = 0; i < args.parts.size(); ++i) {
     const std::string out = part_name(i) + ".out";
     const ConstTensorView written = args.parts[i].out;
@@ -110,7 +110,7 @@ void check_memory(Report& report, const NormRopeArgs& args) {
 
 std::vector<std::string> norm_rope_reasons(const NormRopeArgs& args) {
   Report report;
-  check_run(report, args);
+  check_run_and_eps(report, args);
   if (args.parts.size() > kMaxNormRopeParts) {
     report.add("parts", "at most " + std::to_string(kMaxNormRopeParts), std::to_string(args.parts.size()));
     return report.reasons;
@@ -127,7 +127,7 @@ std::vector<std::string> norm_rope_reasons(const NormRopeArgs& args) {
                  std::to_string(args.parts.front().x.extent(3)));
     }
   }
-  if (comparable && report.reasons.empty()) check_memory(report, args);
+  if (comparable && report.reasons.empty()) check_outputs_apart(report, args);
   return report.reasons;
 }
 

@@ -11,7 +11,7 @@
 namespace dspattn::cpu {
 namespace {
 
-using Row = std::array<float, static_cast<std::size_t>(kMaxNormRopeDim)>;
+using HeadVector = std::array<float, static_cast<std::size_t>(kMaxNormRopeDim)>;
 
 // Elements of a type as they lie in memory.
 template <DType kType>
@@ -51,20 +51,20 @@ class Token {
   }
 
   void run() const {
-    Row row, turned;
+    HeadVector row, turned;
     for (std::int64_t head = 0; head < part_.x.extent(2); ++head) {
       const Element* x = x_ + head * part_.x.step(2);
       Element* out = out_ + head * part_.out.step(2);
       for (std::size_t c = 0; c < d_; ++c) row[c] = Memory<kType>::decode(x[c]);
       if (args_.eps) norm(row);
       if (cos_ != nullptr) turn(row, turned);
-      const Row& result = cos_ != nullptr ? turned : row;
+      const HeadVector& result = cos_ != nullptr ? turned : row;
       for (std::size_t c = 0; c < d_; ++c) out[c] = Memory<kType>::encode(result[c]);
     }
   }
 
  private:
-  void norm(Row& row) const {
+  void norm(HeadVector& row) const {
     float sum = 0;
     for (std::size_t c = 0; c < d_; ++c) sum += row[c] * row[c];
     const float factor = 1.0f / std::sqrt(sum / static_cast<float>(d_) + static_cast<float>(*args_.eps));
@@ -75,7 +75,7 @@ class Token {
       row[c] = cos_ == nullptr ? y : Memory<kType>::decode(Memory<kType>::encode(y));
     }
   }
-  void turn(const Row& y, Row& z) const {
+  void turn(const HeadVector& y, HeadVector& z) const {
     const bool halves = args_.pairs == RopePairs::halves;
     for (std::size_t i = 0; i < d_ / 2; ++i) {
       const std::size_t a = halves ? i : 2 * i, b = halves ? i + d_ / 2 : 2 * i + 1;
