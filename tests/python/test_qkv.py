@@ -254,7 +254,7 @@ def test_models_of_transformers_train_alike(
 def test_a_model_refuses_in_the_words_of_the_function() -> None:
     model = llama()
     model.set_attn_implementation("dspattn_2_4")
-    with pytest.raises(dspattn.DspattnError, match="query.dtype: expected"):
+    with pytest.raises(dspattn.DspattnError, match=r"query\.dtype: expected"):
         model.double()(torch.arange(9)[None])
 
 
