@@ -45,8 +45,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def timed(runs: list[Any], batch: torch.Tensor, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Steps in turn; the median of each, and of its ratio to the first one's of the same round, with two standard errors
-    of that."""
+    """Steps in turn; the median of each, and of its ratio to the first one's of the same round, with two standard
+    errors of that."""
     rounds: list[dict[str, float]] = []
     ends = time.monotonic() + options.seconds
     while len(rounds) < finetune.WARM_UPS + LEAST_ROUNDS or time.monotonic() < ends:
