@@ -36,6 +36,7 @@ struct ProblemArguments {
   bool shared_choice = false;
   double dropout = 0;
   std::optional<double> soft_cap;
+  bool heads_last = false;  // of brief calls alone: out and d_out are [batch, n_q, heads, d_v]
 
   explicit ProblemArguments(Stack& in) {
     each([&](const char*, auto member) { in.read(this->*member); });
@@ -59,6 +60,7 @@ struct ProblemArguments {
       const std::int64_t beyond = next(kWindowBits);
       if (beyond > 0) this->*side = beyond - 1;
     }
+    heads_last = next(1) != 0;
   }
   static constexpr const char* kBriefSchema = "Tensor q, Tensor k, Tensor v, int options, float? scale";
 
@@ -102,7 +104,7 @@ struct ProblemArguments {
 
  private:
   // The fields of a brief call's options, from the lowest bit on: keep and group, a bit for each of these flags, the
-  // sides of the window and 1, 0 for no bound.
+  // sides of the window and 1, 0 for no bound, and heads_last.
   static constexpr int kPatternBits = 6, kWindowBits = 22;
   static constexpr bool ProblemArguments::*kFlags[] = {
       &ProblemArguments::interleaved, &ProblemArguments::causal,    &ProblemArguments::top_left,
@@ -163,10 +165,12 @@ struct ProblemArguments {
 };
 
 // [batch, heads, n, d] with the heads of one position next to each other, so that joining the heads afterwards, as
-// every model does, copies nothing. In the type of `like`, or fp32.
-Tensor empty_heads(const Tensor& like, std::int64_t d, bool fp32) {
+// every model does, copies nothing; or the same memory as [batch, n, heads, d]. In the type of `like`, or fp32.
+Tensor empty_heads(const Tensor& like, std::int64_t d, bool fp32, bool heads_last = false) {
   const std::int32_t type = fp32 ? aoti_torch_dtype_float32() : scalar_type_of(like);
-  return empty_like_strided(like, type, {like.size(0), like.size(1), like.size(2), d}, {0, 2, 1, 3});
+  const std::int64_t batch = like.size(0), heads = like.size(1), n = like.size(2);
+  if (heads_last) return empty_like_strided(like, type, {batch, n, heads, d}, {0, 1, 2, 3});
+  return empty_like_strided(like, type, {batch, heads, n, d}, {0, 2, 1, 3});
 }
 
 // In the shape of something with one dimension or four, contiguous.
@@ -182,6 +186,16 @@ void require_rank_4(const Tensor& tensor, std::string_view argument) {
   }
 }
 
+// A view of the dimensions in the library's order.
+template <typename View>
+View heads_first(View view, bool heads_last) {
+  if (heads_last && view.rank == 4) {
+    std::swap(view.shape[1], view.shape[2]);
+    std::swap(view.stride[1], view.stride[2]);
+  }
+  return view;
+}
+
 struct Outputs {
   Tensor out, lse;
 };
@@ -192,10 +206,10 @@ Outputs forward_of(const ProblemArguments& given) {
   ForwardArgs args;
   args.problem = given.problem();
   const DeviceScope scope(args.problem.device);
-  Tensor out = empty_heads(given.q, given.v.size(3), given.fp32_results);
+  Tensor out = empty_heads(given.q, given.v.size(3), given.fp32_results, given.heads_last);
   Tensor lse = empty_like_strided(given.q, aoti_torch_dtype_float32(),
                                   {given.q.size(0), given.q.size(1), given.q.size(2)}, {0, 1, 2});
-  args.out = mutable_view(out, "out");
+  args.out = heads_first(mutable_view(out, "out"), given.heads_last);
   args.lse = mutable_view(lse, "lse");
   args.run = execution_on(args.problem.device);
   args.run.kernel = given.kernel;
@@ -255,9 +269,9 @@ Gradients backward_of(const GradientArguments& of, const ProblemArguments& given
     found.d_sinks = empty_as(*given.sinks, aoti_torch_dtype_float32());
     args.d_sinks = mutable_view(*found.d_sinks, "d_sinks");
   }
-  args.out = const_view(of.out, "out");
+  args.out = heads_first(const_view(of.out, "out"), given.heads_last);
   args.lse = const_view(of.lse, "lse");
-  args.d_out = const_view(of.d_out, "d_out");
+  args.d_out = heads_first(const_view(of.d_out, "d_out"), given.heads_last);
   args.d_q = mutable_view(found.d_q, "d_q");
   args.d_k = mutable_view(found.d_k, "d_k");
   args.d_v = mutable_view(found.d_v, "d_v");

@@ -27,6 +27,7 @@ import dspattn
 from bench.common import results, timing
 
 LISTED, KEPT = 12, 60  # kernels of each model, by time: printed, written
+LEAST_ROUNDS = 4
 HOST_LENGTH = 64  # tokens of a window with which a step waits for Python
 
 
@@ -34,7 +35,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[8, 32], help="windows of a step")
     parser.add_argument("--length", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of steps in turn, for every batch size")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a small model")
     parser.add_argument("--out", type=Path, default=finetune.ROOT / "out" / "finetune" / "profile.json")
@@ -44,23 +45,30 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def timed(runs: list[Any], batch: torch.Tensor, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Steps in turn; the median of each, and of its ratio to the first one's of the same round."""
-    seconds: dict[str, list[float]] = {run.attention: [] for run in runs}
-    for step in range(options.steps + finetune.WARM_UPS):
-        first = step % len(runs)
-        for run in runs[first:] + runs[:first]:
-            seconds[run.attention].append(finetune.timed_step(run, batch, 0.0, options.device)[1])
-    kept = {name: found[finetune.WARM_UPS :] for name, found in seconds.items()}
-    dense = kept[runs[0].attention]
-    return [
-        {
-            "attention": name,
-            "ms_per_step": round(statistics.median(found) * 1e3, 3),
-            "least_ms": round(min(found) * 1e3, 3),
-            "speed_over_sdpa": round(statistics.median(a / b for a, b in zip(dense, found, strict=True)), 4),
-        }
-        for name, found in kept.items()
-    ]
+    """Steps in turn; the median of each, and of its ratio to the first one's of the same round, with two standard
+    errors of that."""
+    rounds: list[dict[str, float]] = []
+    ends = time.monotonic() + options.seconds
+    while len(rounds) < finetune.WARM_UPS + LEAST_ROUNDS or time.monotonic() < ends:
+        first = len(rounds) % len(runs)
+        order = runs[first:] + runs[:first]
+        rounds.append({run.attention: finetune.timed_step(run, batch, 0.0, options.device)[1] for run in order})
+    del rounds[: finetune.WARM_UPS]
+    rows = []
+    for run in runs:
+        own = [found[run.attention] for found in rounds]
+        ratios = [found[runs[0].attention] / found[run.attention] for found in rounds]
+        error = 1.253 * statistics.stdev(ratios) / len(ratios) ** 0.5  # of a median of normal numbers
+        rows.append(
+            {
+                "attention": run.attention,
+                "rounds": len(rounds),
+                "ms_per_step": round(statistics.median(own) * 1e3, 3),
+                "speed_over_sdpa": round(statistics.median(ratios), 4),
+                "two_se": round(2 * error, 4),
+            }
+        )
+    return rows
 
 
 def profiled(run: Any, batch: torch.Tensor, options: argparse.Namespace) -> dict[str, Any]:
@@ -158,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
     for case, batch in [("host", short), *((f"batch {size}", windows[:size]) for size in options.batch_sizes)]:
         found = timed(runs, batch, options)
         row = {"case": case, "timed": found}
-        texts = [f"{r['attention']} {r['ms_per_step']} ms ({r['speed_over_sdpa']})" for r in found]
+        texts = [f"{r['attention']} {r['ms_per_step']} ms ({r['speed_over_sdpa']} ± {r['two_se']})" for r in found]
         print(f"{case}: {', '.join(texts)}")
         if case != "host":
             row["profiled"] = [profiled(run, batch, options) for run in runs]

@@ -125,7 +125,8 @@ def _attention_meta(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.register_fake("dspattn::_attention_qkv")
 def _attention_qkv_meta(q: Tensor, k: Tensor, v: Tensor, options: int, scale: float | None) -> tuple[Tensor, Tensor]:
-    return _attention_meta(q, k, v)
+    out, lse = _attention_meta(q, k, v)
+    return out.transpose(1, 2) if options >> 62 else out, lse  # heads_last, the highest bit
 
 
 @torch.library.register_fake("dspattn::_attention_qkv_backward")

@@ -23,7 +23,7 @@ from .patterns import parse_grouping, parse_pattern, parse_rest, parse_selection
 # sides of a window are one more than they are, 0 for no bound.
 FIELDS = (
     ("keep", 6), ("group", 6), ("interleaved", 1), ("causal", 1), ("top_left", 1), ("full_fp32", 1), ("rest_mean", 1),
-    ("shared_choice", 1), ("window_left", 22), ("window_right", 22),
+    ("shared_choice", 1), ("window_left", 22), ("window_right", 22), ("heads_last", 1),
 )  # fmt: skip
 WINDOW_BITS = 22
 MOST_CODES = 1000  # that are kept
@@ -53,8 +53,12 @@ def code_of(
     is_causal: bool,
     allow_tf32: bool,
     window: Window = None,
+    heads_last: bool = False,
 ) -> Code | None:
-    """The options as a number; None where they have none. Raises for what is no option."""
+    """The options as a number; None where they have none. Raises for what is no option.
+
+    With `heads_last` the result is [batch, n_q, heads, d_v].
+    """
     keep, group = parse_pattern(pattern)
     mean = parse_rest(rest)
     sides = parse_window(window)
@@ -65,6 +69,7 @@ def code_of(
         "keep": keep, "group": group, "interleaved": parse_grouping(grouping), "causal": is_causal,
         "top_left": parse_alignment(alignment), "full_fp32": not allow_tf32, "rest_mean": mean,
         "shared_choice": parse_selection(selection), "window_left": left, "window_right": right,
+        "heads_last": heads_last,
     }  # fmt: skip
     number = place = 0
     for name, bits in FIELDS:
@@ -87,7 +92,7 @@ def options_of(number: int) -> dict[str, Any]:
 
 def _code(options: tuple[Any, ...]) -> Code | None:
     """code_of, remembered. Options that equal others without being such, as 5.0 does 5, are not looked up."""
-    window = options[-1]
+    window = options[7]
     if window is not None and not (type(window) is tuple and all(s is None or type(s) is int for s in window)):
         return None
     try:
@@ -103,12 +108,15 @@ def _code(options: tuple[Any, ...]) -> Code | None:
 def attention(
     query: Tensor, key: Tensor, value: Tensor, options: tuple[Any, ...], scale: float | None, enable_gqa: bool
 ) -> Tensor | None:
-    """The result for plain tensors and the options of ``code_of``; None where the general way has to be taken.
+    """The result for the options of ``code_of``; None where the general way has to be taken.
 
     It does what ``_running.run`` does around the operator. Not for code that is being compiled.
     """
     if (
-        _peek_interpreter_stack() is not None
+        type(query) is not Tensor
+        or type(key) is not Tensor
+        or type(value) is not Tensor
+        or _peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or _length_of_dispatch_stack() > 0
         or _tracing_state() is not None
@@ -123,14 +131,15 @@ def attention(
     wants_gradients = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     if wants_gradients and not code.differentiable:
         return None  # and be refused
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        query, key, value = _autocast(query, dtype), _autocast(key, dtype), _autocast(value, dtype)
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     if not wants_gradients:
+        if dtype is not None:
+            query, key, value = _autocast(query, dtype), _autocast(key, dtype), _autocast(value, dtype)
         return _ops.attention_qkv(query, key, value, code.number, scale)[0]
-    if device == "cuda" and query.dtype == torch.float32:
+    if device == "cuda" and dtype is None and query.dtype == torch.float32:
         return None  # another kernel is forced there
-    return _apply(_unwrap_if_dead(query), _unwrap_if_dead(key), _unwrap_if_dead(value), code.number, scale)
+    query, key, value = _unwrap_if_dead(query), _unwrap_if_dead(key), _unwrap_if_dead(value)
+    return _apply(query, key, value, dtype, code.number, scale)
 
 
 def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -141,10 +150,15 @@ def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _Attention(torch.autograd.Function):
-    """The operator with its gradient. Without the LSE as a result: PyTorch looks at each."""
+    """The operator with its gradient. Without the LSE as a result, and with autocast's casts inside: PyTorch takes time
+    for each result and each step. It casts the gradients itself."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: int, scale: float | None) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype | None, options: int, scale: float | None
+    ) -> Tensor:
+        if dtype is not None:
+            q, k, v = _autocast(q, dtype), _autocast(k, dtype), _autocast(v, dtype)
         out, lse = _ops.attention_qkv(q, k, v, options, scale)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.options = options, scale
@@ -160,7 +174,10 @@ class _Attention(torch.autograd.Function):
             or _peek_interpreter_stack() is not None
             or _length_of_dispatch_stack() > 0
         ):
-            problem = ProblemArguments(q, k, v, **options_of(options), scale=scale)
+            named = options_of(options)
+            if named.pop("heads_last"):
+                out, d_out = out.transpose(1, 2), d_out.transpose(1, 2)
+            problem = ProblemArguments(q, k, v, **named, scale=scale)
             d_q, d_k, d_v, *_ = _autograd.gradients_of(problem, out, lse, d_out, None)
         else:
             d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
@@ -169,7 +186,7 @@ class _Attention(torch.autograd.Function):
             except RuntimeError as error:  # of a call that has results, but no gradients
                 raise _ops.translated(error) from None
         of_q, of_k, of_v, *_ = ctx.needs_input_grad
-        return d_q if of_q else None, d_k if of_k else None, d_v if of_v else None, None, None
+        return d_q if of_q else None, d_k if of_k else None, d_v if of_v else None, None, None, None
 
 
 # What Function.apply comes to where no transform of torch.func is active.

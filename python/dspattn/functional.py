@@ -188,7 +188,6 @@ def attention(
     try:
         if (
             not torch.compiler.is_compiling()
-            and type(query) is Tensor and type(key) is Tensor and type(value) is Tensor
             and attn_mask is None and attn_bias is None and key_lengths is None and sinks is None
             and (scale is None or type(scale) is float) and type(is_causal) is bool
             and (type(dropout_p) is float or type(dropout_p) is int) and dropout_p == 0 and soft_cap is None

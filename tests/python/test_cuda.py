@@ -83,6 +83,82 @@ def test_cuda_graph() -> None:
     assert torch.equal(out, wanted)
 
 
+def test_a_training_step_in_a_cuda_graph() -> None:
+    """Forward, backward and the step itself, captured whole: replays go on as steps do that are not captured."""
+
+    def start() -> tuple[list[torch.Tensor], torch.optim.Optimizer]:
+        leaves = [t.cuda().requires_grad_() for t in integers(256, 256, torch.bfloat16)]
+        return leaves, torch.optim.SGD(leaves, lr=0.5)
+
+    def step(leaves: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        served(*leaves, pattern="2:4", is_causal=True).float().square().mean().backward()
+        optimizer.step()
+
+    wanted, optimizer = start()
+    for _ in range(6):
+        step(wanted, optimizer)
+    leaves, optimizer = start()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step(leaves, optimizer)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(leaves, optimizer)
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(leaves, wanted, strict=True))
+
+
+def test_graphed_callables_train() -> None:
+    """torch.cuda.make_graphed_callables: forward and backward as two graphs."""
+
+    class Attend(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones((), dtype=torch.bfloat16))
+
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return served(q * self.scale, k, v, pattern="1:2", is_causal=True)  # type: ignore[no-any-return]
+
+    module = Attend().cuda()
+    inputs = [t.cuda().requires_grad_() for t in integers(256, 256, torch.bfloat16)]
+    gradient = torch.randn_like(inputs[0])
+    everything = (*inputs, module.scale)
+    out = module(*inputs)
+    wanted = torch.autograd.grad(out, everything, gradient)
+    sample = tuple(t.detach().clone().requires_grad_() for t in inputs)
+    graphed = torch.cuda.make_graphed_callables(Attend().cuda(), sample)
+    graphed_out = graphed(*inputs)
+    found = torch.autograd.grad(graphed_out, (*inputs, graphed.scale), gradient)
+    assert torch.equal(graphed_out, out)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "1:2"])
+def test_the_short_way_gives_the_bits_of_the_general_one(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of float32 tensors under autocast, in the layout of models."""
+    from dspattn import _qkv
+
+    torch.manual_seed(0)
+    leaves = [torch.randn(2, 300, h, 64, device="cuda", requires_grad=True) for h in (9, 3, 3)]
+    gradient = torch.randn(2, 9, 300, 64, device="cuda", dtype=torch.bfloat16)
+
+    def call() -> list[torch.Tensor]:
+        q, k, v = (t.transpose(1, 2) for t in leaves)
+        with torch.autocast("cuda", torch.bfloat16):
+            out = served(q, k, v, pattern=pattern, is_causal=True, enable_gqa=True)
+        return [out, *torch.autograd.grad(out, leaves, gradient)]
+
+    ours = call()
+    monkeypatch.setattr(_qkv, "attention", lambda *_: None)
+    assert all(torch.equal(a, b) for a, b in zip(ours, call(), strict=True))
+
+
 def test_inputs_stay_where_they_are() -> None:
     """[batch, n, heads, d] memory, as models have it, is read through its strides."""
     inputs = integers(128, 256, torch.bfloat16)

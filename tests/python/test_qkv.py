@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -83,18 +84,18 @@ def test_options_as_a_number() -> None:
     sides = (None, 0, 7, 2**22 - 2)
     for flags in itertools.product((False, True), repeat=3):
         causal, tf32, shared = flags
-        for left, right in itertools.product(sides, repeat=2):
+        for (left, right), last in itertools.product(itertools.product(sides, repeat=2), (False, True)):
             code = _qkv.code_of(
                 "31:32", "consecutive", "drop", "shared" if shared else "own", "bottom_right", causal, tf32,
-                (left, right),
+                (left, right), last,
             )  # fmt: skip
             assert code is not None and 0 <= code.number < 2**63
             assert _qkv.options_of(code.number) == {
                 "keep": 31, "group": 32, "interleaved": False, "causal": causal, "top_left": False,
                 "full_fp32": not tf32, "rest_mean": False, "shared_choice": shared,
-                "window_left": left, "window_right": right,
+                "window_left": left, "window_right": right, "heads_last": last,
             }  # fmt: skip
-    assert set(_qkv.options_of(0)) <= set(ProblemArguments._fields)
+    assert set(_qkv.options_of(0)) - {"heads_last"} <= set(ProblemArguments._fields)
     for window in ((2**22 - 1, None), (None, -1)):  # the general way has room for them
         assert _qkv.code_of("2:4", "interleaved", "drop", "own", "top_left", True, True, window) is None
 
@@ -217,6 +218,55 @@ def test_recomputation_and_saved_tensor_hooks(short: list[str]) -> None:
         found = torch.autograd.grad(call(q, k, v).sum(), (q, k, v))
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)) and len(packed) == 5
     assert "attention_qkv_backward" in short
+
+
+def llama() -> Any:
+    transformers = pytest.importorskip("transformers")
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+             "intermediate_size")  # fmt: skip
+    config = transformers.LlamaConfig(**dict(zip(sizes, (64, 32, 2, 4, 2, 32), strict=True)))
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(config).train()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("watched", [False, True])
+def test_models_of_transformers_train_alike(
+    autocast: bool, watched: bool, short: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where heads are joined without a step of their own, and the backward pass is watched or not."""
+    model, tokens = llama(), torch.arange(300).view(2, 150) % 61
+    model.set_attn_implementation("dspattn_2_4")
+
+    def call() -> list[torch.Tensor]:
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(tokens, labels=tokens, use_cache=False).loss
+        with Watch() if watched else contextlib.nullcontext():
+            loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+
+    ours, general = both_ways(monkeypatch, call)
+    assert all(torch.equal(a, b) for a, b in zip(ours, general, strict=True))
+    assert short.count("attention_qkv") == 2 and short.count("attention_qkv_backward") == (0 if watched else 2)
+
+
+def test_a_model_refuses_in_the_words_of_the_function() -> None:
+    model = llama()
+    model.set_attn_implementation("dspattn_2_4")
+    with pytest.raises(dspattn.DspattnError, match=r"query\.dtype: expected"):
+        model.double()(torch.arange(9)[None])
+
+
+def test_layers_compiled_apart_in_full_graphs() -> None:
+    """A model's layers are, and the model is not: what it collects is not the compiler's to see."""
+    model, tokens = llama(), torch.arange(150)[None] % 61
+    model.set_attn_implementation("dspattn_2_4")
+    wanted = model(tokens, use_cache=False).logits
+    torch._dynamo.reset()
+    for layer in model.model.layers:
+        layer.compile(backend="eager", fullgraph=True)
+    torch.testing.assert_close(model(tokens, use_cache=False).logits, wanted)
 
 
 def test_codes_are_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._running import stand_in
+from .. import _qkv
+from .._running import stand_in, stand_ins
 from ..errors import DspattnError
 from ..functional import attention, varlen_attention
 from ..patterns import INTERLEAVE_BLOCK, Grouping, Rest, Selection, group_period, parse_rest, parse_selection
@@ -336,6 +337,10 @@ def _attention_function(
         window = _window(sliding_window, is_causal) if causal else None
         if attention_mask is None and position_bias is None and plan.heads is None and not wants_weights:
             # What follows comes to this; said shortly, since a layer of a small model waits for Python.
+            if dropout == 0 and softcap is None and s_aux is None:
+                short = _joined_heads(query, key, value, plan, causal, scaling, window)
+                if short is not None:
+                    return short, None
             out = attention(
                 query,
                 key,
@@ -394,6 +399,28 @@ def _attention_function(
     return dspattn_attention
 
 
+def _joined_heads(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: Plan,
+    causal: Any,
+    scaling: Any,
+    window: tuple[int, int | None] | None,
+) -> Tensor | None:
+    """Attention of q, k and v alone, [batch, n_q, heads, d_v] as models join heads; None where dspattn.attention is to
+    be asked: for what is not plain, and for the words in which it refuses."""
+    if stand_ins or torch.compiler.is_compiling() or type(causal) is not bool:
+        return None
+    if not (scaling is None or type(scaling) is float):
+        return None
+    options = (plan.pattern, plan.grouping, plan.rest, plan.selection, "top_left", causal, True, window, True)
+    try:
+        return _qkv.attention(query, key, value, options, scaling, True)
+    except RuntimeError:
+        return None
+
+
 _MANY_ROWS = (
     'attention_mask: expected one that is causal, full or a sliding window, with or without padding, for rest="mean" '
     "(a key that is hidden from some queries only would reach them through the mean), got one that is not; give packed "
@@ -404,8 +431,23 @@ _MANY_ROWS = (
 def _weights_are_recorded(collector: Any) -> bool:
     """Whether the model was called with output_attentions=True and collects what its attention modules return, which it
     does not tell the attention function."""
+    if torch.compiler.is_compiling() and not collector.compiling:  # a part of a model is, whose caller is not
+        return _weights_are_recorded_while_tracing()
     collected = collector.get()
     return collected is not None and any("attentions" in key for key in collected)
+
+
+def _weights_are_recorded_while_tracing() -> bool:
+    """What a compiler cannot ask of a context variable. The code it makes keeps the answer, as it does the hooks of the
+    modules that record."""
+    from transformers.utils import output_capturing
+
+    collected = output_capturing._active_collector.context_var.get()
+    return collected is not None and any("attentions" in key for key in collected)
+
+
+# What torch.compiler.assume_constant_result does, which would load the compiler with the package.
+_weights_are_recorded_while_tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _window(sliding_window: int | None, is_causal: bool) -> tuple[int, int | None] | None:
