@@ -98,16 +98,22 @@ TEST(DecodePlan, WhatACLusterSendsHasItsPlace) {
 
 // A round of CTAs that leaves few multiprocessors idle, in clusters where there are some.
 TEST(DecodePlan, SplitsFillTheDevice) {
-  const Plan grouped = Asked{}.plan();
+  const Plan grouped = Asked{.n_k = 1 << 17}.plan();
   EXPECT_EQ(grouped.splits, 16);
   EXPECT_EQ(grouped.cluster, 1) << "there is room for seven clusters of 16, not for eight";
   EXPECT_EQ(grouped.teams.count, 8);
   EXPECT_EQ(grouped.ctas_per_multiprocessor, 1);
-  EXPECT_EQ((Asked{.n_k = 2048, .d = 64}.plan().cluster), 1) << "7.5 us beside 7.9 in clusters of 8";
+  EXPECT_EQ(Asked{}.plan().cluster, 8) << "12.7 us, with a second kernel 15.1";
+  EXPECT_EQ((Asked{.n_k = 2048}.plan().cluster), 8) << "6.4 us, in clusters of 4 7.7";
+  EXPECT_EQ((Asked{.n_k = 2048, .d = 64}.plan().cluster), 4) << "5.3 us, with a second kernel 7.4";
   const Plan small = Asked{.n_k = 1024, .d = 64}.plan();
   EXPECT_EQ(small.cluster, small.splits) << "for few keys a second kernel takes longer";
   EXPECT_EQ(small.workspace_bytes, 0u) << "a cluster joins its results by itself";
-  EXPECT_EQ((Asked{.kv_heads = 32}.plan().ctas()), 32 * 4);
+  EXPECT_EQ((Asked{.kv_heads = 32}.plan().ctas()), 32 * 4) << "as far as anybody knows without asking the driver";
+  ClusterRoom room;
+  room.of[3] = 43;
+  const Problem small_rows = Asked{.kv_heads = 32, .d = 64}.problem();
+  EXPECT_EQ(plan_of(64, small_rows, kH200, room).cluster, 3) << "17.9 us, 20.4 with a second kernel of 4 parts";
   EXPECT_EQ((Asked{.batch = 16}.plan().splits), 1) << "128 units fill 132 multiprocessors";
   const Plan many = Asked{.batch = 16, .kv_heads = 32}.plan();
   EXPECT_EQ(many.splits, 1) << "512 units fill 264 slots nearly twice";
@@ -232,7 +238,7 @@ TEST(DecodePlan, HeadsThatChooseTogetherShareTheirRowsOfV) {
 }
 
 TEST(DecodePlan, IsPrinted) {
-  const std::string text = to_string(Asked{}.plan());
+  const std::string text = to_string(Asked{.n_k = 1 << 17}.plan());
   EXPECT_NE(text.find("16 CTAs"), std::string::npos) << text;
   EXPECT_NE(text.find("then a merge"), std::string::npos) << text;
   EXPECT_NE(to_string(Asked{.n_k = 1024, .d = 64}.plan()).find("clusters of"), std::string::npos);

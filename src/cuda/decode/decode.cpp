@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <numbers>
@@ -88,7 +87,6 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.scales = scales_of(problem.q.dtype, geometry.scale, problem.mask.bias.present());
   p.teams = plan.teams;
   p.layout = plan.layout;
-  if (const char* blocks = std::getenv("DSPATTN_DECODE_PREFETCH")) p.prefetched_blocks = std::atoi(blocks);
   p.chunks = tile::Divisor(plan.layout.chunks);
   p.team_shift = std::countr_zero(static_cast<unsigned>(plan.teams.warps));
   p.lane_shift = std::countr_zero(32u / static_cast<unsigned>(plan.teams.rows));
@@ -119,8 +117,7 @@ ClusterRoom room_of(int device_index) {
 
 Plan plan_for(const DecodeRow& row, const Problem& problem) {
   const DeviceFacts& device = device_facts(problem.device.index);
-  // Others' plans are fitted to what times say.
-  const bool asks = problem.choice == Choice::shared && device.present && device.major >= 9;
+  const bool asks = device.present && device.major >= 9;
   return plan_of(row.dim, problem, device, asks ? room_of(problem.device.index) : ClusterRoom{});
 }
 

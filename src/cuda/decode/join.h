@@ -1,5 +1,5 @@
-// After the last tile: the results of a CTA's teams are joined in its shared memory. A cluster's CTAs send theirs to each
-// other, so that each joins some of the columns, and what a unit's clusters have is final or is left for the merge
+// After the last tile: the results of a CTA's teams are joined in its shared memory. A cluster's CTAs send theirs to
+// each other, so that each joins some of the columns, and what a unit's clusters have is final or is left for the merge
 // kernel. All sums are added in a fixed order.
 #pragma once
 
@@ -40,9 +40,7 @@ struct Mail {
   }
   // Chunks that this CTA joins: begin_chunk() ... end_chunk() - 1 of all rows'.
   __device__ __forceinline__ int begin_chunk() const { return cta() * p.layout.chunks; }
-  __device__ __forceinline__ int end_chunk() const {
-    return min(begin_chunk() + p.layout.chunks, part.rows * kChunks);
-  }
+  __device__ __forceinline__ int end_chunk() const { return min(begin_chunk() + p.layout.chunks, part.rows * kChunks); }
 
   // By all threads, before anything else: nobody sends before wait().
   __device__ __forceinline__ void open() const {

@@ -3,7 +3,7 @@
 
 #include "cuda/decode/kernel.h"
 #include "cuda/decode/launch.h"
-#include "cuda/decode/together_registers.h"
+#include "cuda/decode/together_kernels.h"
 #include "cuda/device/device.h"
 
 namespace dspattn::cuda::decode {

@@ -60,7 +60,7 @@ struct Together {
   std::uint16_t* scores = nullptr;  // [units, tiles, rows, tile keys] fp16: compared scores, -inf where hidden
   // Of all visible keys: [units, splits, rows], or where lanes choose ToldStats [units, splits, teams, rows of lanes].
   RowStats* stats = nullptr;
-  int tiles = 0;                    // of a unit
+  int tiles = 0;  // of a unit
 };
 
 struct Params {
@@ -95,7 +95,6 @@ struct Params {
   int vector_q = 0, vector_k = 0, vector_v = 0;  // rows are 16-byte aligned
   // Bytes from one row to the next (of a page), where rows are aligned and not too far apart; else 0.
   std::uint32_t k_row_bytes = 0, v_row_bytes = 0;
-  int prefetched_blocks = 0;  // of V, of a CTA's part
   // 1: keys of a tile that are the same element of their groups lie evenly spaced: in one page, or there are none.
   int runs = 1;
 

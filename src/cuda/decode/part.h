@@ -6,9 +6,9 @@
 
 namespace dspattn::cuda::decode {
 
-// Parameters lie in constant memory, of which nothing is cached when a launch begins: a first access takes as long as to
-// the L2 cache. Brings them near while kernels before still run. An access is of 64 bytes; the compiler must not know
-// that nobody wants the result.
+// Parameters lie in constant memory, of which nothing is cached when a launch begins: a first access takes as long as
+// to the L2 cache. Brings them near while kernels before still run. An access is of 64 bytes; the compiler must not
+// know that nobody wants the result.
 __device__ __forceinline__ void touch_parameters(const Params& p, std::uint8_t* shared) {
   const auto* words = reinterpret_cast<const std::uint32_t*>(&p);
   std::uint32_t all = words[sizeof(Params) / 4 - 1];

@@ -1,8 +1,6 @@
 #include "cuda/decode/plan.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <sstream>
 
@@ -12,17 +10,20 @@ namespace dspattn::cuda::decode {
 namespace {
 
 // Estimates in cycles, from times of one query of 32 heads on an H200 (docs/log/decode.md), to compare plans with.
-constexpr std::int64_t kCardTileCycles = 800;   // of a tile of K and V, 16 KiB, at a multiprocessor's share of the rate
-constexpr std::int64_t kTileCycles = 760;       // at the most that a multiprocessor reads
-constexpr std::int64_t kTileLatency = 1500;     // of a team's tile, whose K and V are on their way
-constexpr std::int64_t kCtaCycles = 4000;       // of a CTA beside its tiles: Q, the first tile's latency, joining
-constexpr std::int64_t kLaterCtaCycles = 1500;  // of one that begins while another computes
-constexpr std::int64_t kClusterCycles = 1800;   // joining a cluster's results, and for each of its CTAs
-constexpr std::int64_t kClusterCtaCycles = 500;
-constexpr std::int64_t kMergeCycles = 4600;  // a second kernel, and for each part that it joins
+constexpr std::int64_t kCardTileCycles = 800;  // of a tile of K and V, 16 KiB, at a multiprocessor's share of the rate
+constexpr std::int64_t kTileCycles = 500;      // at the most that a multiprocessor reads
+constexpr std::int64_t kTileLatency = 1500;    // of a team's tile, whose K and V are on their way
+constexpr std::int64_t kTogetherLatency = 3300;  // of one whose scores stay until all heads choose
+constexpr std::int64_t kCtaCycles = 3000;        // of a CTA beside its tiles: Q, the first tile's latency, joining
+constexpr std::int64_t kLaterCtaCycles = 1500;   // of one that begins while another computes
+constexpr std::int64_t kClusterCycles = 400;     // joining a cluster's results, and for each of its CTAs,
+constexpr std::int64_t kClusterCtaCycles = 500;  // of few rows
+constexpr std::int64_t kMergeCycles = 7500;      // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
-constexpr std::int64_t kChoiceCycles = 24000;  // a kernel for scores before the one that chooses, 5 us and more
-constexpr int kReserved = 1024;                // of a multiprocessor's shared memory, by every CTA
+constexpr std::int64_t kChoiceCycles = 20000;  // a kernel for scores before the one that chooses
+// Idle multiprocessors: with 64 of 132 at work the card reads 15 to 30 percent less, with 120 of them 3 percent.
+constexpr double kIdleLoss = 0.4;
+constexpr int kReserved = 1024;  // of a multiprocessor's shared memory, by every CTA
 
 // Tiles that some row of a sequence may see: of windows, wherever they stand.
 int most_tiles(const Problem& problem, const core::Geometry& geometry, int keys_of_tile) {
@@ -74,19 +75,6 @@ struct Deal {
   std::int64_t cost = std::numeric_limits<std::int64_t>::max();
 };
 
-// An experiment: DSPATTN_DECODE_PLAN is packed,splits,cluster,stay; -1: any.
-bool allowed(int packed, int splits, int cluster, bool stay) {
-  const char* text = std::getenv("DSPATTN_DECODE_PLAN");
-  if (text == nullptr) return true;
-  int wanted[4] = {-1, -1, -1, -1};
-  std::sscanf(text, "%d,%d,%d,%d", wanted, wanted + 1, wanted + 2, wanted + 3);
-  const int found[4] = {packed, splits, cluster, stay ? 1 : 0};
-  for (int i = 0; i < 4; ++i) {
-    if (wanted[i] >= 0 && wanted[i] != found[i]) return false;
-  }
-  return true;
-}
-
 class Dealer {
  public:
   Dealer(DType type, int dim, const Teams& teams, std::int64_t units, int tiles, const DeviceFacts& device,
@@ -100,14 +88,10 @@ class Dealer {
     // CTAs that share a multiprocessor overlap one's gathering with another's scores. Where all of V is read, one's end
     // with another's loads, if there are several after each other.
     for (const int packed : {1, 2}) {
-      if (std::getenv("DSPATTN_DECODE_PLAN") == nullptr && packed > 1 && teams_.gather == 0 &&
-          units_ < 2 * slots_of(device_, 1, 1)) {
-        continue;
-      }
+      if (packed > 1 && teams_.gather == 0 && units_ < 2 * slots_of(device_, 1, 1)) continue;
       const int most = most_teams(packed, stay);
       if (most == 0) continue;
       const auto consider = [&](std::int64_t splits, std::int64_t cluster) {
-        if (!allowed(packed, static_cast<int>(splits), static_cast<int>(cluster), stay)) return;
         const Deal deal = deal_of(packed, most, static_cast<int>(splits), static_cast<int>(cluster), stay);
         if (deal.cost < found.cost) found = deal;
       };
@@ -165,11 +149,20 @@ class Dealer {
     if (slots == 0) return deal;
     const std::int64_t rounds = (units_ * splits + slots - 1) / slots;
     const std::int64_t own = tile::divide_up(tiles_of_cta, deal.teams.count);
-    const std::int64_t of_cta = std::max(own * kTileLatency, std::int64_t{tiles_of_cta} * packed * kTileCycles);
-    const std::int64_t of_card = units_ * tiles_ * kCardTileCycles / std::max(device_.multiprocessors, 1);
-    const std::int64_t joining = splits == 1   ? 0
-                                 : cluster > 1 ? kClusterCycles + cluster * kClusterCtaCycles
-                                               : kMergeCycles + splits * kMergePartCycles;
+    // Of a tile of V half is read where all rows keep the same.
+    const auto read = [&](std::int64_t cycles) { return teams_.gather != 0 ? cycles * 3 / 4 : cycles; };
+    const std::int64_t of_cta = std::max(own * (stay ? kTogetherLatency : kTileLatency),
+                                         read(std::int64_t{tiles_of_cta} * packed * kTileCycles));
+    const std::int64_t all = std::max(device_.multiprocessors, 1);
+    const std::int64_t idle = all - std::min(all, units_ * splits / (rounds * packed));
+    const auto of_card =
+        static_cast<std::int64_t>(static_cast<double>(read(units_ * tiles_ * kCardTileCycles) / all) *
+                                  (1 + kIdleLoss * static_cast<double>(idle) / static_cast<double>(all)));
+    const int rows = teams_.warps * teams_.rows;
+    const std::int64_t joining = splits == 1 ? 0
+                                 : cluster > 1
+                                     ? (kClusterCycles + cluster * kClusterCtaCycles) * (kWarpRows + rows) / kWarpRows
+                                     : kMergeCycles + splits * kMergePartCycles;
     deal.cost = std::max(rounds * of_cta, of_card) + kCtaCycles +
                 (rounds - 1) * (packed > 1 ? kLaterCtaCycles : kCtaCycles) + joining;
     return deal;
@@ -209,7 +202,7 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device, const C
   if (teams.chosen != 0) {
     // In one kernel, whose clusters may leave multiprocessors idle, or in two.
     const Deal stays = teams.lanes != 0 ? dealer.best(true) : Deal{};
-    if (stays.cost - kChoiceCycles < deal.cost) deal = stays;
+    if (stays.cost < deal.cost + kChoiceCycles) deal = stays;
   }
   plan.teams = deal.teams;
   plan.splits = deal.splits;

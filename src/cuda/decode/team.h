@@ -101,18 +101,6 @@ struct Team {
   __device__ __forceinline__ void copy_v(int index, std::uint32_t to) const {
     load_tile(to, v, p.v, p.v_row_bytes, p.results.out.columns, 1, index);
   }
-  // Brings the first `blocks` blocks of the CTA's part of V to the L2 cache, where they lie in one piece.
-  __device__ __forceinline__ void prefetch_v(int blocks) const {
-    const int row_bytes = p.results.out.columns * C::kElementBytes;
-    if (blocks == 0 || p.pages.table != nullptr || p.v_row_bytes != static_cast<std::uint32_t>(row_bytes)) return;
-    const int first = block_of<C>(part.tiles.begin), warps = p.teams.cta_warps();
-    const int end = min(part.end, min(block_of<C>(part.tiles.end - 1) + tile::kBlockKeys,
-                                      first + blocks * tile::kBlockKeys));
-    for (int key = first + tile::kBlockKeys * warp; key < end; key += tile::kBlockKeys * warps) {
-      const int bytes = min(tile::kBlockKeys, end - key) * row_bytes;
-      if (lane == 0) ptx::prefetch_to_l2(v + static_cast<std::int64_t>(key) * p.results.out.columns, bytes);
-    }
-  }
   // Asks for the kept rows of V; `kept`: codes of the team's first row. A team is one warp.
   __device__ __forceinline__ void gather_v(int index, std::uint32_t to, const std::uint8_t* kept) const {
     if (!gathers_plainly()) return gather_other(index, to, kept);

@@ -281,8 +281,8 @@ __device__ __forceinline__ RowStats shifted(const RowStats& row, float exponent)
   return {row.sum == 0 ? 0.0f : -fmaf(row.reference, exponent, log2f(row.sum)), row.sum};
 }
 
-// Stats of a CTA's rows over its teams, after those of every warp's, to the workspace, and those of all CTAs of its unit
-// from there to shared memory, shifted().
+// Stats of a CTA's rows over its teams, after those of every warp's, to the workspace, and those of all CTAs of its
+// unit from there to shared memory, shifted().
 template <typename C>
 __device__ __forceinline__ void write_stats(const Team<C>& team, std::uint8_t* shared) {
   __syncthreads();  // stats are there

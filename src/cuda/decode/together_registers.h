@@ -1,10 +1,5 @@
 // Heads that share keys and choose together, one query of up to eight heads: from scores to weights everything is in
-// registers (g = lane / 4, t = lane % 4), but that scores of all keys are kept in between.
-//
-//   together_kernel       a CTA or a cluster has a unit: scores stay in shared memory, rows' references and sums are
-//                         exchanged, then keys are chosen and V is gathered
-//   lane_scores_kernel,   the same where a cluster has no room, or clusters would leave too many multiprocessors idle:
-//   lane_choice_kernel    scores, references and sums in the workspace
+// registers (g = lane / 4, t = lane % 4), but that scores of all keys are kept in between (together_kernels.h).
 //
 // A lane has a row and group t of every four of a tile, as the score product leaves them (weigh16.h), and its heads lie
 // four lanes apart: sums over heads are shuffles. Where there are at most four heads Q's rows are there twice, so that
@@ -24,10 +19,8 @@ struct TogetherRows {
   using Rows = RegisterRows<C>;
   using Operands = typename Rows::Operands;
   static constexpr int kQuads = Rows::kQuads;
-  static constexpr int kOwn = kQuads / 2;  // of a half
-  static constexpr int kAhead = 2;         // tiles whose V is on its way, beside that which is asked for
-  static constexpr int kPlaces = 4;        // of V tiles: config.h
-  static_assert(kPlaces > kAhead + 1);
+  static constexpr int kOwn = kQuads / 2;           // of a half
+  static constexpr int kPlaces = 2 * kChoiceTiles;  // of V tiles: a step's are on their way beside those asked for
   // Weights in fp16 have few small numbers: of shares of a long row these are too few.
   static constexpr float kShareScaleLog2 = C::kType == DType::bf16 ? 0 : 15;
   static constexpr float kShareScale = C::kType == DType::bf16 ? 1 : 32768;
@@ -243,7 +236,7 @@ struct TogetherRows {
   // A key's share is 2^(exponent * score + shift): above 0 of a visible one, 0 of a hidden one and of lanes without a
   // row. None of these takes a slot from one of those.
   __device__ __forceinline__ void shares_of(const HalfScores& words, float shift, float least, float (&scores)[kOwn][4],
-                                            float (&shares)[kOwn][4]) const {
+                                            float (*shares)[4]) const {
 #pragma unroll
     for (int own = 0; own < kOwn; ++own) {
       ptx::unpack_f16x2(words.of[own][0], scores[own][0], scores[own][1]);
@@ -262,17 +255,18 @@ struct TogetherRows {
     }
   }
   // The same bits in the lanes of all heads.
-  __device__ __forceinline__ void sum_over_heads(float (&sums)[kOwn][4]) const {
-    const auto add = [&](int offset) {
+  template <int kGroups>
+  __device__ __forceinline__ void sum_over_heads(const float (&shares)[kGroups][4], float (&sums)[kGroups][4]) const {
+    const auto add = [&](const float(&to)[kGroups][4], int offset) {
 #pragma unroll
-      for (auto& of_group : sums) {
+      for (int group = 0; group < kGroups; ++group) {
 #pragma unroll
-        for (float& x : of_group) x += __shfl_xor_sync(~0u, x, offset);
+        for (int e = 0; e < 4; ++e) sums[group][e] = to[group][e] + __shfl_xor_sync(~0u, to[group][e], offset);
       }
     };
-    add(4);
-    add(8);
-    if (!halved) add(16);
+    add(shares, 4);
+    add(sums, 8);
+    if (!halved) add(sums, 16);
   }
 
   // Chooses the keys of a tile: their weights, and the codes of this lane's groups, those of group 4 q + t in byte q.
@@ -285,12 +279,7 @@ struct TogetherRows {
       float scores[kOwn][4], shares[kOwn][4], sums[kOwn][4];
       shares_of(words, shift, least, scores, shares);
       if (hides) hide(scores, shares);
-#pragma unroll
-      for (int own = 0; own < kOwn; ++own) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[own][e] = shares[own][e];
-      }
-      sum_over_heads(sums);
+      sum_over_heads(shares, sums);
 #pragma unroll
       for (int own = 0; own < kOwn; ++own) {
         const tile::ChosenOfFour chosen = tile::choose_of_four(sums[own], team.p.pairs != 0);
@@ -325,34 +314,43 @@ struct TogetherRows {
     return halved ? codes | __shfl_xor_sync(~0u, codes, 16) : codes;
   }
 
-  // The same by shares where no key of these tiles is hidden and pruned ones do not count: without branches, so that a
-  // group's instructions fill the time that another's take.
-  __device__ __forceinline__ std::uint32_t choose_plainly(const TileScores& own_scores, float shift, float least,
-                                                          Weights& weights) {
-    std::uint32_t codes = 0;
+  // The same of kTiles tiles by shares, where no key of these is hidden and pruned ones do not count: without branches,
+  // so that a group's instructions fill the time that another's take.
+  template <int kTiles>
+  __device__ __forceinline__ void choose_plainly(const TileScores (&own_scores)[kChoiceTiles], float shift, float least,
+                                                 Weights (&weights)[kChoiceTiles],
+                                                 std::uint32_t (&codes)[kChoiceTiles]) {
+    constexpr int kGroups = kTiles * kOwn;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) codes[i] = 0;
     each_half([&](int half, int i) {
-      const HalfScores words = i == 0 ? own_scores.first : own_scores.second;
-      float scores[kOwn][4], shares[kOwn][4], sums[kOwn][4];
-      shares_of(words, shift, least, scores, shares);
+      float shares[kGroups][4], sums[kGroups][4];
 #pragma unroll
-      for (int own = 0; own < kOwn; ++own) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[own][e] = shares[own][e];
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const HalfScores words = i == 0 ? own_scores[tile].first : own_scores[tile].second;
+        float scores[kOwn][4];
+        shares_of(words, shift, least, scores, shares + tile * kOwn);
       }
-      sum_over_heads(sums);
+      sum_over_heads(shares, sums);
 #pragma unroll
-      for (int own = 0; own < kOwn; ++own) {
-        const tile::ChosenOfFour chosen = tile::choose_of_four(sums[own], team.p.pairs != 0);
-        const float first = chosen.first(shares[own]) * kShareScale, second = chosen.second(shares[own]) * kShareScale;
+      for (int group = 0; group < kGroups; ++group) {
+        const int own = group % kOwn;
+        const tile::ChosenOfFour chosen = tile::choose_of_four(sums[group], team.p.pairs != 0);
+        const float first = chosen.first(shares[group]) * kShareScale;
+        const float second = chosen.second(shares[group]) * kShareScale;
         sum += first + second;
         const std::uint32_t word =
             C::kType == DType::bf16 ? ptx::pack_bf16x2(first, second) : ptx::pack_f16x2(first, second);
-        weights.of[own] = half == 0 ? word : weights.of[own];
-        weights.of[kOwn + own] = half == 0 ? weights.of[kOwn + own] : word;
-        codes |= chosen.code() << (8 * (half * kOwn + own));
+        std::uint32_t(&of)[kQuads] = weights[group / kOwn].of;
+        of[own] = half == 0 ? word : of[own];
+        of[kOwn + own] = half == 0 ? of[kOwn + own] : word;
+        codes[group / kOwn] |= chosen.code() << (8 * (half * kOwn + own));
       }
     });
-    return halved ? codes | __shfl_xor_sync(~0u, codes, 16) : codes;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      if (halved) codes[i] |= __shfl_xor_sync(~0u, codes[i], 16);
+    }
   }
 
   // Asks for the kept rows of V of tile `index`.
@@ -384,39 +382,69 @@ struct TogetherRows {
     products.accumulate_gathered(operands, v_tile(number));
   }
 
-  // All of the team's tiles.
+  // All of the team's tiles, kChoiceTiles a step: their V is used a step later.
   __device__ __forceinline__ void walk_tiles(Walk walk, float shift) {
     const float least = has_row ? -126.0f : -INFINITY;  // of finite numbers' exponents
     const int range = team.part.tiles.end - team.first_tile();
     const int tiles = range <= 0 ? 0 : (range - 1) / team.step() + 1;
-    const int steps = walk == Walk::largest ? tiles : tiles + kAhead;
     const bool plain = walk == Walk::shares && !hides && !team.p.keeps_rest();
-    Weights weights[kAhead + 1];
-    TileScores next = {};
-    if (tiles > 0) next = scores_of(0);
+    Weights weights[kChoiceTiles], before[kChoiceTiles];
+    TileScores next[kChoiceTiles] = {};
+    const auto load = [&](int number) {
+#pragma unroll
+      for (int i = 0; i < kChoiceTiles; ++i) {
+        if (number + i < tiles) next[i] = scores_of(number + i);
+      }
+    };
+    const auto accumulate_step = [&](int number) {
+      team.sync();
+#pragma unroll
+      for (int i = 0; i < kChoiceTiles; ++i) {
+        if (number + i < tiles) accumulate(before[i], number + i);
+      }
+      team.sync();  // V is read
+    };
+    load(0);
+    int number = 0;
 #pragma unroll 1
-    for (int number = 0; number < steps; ++number) {
-      if (number < tiles) {
-        const int index = team.first_tile() + number * team.step();
-        const TileScores own = next;
-        if (number + 1 < tiles) next = scores_of(number + 1);
-        const std::uint32_t codes =
-            plain ? choose_plainly(own, shift, least, weights[0]) : choose(own, walk, shift, least, weights[0]);
+    for (; number < tiles; number += kChoiceTiles) {
+      std::uint32_t codes[kChoiceTiles] = {};
+      const TileScores own[kChoiceTiles] = {next[0], next[1]};
+      load(number + kChoiceTiles);
+      if (!plain) {
+#pragma unroll 1
+        for (int i = 0; i < min(kChoiceTiles, tiles - number); ++i) {
+          const TileScores these = i == 0 ? own[0] : own[1];
+          Weights found;
+          const std::uint32_t code = choose(these, walk, shift, least, found);
+          codes[0] = i == 0 ? code : codes[0];
+          codes[1] = i == 0 ? codes[1] : code;
+#pragma unroll
+          for (int quad = 0; quad < kQuads; ++quad) {
+            weights[0].of[quad] = i == 0 ? found.of[quad] : weights[0].of[quad];
+            weights[1].of[quad] = i == 0 ? weights[1].of[quad] : found.of[quad];
+          }
+        }
         if (walk == Walk::largest) continue;
-        gather(index, v_tile(number), codes);
+      } else if (number + 1 < tiles) {
+        choose_plainly<2>(own, shift, least, weights, codes);
+      } else {
+        choose_plainly<1>(own, shift, least, weights, codes);
+      }
+#pragma unroll 1
+      for (int i = 0; i < min(kChoiceTiles, tiles - number); ++i) {
+        gather(team.first_tile() + (number + i) * team.step(), v_tile(number + i), i == 0 ? codes[0] : codes[1]);
       }
       ptx::cp_async_commit();
-      if (number >= kAhead) {
-        ptx::cp_async_wait<kAhead>();  // later tiles' V may still be on its way
-        team.sync();
-        accumulate(weights[kAhead], number - kAhead);
-        team.sync();  // V is read
+      if (number > 0) {
+        ptx::cp_async_wait<1>();  // this step's V may still be on its way
+        accumulate_step(number - kChoiceTiles);
       }
 #pragma unroll
-      for (int i = kAhead; i > 0; --i) weights[i] = weights[i - 1];
+      for (int i = 0; i < kChoiceTiles; ++i) before[i] = weights[i];
     }
     ptx::cp_async_wait<0>();
-    team.sync();
+    if (number > 0 && walk != Walk::largest) accumulate_step(number - kChoiceTiles);
   }
 
   // Chooses all of the team's keys and adds up their V. `whole`: of this lane's row, over all visible keys, shifted().
@@ -464,91 +492,5 @@ struct TogetherRows {
     }
   }
 };
-
-template <typename C>
-__global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __grid_constant__ Params p) {
-  DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
-  ptx::start_next_kernel();
-  touch_parameters(p, shared);
-  const Part part = Part::of_cta<C>(p);
-  const Mail<C> mail{p, part, shared};
-  mail.open();
-  Team<C> team(p, part, shared);
-  ptx::wait_for_kernels_before();  // inputs are written
-  team.load_q(p.teams.rows);
-  begin_keys(team);
-  team.prefetch_v(p.prefetched_blocks);
-  ptx::cp_async_wait<2>();  // K may still be on its way
-  __syncthreads();          // Q is there
-  RegisterRows<C> products(team);
-  TogetherRows<C> rows(team, products, shared + team.layout.kept + team.team * team.layout.kept_bytes, 1);
-  rows.score();
-  mail.wait();
-  rows.tell(mail);
-  if (p.cluster.value == 1) {
-    __syncthreads();  // every warp's stats are there
-  } else {
-    ptx::await_from_cluster(mail.arrived(0));
-  }
-  rows.choose_all(rows.template whole_row<8>(p.cluster.value * p.teams.count, [&](int i) { return *mail.told(i, rows.row); }));
-  rows.deposit_results(stats_of_warp(team, shared));
-  finish(team, mail, shared);
-}
-
-// Where the scores of the team's first tile are, in the workspace.
-template <typename C>
-__device__ __forceinline__ void* lane_scores(const Team<C>& team) {
-  const std::int64_t tile = static_cast<std::int64_t>(team.part.unit) * team.p.together.tiles + team.first_tile();
-  return team.p.together.scores + tile * team.p.teams.rows * C::kTileK;
-}
-
-// Stats of row `row` by warp `warp` of the unit's.
-template <typename C>
-__device__ __forceinline__ ToldStats* lane_stats(const Team<C>& team, int warp, int row) {
-  const std::int64_t warps = team.part.unit * std::int64_t{team.p.splits.value * team.p.teams.count} + warp;
-  return reinterpret_cast<ToldStats*>(team.p.together.stats) + warps * team.p.teams.rows + row;
-}
-
-template <typename C>
-__global__ void __launch_bounds__(32 * kMaxWarps, 1) lane_scores_kernel(const __grid_constant__ Params p) {
-  DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
-  ptx::start_next_kernel();  // the choice kernel, which waits for the end of this one
-  touch_parameters(p, shared);
-  const Part part = Part::of_cta<C>(p);
-  Team<C> team(p, part, shared);
-  ptx::wait_for_kernels_before();  // inputs are written
-  team.load_q(p.teams.rows);
-  begin_keys(team);
-  ptx::cp_async_wait<2>();  // K may still be on its way
-  __syncthreads();          // Q is there
-  RegisterRows<C> products(team);
-  TogetherRows<C> rows(team, products, lane_scores(team), team.step());
-  rows.score();
-  team.prefetch_v(p.prefetched_blocks);
-  const ToldStats own = rows.own_stats();
-  if (rows.t == 0 && rows.g == rows.row) *lane_stats(team, part.split * p.teams.count + team.team, rows.row) = own;
-}
-
-template <typename C>
-__global__ void __launch_bounds__(32 * kMaxWarps, 1) lane_choice_kernel(const __grid_constant__ Params p) {
-  DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
-  ptx::start_next_kernel();  // the merge kernel
-  touch_parameters(p, shared);
-  const Part part = Part::of_cta<C>(p);
-  const Mail<C> mail{p, part, shared};
-  mail.open();
-  Team<C> team(p, part, shared);
-  ptx::wait_for_kernels_before();  // scores and stats are written
-  RegisterRows<C> products(team);
-  TogetherRows<C> rows(team, products, lane_scores(team), team.step());
-  const RowStats whole =
-      rows.template whole_row<16>(p.splits.value * p.teams.count, [&](int i) { return *lane_stats(team, i, rows.row); });
-  rows.hides = !team.weigher.plain || p.pages.table != nullptr || products.begin > block_of<C>(part.tiles.begin) ||
-               products.end < block_of<C>(part.tiles.end - 1) + tile::kBlockKeys;
-  rows.choose_all(whole);
-  rows.deposit_results(stats_of_warp(team, shared));
-  mail.wait();
-  finish(team, mail, shared);
-}
 
 }  // namespace dspattn::cuda::decode

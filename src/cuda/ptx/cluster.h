@@ -10,8 +10,8 @@
 namespace dspattn::cuda::ptx {
 
 // CTAs send each other words: a thread of the receiver says once how many bytes are to come to a barrier of its shared
-// memory; when they are there, its phase 0 is complete. A release of all that a thread wrote, as a barrier of the cluster
-// is, waits for its writes to global memory too, which takes long.
+// memory; when they are there, its phase 0 is complete. A release of all that a thread wrote, as a barrier of the
+// cluster is, waits for its writes to global memory too, which takes long.
 __device__ __forceinline__ void expect_from_cluster(std::uint32_t barrier, int bytes) {
 #if __CUDA_ARCH__ >= 900
   mbarrier_init(barrier, 1);

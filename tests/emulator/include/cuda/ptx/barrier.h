@@ -92,8 +92,6 @@ inline void copy_async_arrive(std::uint32_t barrier) {
 }
 inline void copy_async_wait() { emulator::await_copies(); }
 
-inline void prefetch_to_l2(const void*, int) {}
-
 inline void mbarrier_init(std::uint32_t barrier, int arrivals) { Machine::get().mbarrier_init(barrier, arrivals); }
 inline void mbarrier_init_fence() {}
 inline void mbarrier_arrive(std::uint32_t barrier) { Machine::get().mbarrier_arrive(barrier); }
