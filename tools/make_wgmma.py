@@ -17,7 +17,7 @@ HEAD_DIMS = (Path(__file__).parent.parent / "src/cuda/tile/head_dims.h").read_te
 VALUE_WIDTHS = tuple(map(int, re.findall(r"\d+", re.search(r"kHeadDims\[\] = \{(.*)\}", HEAD_DIMS)[1])))
 STORED_WIDTH = 64  # columns of V where the sparse A lies in shared memory: the pipeline's pv_sparse
 STORED_WIDTHS = (32, 64, 128)  # of the backward's products whose operands all lie in shared memory
-GRADIENT_WIDTHS = (64, 128, 256)  # and of those with one in registers: its head dims
+GRADIENT_WIDTHS = (64, 128, 192, 256)  # and of those with one in registers: its head dims
 TF32_SCORE_WIDTHS = (32, 64)
 TYPES = (("DType::bf16", "bf16"), ("DType::f16", "f16"))
 

@@ -104,6 +104,25 @@ TEST_P(BackwardRow, MasksAndSharedKeys) {
   expect_gradients(drawn);
 }
 
+// A mask is bits for so many keys at a time, a launch for each range of them: shares of dQ are counted on from launch to
+// launch. Sequences that share the mask follow each other.
+TEST_P(BackwardRow, BooleanMasksOfManyKeys) {
+  check::Case drawn = row().problem(1, 150, 4300);
+  drawn.batch = 2;
+  drawn.pass = Pass::backward;
+  drawn.want_lse = true;
+  drawn.grouping = Grouping::interleaved;
+  drawn.allowed = check::Broadcast{.one = {true, false, false, false}};
+  check::CheckOptions options;
+  options.device = kGpu;
+  for (const bool causal : {false, true}) {
+    drawn.causal = causal;
+    const check::CaseReport report =
+        check::check_drawn(drawn, check::library_runner(gpu_memory(), {}, GetParam()), options);
+    for (const std::string& failure : report.failures) ADD_FAILURE() << report.description << "\n" << failure;
+  }
+}
+
 TEST_P(BackwardRow, PackedBatches) {
   check::Case packed = row().problem(1, 160, 140);
   packed.packed = true;

@@ -106,6 +106,36 @@ TEST(BackwardPlan, TheWorkspaceIsLinearInTheRows) {
   EXPECT_EQ(plan_of(packed, 64).query_tiles, 4096 / 64 + 64 + 1);
 }
 
+// With a boolean mask too: its bits are there for kMaskColumns keys at a time, which is 512 bytes a row.
+TEST(BackwardPlan, TheWorkspaceOfAMaskIsLinearInTheRows) {
+  const auto plan_with_mask = [](std::int64_t n, std::int64_t mask_heads) {
+    Problem problem = problem_of(2, 4, 4, n, n, 64);
+    problem.mask.allowed = {stand_in(3), DType::b8, {2, mask_heads, n, n}};
+    return plan_of(problem, 64);
+  };
+  for (const std::int64_t heads : {1, 4}) {
+    for (std::int64_t n = 4096; n <= 65536; n *= 2) {
+      const BackwardPlan one = plan_with_mask(n, heads), two = plan_with_mask(2 * n, heads);
+      EXPECT_LE(two.scratch.bytes, 2 * one.scratch.bytes) << n;
+      const std::size_t without = plan_of(problem_of(2, 4, 4, n, n, 64), 64).scratch.bytes;
+      EXPECT_LE(one.scratch.bytes, without + static_cast<std::size_t>(2 * heads * n * kMaskColumns / 8) + 4096) << n;
+      EXPECT_EQ(one.launches(), n / kMaskColumns);
+    }
+  }
+  EXPECT_EQ(plan_with_mask(4097, 1).launches(), 2);
+  EXPECT_EQ(plan_with_mask(100, 1).launches(), 1);
+  EXPECT_EQ(plan_of(problem_of(2, 4, 4, 65536, 65536, 64), 64).launches(), 1);
+}
+
+// Walks of the last heads that go the other way add their shares from the first key tile up, which is in the last launch.
+TEST(BackwardPlan, WithSeveralLaunchesTheLastKeysComeFirstEverywhere) {
+  Problem problem = problem_of(4, 16, 16, 8192, 8192, 128);
+  problem.mask.causal = true;
+  EXPECT_TRUE(plan_of(problem, 128).last_ascends);
+  problem.mask.allowed = {stand_in(3), DType::b8, {1, 1, 8192, 8192}};
+  EXPECT_FALSE(plan_of(problem, 128).last_ascends);
+}
+
 TEST(BackwardPlan, PartsOfTheWorkspaceDoNotOverlap) {
   const BackwardPlan plan = plan_of(problem_of(3, 5, 5, 100, 300, 128), 128);
   const std::size_t tiles = static_cast<std::size_t>(plan.query_tiles) * 5;

@@ -13,7 +13,7 @@ namespace dspattn::cuda::sm90::backward {
 using blocks::Selection;
 
 // The head dims it is compiled for; others are filled up with zeros to the next.
-inline constexpr int kHeadDims[] = {64, 128, 256};
+inline constexpr int kHeadDims[] = {64, 128, 192, 256};
 
 // How the two key warpgroups share the work on a query tile.
 enum class Split : std::uint8_t {
@@ -29,6 +29,7 @@ inline constexpr std::uint32_t kBiasBytes = 4 * tile::kBiasWarpBytes;  // of tho
 //   d     query tile x key tile   split      scores + dP + dK + dV
 //   64    128 x 128               keys       64 + 64 + 32 + 32
 //   128   64 x 128                keys       32 + 32 + 64 + 64
+//   192   64 x 64                 products   32 + 0 + 0 + 96, and 0 + 32 + 96 + 0
 //   256   64 x 64                 products   32 + 0 + 0 + 128, and 0 + 32 + 128 + 0
 template <DType kTypeOfInputs, Selection kSelectionRule, int kDim>
 struct Config {
@@ -102,7 +103,7 @@ struct Config {
   static constexpr int kPairsAhead = kDim == 128 ? BW_PAIRS : kTileQ / 8;  // of words whose other halves are asked for early
   static constexpr int kStages = kDim <= 64 ? 4 : kDim <= 128 ? 3 : 2;  // of Q and dO
   // Of K and V: where there is room, those of the next item are loaded beside this one's.
-  static constexpr int kKeySlots = kDim <= 128 ? 2 : 1;
+  static constexpr int kKeySlots = kDim <= 192 ? 2 : 1;
   static constexpr int kValueSlots = kDim <= 64 ? 2 : 1;
 
   static constexpr int kThreads = 128 * (kConsumers + 1);

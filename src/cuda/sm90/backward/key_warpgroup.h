@@ -169,10 +169,6 @@ struct KeyWarpgroup {
       ptx::named_barrier_sync(barrier_number(NamedBarrier::keys) + index(), 128);
     }
   }
-  __device__ __forceinline__ void next_tile() {
-    arrive(shared.empty[stage()]);
-    ++number;
-  }
 
   __device__ __forceinline__ void store_gradients(const Gradient<C>& d_k, const Gradient<C>& d_v) const {
     const KeyRows<C> rows(params, item(), part, thread());
@@ -362,49 +358,57 @@ struct KeyWarpgroup {
     finish_keys(steps, weights, d_scores, d_k, d_v);
   }
 
-  // Split::products, scores and dV.
+  // Split::products, scores and dV. dV of the step before is computed behind the scores, while they are pruned; the first
+  // step's is of zeros.
   __device__ __forceinline__ void run_scores(int steps) {
+    constexpr bool kBeside = C::kHeadDim < 256;  // registers for the weights that dV still reads and for the next
     Gradient<C> d_v = {};
     TileOperand<C> weights = {};
-    const auto issue_gradients = [&] {
-      ptx::wgmma_fence();
-      issue_gradient<C>(d_v, weights, shared.d_out[stage_of(number - 1)]);
-      ptx::wgmma_commit();
-    };
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
+      const int before = stage_of(i > 0 ? number - 1 : number);
       TileScores<C> scores;
       ring().await_full(shared.full);
-      copy_bias(number);
-      if (i > 0) issue_gradients();
       ptx::wgmma_fence();
       issue_scores<C>(scores, k(), 0, shared.q[stage()]);
       ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
-      const Marks marks = marks_of(stage()).settled();
-      pack(weights, scores, marks);
-      prune<C>(weights, EarlyHalves<C>(weights, 0), marks.tells_masked(), thread());
+      issue_gradient<C>(d_v, weights, shared.d_out[before]);
+      ptx::wgmma_commit();
+      const LoadedMarks loaded_marks = marks_of(stage());
+      copy_bias(number);
+      ptx::wgmma_wait<kBeside ? 1 : 0>();
+      const Marks marks = loaded_marks.settled();
+      PackedTile<C> beside;
+      PackedTile<C>& packed = kBeside ? beside : weights;
+      pack(packed, scores, marks);
+      prune<C>(packed, EarlyHalves<C>(packed, 0), marks.tells_masked(), thread());
       const int slot = number % 2;
       await(shared.handed.empty[slot], (number / 2 & 1) ^ 1);
-      hand_over<C>(shared.handed.words[slot], thread(), weights);
+      hand_over<C>(shared.handed.words[slot], thread(), packed);
       arrive(shared.handed.full[slot]);
+      ptx::wgmma_wait<0>();
+      if (i > 0) arrive(shared.empty[before]);
       NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
       numbers.load();
-      weigh<C>(params, numbers, marks.has_nan(), weights);
+      weigh<C>(params, numbers, marks.has_nan(), packed);
+#pragma unroll
+      for (int word = 0; word < C::kTileQ / 4; ++word) weights[word] = packed[word];
       ++number;
     }
     arrive(shared.keys_free[item_number % 2]);
     if (steps > 0) {
-      issue_gradients();
+      const int last = stage_of(number - 1);
+      ptx::wgmma_fence();
+      issue_gradient<C>(d_v, weights, shared.d_out[last]);
+      ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
-      arrive(shared.empty[stage_of(number - 1)]);
+      arrive(shared.empty[last]);
     }
     const KeyRows<C> rows(params, item(), 0, thread());
     store_key_rows<C>(params.d_v, params.vector_d_v, rows, d_v, 1.0f, thread() & 3);
   }
 
-  // Split::products, dP, dS and dK.
+  // Split::products, dP, dS and dK. dK is waited for with the next step's dP.
   __device__ __forceinline__ void run_d_scores(int steps) {
     Gradient<C> d_k = {};
 #pragma unroll 1
@@ -424,6 +428,7 @@ struct KeyWarpgroup {
       take_over<C>(shared.handed.words[slot], thread(), weights);
       ptx::wgmma_wait<0>();
       weigh<C>(params, numbers, has_nan, weights, d_weights, d_scores);
+      if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
       arrive(shared.handed.empty[slot]);
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       store_d_scores(d_scores, is_free);
@@ -432,11 +437,12 @@ struct KeyWarpgroup {
       ptx::wgmma_fence();
       issue_d_k(d_k, d_scores, number, stage(), true);
       ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      next_tile();
+      ++number;
     }
     if (steps == 0) arrive(shared.values_free[item_number % 2]);
     arrive(shared.keys_free[item_number % 2]);
+    ptx::wgmma_wait<0>();
+    if (steps > 0) arrive(shared.empty[stage_of(number - 1)]);
     const KeyRows<C> rows(params, item(), 0, thread());
     store_key_rows<C>(params.d_k, params.vector_d_k, rows, d_k, params.d_k_scale, thread() & 3);
   }

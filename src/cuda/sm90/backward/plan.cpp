@@ -95,7 +95,10 @@ void order_items(BackwardPlan& plan, const core::Geometry& geometry, std::int64_
 BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem, const DeviceFacts& device) {
   const core::Geometry geometry = core::geometry_of(problem);
   BackwardPlan plan;
-  kernel.dim == 64 ? take_config<64>(plan) : kernel.dim == 128 ? take_config<128>(plan) : take_config<256>(plan);
+  kernel.dim == 64    ? take_config<64>(plan)
+  : kernel.dim == 128 ? take_config<128>(plan)
+  : kernel.dim == 192 ? take_config<192>(plan)
+                      : take_config<256>(plan);
   const std::int64_t tiles = tile::divide_up(geometry.n_q, plan.tile_q);
   plan.query_tiles = problem.packed ? problem.q.extent(2) / plan.tile_q + geometry.batch + 1 : geometry.batch * tiles;
   const int parts = tile::kBlockKeys / plan.keys;

@@ -44,10 +44,11 @@ core::KernelRow backward_row() {
 
 template <DType kType, Selection kSelection>
 void append(std::vector<core::KernelRow>& rows) {
-  static_assert(std::size(kHeadDims) == 3);
+  static_assert(std::size(kHeadDims) == 4);
   rows.push_back(backward_row<kType, kSelection, 0>());
   rows.push_back(backward_row<kType, kSelection, 1>());
   rows.push_back(backward_row<kType, kSelection, 2>());
+  rows.push_back(backward_row<kType, kSelection, 3>());
 }
 
 }  // namespace

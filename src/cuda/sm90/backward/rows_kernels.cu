@@ -139,11 +139,12 @@ __device__ __forceinline__ void correct_row(float correction, Chunk& d_out, RowN
   }
 }
 
-// A tile's rows; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32). Whether one of this thread's is
-// NaN.
+// A tile's rows; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32; of 24 chunks 32 lanes). Whether one
+// of this thread's is NaN.
 template <DType kType>
 __device__ __forceinline__ bool write_rows(const BackwardParams& params, const QueryTile& tile) {
-  const int lanes = params.dim / kChunk;
+  const int chunks = params.dim / kChunk;
+  const int lanes = chunks == 24 ? 32 : chunks;
   const std::int64_t bytes = static_cast<std::int64_t>(params.tile_q) * params.dim * 2;
   std::uint8_t* q_tile = params.scratch.q + tile.number * bytes;
   std::uint8_t* d_out_tile = params.scratch.d_out + tile.number * bytes;
@@ -185,8 +186,10 @@ __device__ __forceinline__ bool write_rows(const BackwardParams& params, const Q
       }
       // Rows whose gradients do not depend on what they hold must not meet a weight of 0 as a NaN.
       const bool used = std::isfinite(numbers.lse);
-      store_chunk(q_tile, params.tile_q, row, chunk, used ? q[b] : Chunk{});
-      store_chunk(d_out_tile, params.tile_q, row, chunk, used ? d_out[b] : Chunk{});
+      if (chunk < chunks) {
+        store_chunk(q_tile, params.tile_q, row, chunk, used ? q[b] : Chunk{});
+        store_chunk(d_out_tile, params.tile_q, row, chunk, used ? d_out[b] : Chunk{});
+      }
       if (chunk == 0) numbers_tile[row] = numbers;
       has_nan = has_nan || std::isnan(numbers.lse);
     }

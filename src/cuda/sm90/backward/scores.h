@@ -123,34 +123,29 @@ struct KeyScores {
                                                    std::uint32_t tile) const {
     const std::uint32_t own =
         tile + static_cast<std::uint32_t>(tile::bias_offset(warp, lane & 7, lane >> 3 & 1) + (lane >> 4) * 8 * 32);
-    constexpr std::uint32_t kStepBytes = 16 * 32;
+    const auto each_pair = [&](auto use) {
+      constexpr std::uint32_t kStepBytes = 16 * 32;
+#pragma unroll
+      for (int step = 0; step < C::kTileQ / 16; ++step) {
+        std::uint32_t bias[4];
+        ptx::load_transposed_matrices(own + static_cast<std::uint32_t>(step) * kStepBytes, bias);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) use(4 * step + i, bias[i]);
+      }
+    };
     std::uint32_t lowest = 0;
-#pragma unroll
-    for (std::uint32_t step = 0; step < C::kTileQ / 16; ++step) {
-      std::uint32_t bias[4];
-      ptx::load_transposed_matrices(own + step * kStepBytes, bias);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int word = 4 * static_cast<int>(step) + i;
-        float value[2];
-        unpack_bias(bias[i], value);
-        packed[word] = add_bias(scores, word, value);
-        lowest = ptx::min_f16x2(lowest, packed[word]);
-      }
-    }
+    each_pair([&](int word, std::uint32_t bias) {
+      float value[2];
+      unpack_bias(bias, value);
+      packed[word] = add_bias(scores, word, value);
+      lowest = ptx::min_f16x2(lowest, packed[word]);
+    });
     if (__all_sync(~0u, ptx::greater_f16x2(lowest, kLowestBiasedPair) == ~0u)) return;
-#pragma unroll
-    for (std::uint32_t step = 0; step < C::kTileQ / 16; ++step) {
-      std::uint32_t bias[4];
-      ptx::load_transposed_matrices(own + step * kStepBytes, bias);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        std::uint32_t& word = packed[4 * step + static_cast<std::uint32_t>(i)];
-        word = clamp_biased(
-            C::kType == DType::bf16 ? ptx::equal_bf16x2(bias[i], 0xFF80FF80u) : ptx::equal_f16x2(bias[i], 0xFC00FC00u),
-            word);
-      }
-    }
+    each_pair([&](int word, std::uint32_t bias) {
+      const std::uint32_t masked =
+          C::kType == DType::bf16 ? ptx::equal_bf16x2(bias, 0xFF80FF80u) : ptx::equal_f16x2(bias, 0xFC00FC00u);
+      packed[word] = clamp_biased(masked, packed[word]);
+    });
   }
 
   // `seen`: the thread's word of a boolean mask.
