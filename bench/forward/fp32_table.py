@@ -1,4 +1,4 @@
-"""Writes the fp32 table of docs/log/forward.md from bench/results/fp32_h200.json, between its markers.
+"""Writes the fp32 table of docs/log/forward_tf32.md from bench/results/fp32_h200.json, between its markers.
 
 python3 -m bench.forward.fp32_table            # rewrite
 python3 -m bench.forward.fp32_table --check    # exit 1 when the table is not what the results say
@@ -38,7 +38,7 @@ def table(result):
     return "\n".join(lines)
 
 
-TABLE = pages.Table("docs/log/forward.md", "fp32 table", "fp32_h200.json", table)
+TABLE = pages.Table("docs/log/forward_tf32.md", "fp32 table", "fp32_h200.json", table)
 
 
 def main(arguments):

@@ -174,9 +174,9 @@ Tensor empty_heads(const Tensor& like, std::int64_t d, bool fp32, bool heads_las
 }
 
 // In the shape of something with one dimension or four, contiguous.
-Tensor empty_as(const Tensor& of, std::int32_t type) {
-  if (of.dim() != 4) return empty_like_strided(of, type, {of.size(0)}, {0});
-  return empty_like_strided(of, type, {of.size(0), of.size(1), of.size(2), of.size(3)}, {0, 1, 2, 3});
+Tensor empty_as(const Tensor& tensor, std::int32_t type) {
+  if (tensor.dim() != 4) return empty_like_strided(tensor, type, {tensor.size(0)}, {0});
+  return empty_like_strided(tensor, type, {tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)}, {0, 1, 2, 3});
 }
 
 void require_rank_4(const Tensor& tensor, std::string_view argument) {
@@ -243,39 +243,39 @@ struct Gradients {
   MaybeTensor d_bias, d_sinks;
 };
 
-Gradients backward_of(const GradientArguments& of, const ProblemArguments& given) {
+Gradients backward_of(const GradientArguments& with, const ProblemArguments& given) {
   require_rank_4(given.q, "q");
   require_rank_4(given.k, "k");
   require_rank_4(given.v, "v");
   BackwardArgs args;
   args.problem = given.problem();
-  require_device(of.d_out, "d_out", args.problem.device);
-  require_device(of.out, "out", args.problem.device);
-  require_device(of.lse, "lse", args.problem.device);
-  if (of.d_lse) require_device(*of.d_lse, "d_lse", args.problem.device);
-  if (of.wants_d_bias && !given.bias) throw Error("wants_d_bias: expected False without a bias, got True");
-  if (of.wants_d_sinks && !given.sinks) throw Error("wants_d_sinks: expected False without sinks, got True");
+  require_device(with.d_out, "d_out", args.problem.device);
+  require_device(with.out, "out", args.problem.device);
+  require_device(with.lse, "lse", args.problem.device);
+  if (with.d_lse) require_device(*with.d_lse, "d_lse", args.problem.device);
+  if (with.wants_d_bias && !given.bias) throw Error("wants_d_bias: expected False without a bias, got True");
+  if (with.wants_d_sinks && !given.sinks) throw Error("wants_d_sinks: expected False without sinks, got True");
   const DeviceScope scope(args.problem.device);
   const auto empty_gradient = [&](const Tensor& tensor) {
     return empty_heads(tensor, tensor.size(3), given.fp32_results);
   };
   Gradients found{empty_gradient(given.q), empty_gradient(given.k), empty_gradient(given.v), {}, {}};
-  if (of.wants_d_bias) {
+  if (with.wants_d_bias) {
     const Tensor& bias = *given.bias;
     found.d_bias = empty_as(bias, given.fp32_results ? aoti_torch_dtype_float32() : scalar_type_of(bias));
     args.d_bias = mutable_view(*found.d_bias, "d_bias");
   }
-  if (of.wants_d_sinks) {
+  if (with.wants_d_sinks) {
     found.d_sinks = empty_as(*given.sinks, aoti_torch_dtype_float32());
     args.d_sinks = mutable_view(*found.d_sinks, "d_sinks");
   }
-  args.out = heads_first(const_view(of.out, "out"), given.heads_last);
-  args.lse = const_view(of.lse, "lse");
-  args.d_out = heads_first(const_view(of.d_out, "d_out"), given.heads_last);
+  args.out = heads_first(const_view(with.out, "out"), given.heads_last);
+  args.lse = const_view(with.lse, "lse");
+  args.d_out = heads_first(const_view(with.d_out, "d_out"), given.heads_last);
   args.d_q = mutable_view(found.d_q, "d_q");
   args.d_k = mutable_view(found.d_k, "d_k");
   args.d_v = mutable_view(found.d_v, "d_v");
-  args.d_lse = const_view(of.d_lse, "d_lse");
+  args.d_lse = const_view(with.d_lse, "d_lse");
   args.run = execution_on(args.problem.device);
   args.run.kernel = given.kernel;
   Prepared call(args);

@@ -47,9 +47,10 @@ Check& Check::pattern(Pattern pattern) {
                  show(pattern.group));
 }
 
-Check& Check::multiple_of(std::string_view name, std::int64_t value, std::string_view of_name, std::int64_t of) {
-  return require(of > 0 && value > 0 && value % of == 0, name,
-                 "a positive multiple of " + std::string(of_name) + " = " + show(of), show(value));
+Check& Check::multiple_of(std::string_view name, std::int64_t value, std::string_view divisor_name,
+                          std::int64_t divisor) {
+  return require(divisor > 0 && value > 0 && value % divisor == 0, name,
+                 "a positive multiple of " + std::string(divisor_name) + " = " + show(divisor), show(value));
 }
 
 void Check::raise() const {

@@ -21,7 +21,7 @@ class Check {
   Check& in_closed_range(std::string_view name, double value, double low, double high);
   Check& at_least(std::string_view name, std::int64_t value, std::int64_t least);
   Check& pattern(Pattern pattern);
-  Check& multiple_of(std::string_view name, std::int64_t value, std::string_view of_name, std::int64_t of);
+  Check& multiple_of(std::string_view name, std::int64_t value, std::string_view divisor_name, std::int64_t divisor);
   Check& require(bool holds, std::string_view name, std::string_view expected, std::string_view given);
   // Throws dspattn::Error with all reasons collected; returns quietly when there are none.
   void raise() const;

@@ -38,11 +38,23 @@ def test_the_glossary_names_files(row):
     assert any((ROOT / base / file).is_file() for base in (".", "src/cuda")), file
 
 
+def sources(*folders):
+    for folder in folders:
+        yield from (file for file in sorted((ROOT / folder).rglob("*")) if file.suffix in SOURCES and file.is_file())
+
+
+CODE = ("apps", "bench", "bindings", "include", "python", "src", "tests", "tools")
+
+
 def test_comments_name_pages_that_are_there():
     missing = []
-    for folder in ("apps", "bench", "bindings", "include", "python", "src", "tests", "tools"):
-        for file in sorted((ROOT / folder).rglob("*")):
-            if file.suffix in SOURCES and file.is_file():
-                pages = re.findall(r"\bdocs/[\w/]+\.md", file.read_text(encoding="utf-8"))
-                missing += [f"{file.relative_to(ROOT)}: {page}" for page in pages if not (ROOT / page).is_file()]
+    for file in sources(*CODE):
+        pages = re.findall(r"\bdocs/[\w/]+\.md", file.read_text(encoding="utf-8"))
+        missing += [f"{file.relative_to(ROOT)}: {page}" for page in pages if not (ROOT / page).is_file()]
     assert not missing
+
+
+def test_no_file_is_long():
+    files = [*sources(*CODE, "cmake", "examples", "experiments"), *sorted((ROOT / "docs").rglob("*.md"))]
+    lines = {file.relative_to(ROOT): file.read_text(encoding="utf-8").count("\n") for file in files}
+    assert not {file: count for file, count in lines.items() if count > 500}

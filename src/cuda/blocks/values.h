@@ -14,8 +14,10 @@ struct HeadValues {
   int sequence;
   std::int64_t base;  // element of key 0, or of page 0
 
-  __device__ __forceinline__ HeadValues(const ValuesView& of, int of_sequence, int head)
-      : values(of), sequence(of_sequence), base(of.rows.offset(of.pages.table != nullptr ? 0 : of_sequence, head, 0)) {}
+  __device__ __forceinline__ HeadValues(const ValuesView& view, int its_sequence, int head)
+      : values(view),
+        sequence(its_sequence),
+        base(view.rows.offset(view.pages.table != nullptr ? 0 : its_sequence, head, 0)) {}
 
   // Element at which a key's row begins; negative: the key is in no page.
   __device__ __forceinline__ std::int64_t row(int key) const {

@@ -96,25 +96,25 @@ struct MeanQuestion {
   int q_rows = 0, k_rows = 0;  // of the tensors, where packed
 };
 
-constexpr MeanTable mean_table(const MeanQuestion& of) {
+constexpr MeanTable mean_table(const MeanQuestion& asked) {
   MeanTable table;
-  const bool bounded_left = of.left < kMaxRows;
-  const bool bounded = bounded_left || of.right < kMaxRows;
-  const std::int64_t width = std::int64_t{of.left} + of.right + 1;
+  const bool bounded_left = asked.left < kMaxRows;
+  const bool bounded = bounded_left || asked.right < kMaxRows;
+  const std::int64_t width = std::int64_t{asked.left} + asked.right + 1;
   table.per_block = bounded_left ? 2 : 1;
-  table.blocks = of.packed ? 0 : of.n_k / kBlockKeys;
-  table.rows = of.packed ? 0 : of.n_q;
-  table.by_row = of.masked || width <= kLongestWithoutBlock ? 1 : 0;
-  table.all_rows = of.masked ? 1 : 0;
-  const bool has_edges = bounded || of.packed || !of.lengths_known || of.n_k < kBlockKeys;
+  table.blocks = asked.packed ? 0 : asked.n_k / kBlockKeys;
+  table.rows = asked.packed ? 0 : asked.n_q;
+  table.by_row = asked.masked || width <= kLongestWithoutBlock ? 1 : 0;
+  table.all_rows = asked.masked ? 1 : 0;
+  const bool has_edges = bounded || asked.packed || !asked.lengths_known || asked.n_k < kBlockKeys;
   if (has_edges && table.by_row == 0) {
     table.first_keys = kFirstKeys;
     table.last_keys = bounded_left ? kLastKeys : 0;
   }
-  const std::int64_t sequences = of.sequences;
-  table.all_blocks = of.packed ? of.k_rows / kBlockKeys : sequences * table.blocks;
-  table.first_edge = of.masked ? 0 : static_cast<int>(table.per_block * table.all_blocks);
-  const std::int64_t edges = table.by_row != 0 ? (of.packed ? of.q_rows : sequences * of.n_q)
+  const std::int64_t sequences = asked.sequences;
+  table.all_blocks = asked.packed ? asked.k_rows / kBlockKeys : sequences * table.blocks;
+  table.first_edge = asked.masked ? 0 : static_cast<int>(table.per_block * table.all_blocks);
+  const std::int64_t edges = table.by_row != 0 ? (asked.packed ? asked.q_rows : sequences * asked.n_q)
                                                : sequences * (table.first_keys + table.last_keys);
   table.entries = table.first_edge + edges;
   return table;
