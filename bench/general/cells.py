@@ -7,9 +7,10 @@ PATTERNS = {"2:4": (2, 4), "1:2": (1, 2), "dense": (1, 1), "1:4": (1, 4)}
 FP32_PATTERNS = ("1:2", "2:4", "dense")
 # fp32 beside the best of PyTorch's; smaller problems, as bench.forward.fp32 has them.
 FP32_BATCH, FP32_HEADS, FP32_LENGTHS = 8, 4, (512, 1024, 2048, 4096)
+FP32_DIMS = {"forward": (64, 256), "backward": (64,)}
 
 
-def cells():
+def cells(passes="forward"):
     """Every problem as a dictionary."""
     sixteen_bit = [
         {"dtype": "bf16", "n": n, "d": d, "mask": mask, "pattern": pattern}
@@ -19,7 +20,8 @@ def cells():
         for pattern in PATTERNS
     ]
     fp32 = [
-        {"dtype": "fp32", "n": n, "d": 64, "mask": "full", "pattern": pattern}
+        {"dtype": "fp32", "n": n, "d": d, "mask": "full", "pattern": pattern}
+        for d in FP32_DIMS[passes]
         for n in FP32_LENGTHS
         for pattern in FP32_PATTERNS
     ]
@@ -61,6 +63,6 @@ def verdict(cell, ratio, passes="forward"):
     return "BELOW" if ratio < floor else "goal" if ratio >= goal else "floor"
 
 
-def chosen(only):
+def chosen(only, passes="forward"):
     """The cells that have the given values: {"n": "256,4096", "pattern": "2:4"}."""
-    return [cell for cell in cells() if all(str(cell[key]) in values.split(",") for key, values in only.items())]
+    return [cell for cell in cells(passes) if all(str(cell[key]) in values.split(",") for key, values in only.items())]

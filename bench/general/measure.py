@@ -114,7 +114,7 @@ def main():
     facts, rows = results.gpu(), []
     timing.warm_up()
     deadline = time.monotonic() + arguments.seconds  # of measuring: starting up alone may take several
-    for cell in chosen(dict(entry.split("=", 1) for entry in arguments.only)):
+    for cell in chosen(dict(entry.split("=", 1) for entry in arguments.only), arguments.passes):
         if time.monotonic() > deadline:
             break
         row = measure(cell, arguments.idle, arguments.library, arguments.passes)

@@ -54,7 +54,8 @@ def test_every_cell_has_a_shape_of_as_many_tokens():
 
 def test_the_cells_are_those_of_the_bars():
     all_cells = cells.cells()
-    assert len(all_cells) == 2 * 2 * 7 * 4 + 4 * 3
+    assert len(all_cells) == 2 * 2 * 7 * 4 + 2 * 4 * 3
+    assert len(cells.cells("backward")) == 2 * 2 * 7 * 4 + 4 * 3
     assert cells.chosen({"n": "4096", "d": "128", "pattern": "2:4,1:2", "mask": "full"}) == [
         cell(d=128),
         cell(d=128, pattern="1:2"),

@@ -24,6 +24,9 @@ struct RowsItem : Item<1> {
   int lacks_pages;                  // 1: keys that the tile may see are in no page
   int cheap_end;                    // tiles before this one are copied cheaply (copy.h, NextTile)
   tile::GroupRows group;            // heads in the tile's rows
+  int round;                        // of the CTA
+  int asked;                        // 1: what it begins with is asked for at the end of the item before
+  int phase;                        // two stages: of tile i is stage (i + phase) & 1
 };
 
 // The same with what waits there where everything is served (Scope::all).
@@ -42,8 +45,7 @@ struct RememberedTiles {
 };
 struct NoTiles {};
 
-// A CTA's own shared memory, beside its tiles. Where it takes several items a third slot is written while the slowest
-// warp still stores the results of the first.
+// A CTA's own shared memory, beside its tiles.
 template <typename C>
 struct Own {
   ItemOf<C> items[C::kItemSlots];
@@ -56,9 +58,15 @@ __device__ __forceinline__ int tile_rows() {
   return threads<C>() / 32 * C::kWarpRows;
 }
 
+__device__ __forceinline__ bool sees_keys(const RowsItem& item) {
+  return item.valid != 0 && item.tiles.begin < item.tiles.end;
+}
+
 // What the CTA works on in a round, for one thread. valid: 0 where there are no rows.
 template <typename C>
 __device__ __forceinline__ void describe_rows(const ForwardParams& params, int round, ItemOf<C>& item) {
+  item.round = round;
+  item.asked = 0;
   const int cta = static_cast<int>(blockIdx.x);
   const int index = C::kAll ? cta / params.column_parts : cta;
   item.valid = 0;
@@ -98,6 +106,7 @@ __device__ __forceinline__ void describe_rows(const ForwardParams& params, int r
   const int last = min(work.row_begin + positions, work.rows) - 1;
   item.tiles = tile::visible_tiles(params.tiles, work.band, work.row_begin, last);
   item.interior = tile::interior_tiles(params.tiles, work.band, work.row_begin, last);
+  item.phase = -item.tiles.begin;
   const int kv_head = params.work.heads_per_kv_head.quotient(work.head);
   const auto row_of = [&](const RowsView& view, int batch, int head, std::int64_t at, int column) {
     return static_cast<const std::uint8_t*>(view.data) + (view.offset(batch, head, at) + column) * C::kElementBytes;
@@ -106,6 +115,26 @@ __device__ __forceinline__ void describe_rows(const ForwardParams& params, int r
   item.q = row_of(params.q, work.batch, work.head, row, 0);
   item.k = row_of(params.k, batch, kv_head, work.k_row, 0);
   item.v = row_of(params.v, batch, kv_head, work.k_row, item.column);
+}
+
+// And in the round after that.
+template <typename C>
+__device__ __forceinline__ void describe_next(const ForwardParams& params, const ItemOf<C>& item, ItemOf<C>& next) {
+  describe_rows<C>(params, item.round + 1, next);
+  if (!sees_keys(item) || !sees_keys(next)) return;
+  next.asked = 1;
+  next.phase += item.phase + item.tiles.end;
+}
+
+// The next item becomes the one that is worked on.
+template <typename C>
+__device__ __forceinline__ void go_on(Own<C>& own) {
+  constexpr int kWords = sizeof(ItemOf<C>) / sizeof(std::uint32_t);
+  static_assert(sizeof(ItemOf<C>) % sizeof(std::uint32_t) == 0 && kWords <= C::kMostThreads);
+  auto* words = reinterpret_cast<std::uint32_t*>(own.items);
+  __syncthreads();  // all have left the item
+  if (const int i = own_thread(); i < kWords) words[i] = words[kWords + i];
+  __syncthreads();
 }
 
 // Tells all threads whether all pages of the tile's keys are there: then no key need be looked up to be masked.

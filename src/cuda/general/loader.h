@@ -19,15 +19,15 @@ struct Loader {
 
   const ForwardParams& params;
   Own<C>& own;
-  ItemOf<C>* item;          // whose rows and keys are asked for: before an item ends it is the next one
   std::uint32_t shared;     // Q, then K and V of one stage after the other
   NextTile next_k, next_v;  // kKeepsAddresses: of the thread
   int cheap_next;           // the same: 1: the next tile is copied cheaply
-  int stage = 0;            // of the tile that is worked on
-  bool asked = false;       // what the item begins with was asked for by the one before
 
   __device__ __forceinline__ Loader(const ForwardParams& p, Own<C>& o, std::uint32_t address)
-      : params(p), own(o), item(o.items), shared(address) {}
+      : params(p), own(o), shared(address) {}
+
+  __device__ __forceinline__ ItemOf<C>& item() const { return own.items[0]; }
+  __device__ __forceinline__ ItemOf<C>& next_item() const { return own.items[C::kItemSlots - 1]; }
 
   __device__ __forceinline__ static std::uint32_t q_bytes() {
     return static_cast<std::uint32_t>(threads<C>() / 32 * C::kWarpQBytes);
@@ -40,6 +40,10 @@ struct Loader {
   }
   // kSharesOutput: where weights are exchanged.
   __device__ __forceinline__ std::uint32_t exchange_place() const { return k_tile(params.stages); }
+  // Where K and V of a tile are.
+  __device__ __forceinline__ int stage_of(int tile, int ahead) const {
+    return ahead == 0 ? 0 : (tile + item().phase) & 1;
+  }
   // K and V in one place.
   __device__ __forceinline__ bool takes_turns() const { return C::kLeastStages == 0 && params.stages == 0; }
 
@@ -47,49 +51,49 @@ struct Loader {
   __device__ __forceinline__ std::uint32_t warp_q() const {
     return shared + static_cast<std::uint32_t>((own_thread() >> 5) * C::kWarpQBytes);
   }
-  __device__ __forceinline__ void load_q() const {
-    const Source source{item->q, params.q.row_stride * C::kElementBytes, item->rows - item->row_begin, params.d,
+  __device__ __forceinline__ void load_q(const ItemOf<C>& item) const {
+    const Source source{item.q, params.q.row_stride * C::kElementBytes, item.rows - item.row_begin, params.d,
                         params.vector_q};
     const int first_row = (own_thread() >> 5) * C::kWarpRows;
     if constexpr (!C::kAll) return copy_warp_rows<C, PlaceQ>(warp_q(), source, first_row);
     const std::int64_t head_bytes = params.q.head_stride * C::kElementBytes;
     copy_rows_at<C, PlaceQ, WarpRows<C>>(warp_q(), source, [&](int row) -> RowAt {
-      const int position = item->group.position(first_row + row);
-      return {position < source.rows && item->group.exists(first_row + row),
-              position * source.row_bytes + item->group.head(first_row + row) * head_bytes};
+      const int position = item.group.position(first_row + row);
+      return {position < source.rows && item.group.exists(first_row + row),
+              position * source.row_bytes + item.group.head(first_row + row) * head_bytes};
     });
   }
   // Heads in parts: Q of the next one in place of the other's.
   __device__ __forceinline__ void load_part(int part) {
     __syncthreads();  // all have left it
     if (threadIdx.x == 0) {
-      const int heads = (part - item->part) * tile::kMostGroupRows;
-      item->q += heads * params.q.head_stride * C::kElementBytes;
-      item->head += heads;
-      item->group = params.group.part(part);
-      item->part = part;
+      const int heads = (part - item().part) * tile::kMostGroupRows;
+      item().q += heads * params.q.head_stride * C::kElementBytes;
+      item().head += heads;
+      item().group = params.group.part(part);
+      item().part = part;
     }
     __syncthreads();  // all can read it
-    load_q();
+    load_q(item());
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     finish_q();
     __syncthreads();
   }
   // One tile after the other.
-  __device__ __forceinline__ void load_k(int tile, int stage) {
+  __device__ __forceinline__ void load_k(const ItemOf<C>& item, int tile, int stage) {
     const tile::KeyTiles& tiles = params.tiles;
     if constexpr (C::kCheapCopies) {
-      if (tile < item->cheap_end) return copy_next_k(tile, stage);
+      if (tile < item.cheap_end) return copy_next_k(tile, stage);
     }
-    copy_tile<C, PlaceK>(k_tile(stage), k_source(), tiles, tiles.first_key(tile), tiles.part(tile), key_of_k());
+    copy_tile<C, PlaceK>(k_tile(stage), k_source(item), tiles, tiles.first_key(tile), tiles.part(tile), key_of_k());
   }
-  __device__ __forceinline__ void load_v(int tile, int stage) {
+  __device__ __forceinline__ void load_v(const ItemOf<C>& item, int tile, int stage) {
     const tile::KeyTiles& tiles = params.tiles;
     if constexpr (C::kCheapCopies) {
-      if (tile < item->cheap_end) return copy_next_v(tile, stage);
+      if (tile < item.cheap_end) return copy_next_v(tile, stage);
     }
-    copy_tile<OfV<C>, PlaceV>(v_tile(stage), v_source(), tiles, tiles.first_key(tile), tiles.part(tile), key_of_v());
+    copy_tile<OfV<C>, PlaceV>(v_tile(stage), v_source(item), tiles, tiles.first_key(tile), tiles.part(tile), key_of_v());
   }
 
   // What this thread has copied has arrived: Q times 2^-e, or everything rounded to tf32. The barrier that follows
@@ -104,85 +108,84 @@ struct Loader {
     });
   }
   __device__ __forceinline__ void finish_k(int stage) const {
-    if constexpr (C::kIsTf32 && !C::kRoundsFragments) {
+    if constexpr (C::kIsTf32) {
       each_own_chunk<C, PlaceK, SharedRows<C>>([&](std::uint32_t at) { round_chunk(k_tile(stage) + at); });
     }
   }
   __device__ __forceinline__ void finish_v(int stage) const {
-    if constexpr (C::kIsTf32 && !C::kRoundsFragments) {
+    if constexpr (C::kIsTf32) {
       each_own_chunk<OfV<C>, PlaceV, SharedRows<C>>([&](std::uint32_t at) { round_chunk(v_tile(stage) + at); });
     }
   }
 
   // Before an item's first tile: Q is there, as far as this thread has copied it, and K (two stages: and V) is asked
   // for.
-  __device__ __forceinline__ void begin(ItemOf<C>& now, int ahead) {
-    if (C::kTakesItems && asked) {
-      asked = false;
+  __device__ __forceinline__ void begin(int ahead) {
+    if (C::kTakesItems && item().asked != 0) {
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
     } else {
-      item = &now;
-      load_q();
+      load_q(item());
       ptx::cp_async_commit();
-      load_first(ahead, stage);
+      load_first(item(), ahead, 0);
       ptx::cp_async_commit();
       ptx::cp_async_wait<1>();
     }
     finish_q();
   }
-  // The item's first tile of K, two stages: and of V.
-  __device__ __forceinline__ void load_first(int ahead, int to_stage) {
-    const int first = item->tiles.begin;
-    if constexpr (C::kCheapCopies) {
-      own_next_k() = NextTile::of<C>(k_source(), params.tiles, first, key_of_k());
-      own_next_v() = NextTile::of<OfV<C>>(v_source(), params.tiles, first, key_of_v());
-    }
-    load_k(first, to_stage);
-    if (ahead != 0) load_v(first, to_stage);
+  // An item's first tile of K, two stages: and of V.
+  __device__ __forceinline__ void load_first(const ItemOf<C>& of, int ahead, int to_stage) {
+    begin_tiles(of);
+    load_k(of, of.tiles.begin, to_stage);
+    if (ahead != 0) load_v(of, of.tiles.begin, to_stage);
   }
-  // With an item's last tile, where the next tile would be asked for: what the item after it begins with, but for Q.
-  // That each warp asks for once it has computed its last scores.
-  __device__ __forceinline__ void ask_next(ItemOf<C>& next, int ahead, int to_stage) {
-    if constexpr (C::kTakesItems) {
-      if (next.valid == 0 || next.tiles.begin >= next.tiles.end) return;
-      item = &next;
-      asked = true;
-      load_first(ahead, to_stage);
+  __device__ __forceinline__ void begin_tiles(const ItemOf<C>& of) {
+    if constexpr (C::kCheapCopies) {
+      own_next_k() = NextTile::of<C>(k_source(of), params.tiles, of.tiles.begin, key_of_k());
+      own_next_v() = NextTile::of<OfV<C>>(v_source(of), params.tiles, of.tiles.begin, key_of_v());
     }
   }
   // Before tile `tile`: its K (two stages: and V) is there for all, and all have left the stage before,
   // into which the next tile comes.
-  __device__ __forceinline__ void await_stage(int tile, int ahead) {
+  __device__ __forceinline__ void await_stage(int tile, int stage, int ahead) {
     if constexpr (C::kKeepsAddresses) {  // asked for before the wait
-      cheap_next = ptx::opaque(tile + 1 < min(item->cheap_end, item->tiles.end) ? 1 : 0);
+      cheap_next = ptx::opaque(tile + 1 < min(item().cheap_end, item().tiles.end) ? 1 : 0);
     }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     finish_k(stage);
     if (ahead != 0) finish_v(stage);
     __syncthreads();
-    if (ahead == 0 && !takes_turns()) load_v(tile, 0);
+    if (ahead == 0 && !takes_turns()) load_v(item(), tile, 0);
   }
-  // Two stages: asks for the tile after `tile`, which is the first of `next` behind the item's last.
-  __device__ __forceinline__ void load_ahead(int tile, ItemOf<C>& next) {
+  // Two stages: asks for the tile after `tile`, to stage `stage`. Behind the item's last comes the next one's first.
+  __device__ __forceinline__ void load_ahead(int tile, int stage) {
     if constexpr (C::kKeepsAddresses) {
       if (cheap_next != 0) {
-        copy_next_k(tile + 1, stage ^ 1);
-        copy_next_v(tile + 1, stage ^ 1);
+        copy_next_k(tile + 1, stage);
+        copy_next_v(tile + 1, stage);
         return;
       }
     }
-    if (tile + 1 >= item->tiles.end) return ask_next(next, 1, stage ^ 1);
-    load_k(tile + 1, stage ^ 1);
-    load_v(tile + 1, stage ^ 1);
+    load_after(tile, stage, true);
+  }
+  // Asks for K, and V on request, of the tile after `tile`. Behind an item's last it is the next one's first: all that
+  // begins with, but for Q, for which each warp asks once it has computed its last scores.
+  __device__ __forceinline__ void load_after(int tile, int stage, bool with_v) {
+    const bool last = tile + 1 >= item().tiles.end;
+    if (last && (!C::kTakesItems || next_item().asked == 0)) return;
+    const ItemOf<C>& from = own.items[C::kTakesItems && last ? 1 : 0];
+    if (C::kTakesItems && last) begin_tiles(from);
+    const int next = last ? from.tiles.begin : tile + 1;
+    load_k(from, next, stage);
+    if (with_v) load_v(from, next, stage);
   }
 
   // One stage: V is there for all, and all have left K.
   __device__ __forceinline__ void wait_for_v(int tile) {
     if (takes_turns()) {
       __syncthreads();  // all have left K
-      load_v(tile, 0);
+      load_v(item(), tile, 0);
     }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
@@ -230,20 +233,20 @@ struct Loader {
       return tile::key_of_v_row<C::kLayout, C::kTileK, C::kSplitsColumns>(tiles, part, row);
     };
   }
-  __device__ __forceinline__ Source k_source() const {
-    return {item->k,        params.k.row_stride * C::kElementBytes, item->band.key_length, params.d, params.vector_k,
-            pages(params.k)};
+  __device__ __forceinline__ Source k_source(const ItemOf<C>& item) const {
+    return {item.k,        params.k.row_stride * C::kElementBytes, item.band.key_length, params.d, params.vector_k,
+            pages(item, params.k)};
   }
-  __device__ __forceinline__ Source v_source() const {
-    return {item->v,
+  __device__ __forceinline__ Source v_source(const ItemOf<C>& item) const {
+    return {item.v,
             params.v.row_stride * C::kElementBytes,
-            item->band.key_length,
-            params.d_v - item->column,
+            item.band.key_length,
+            params.d_v - item.column,
             params.vector_v,
-            pages(params.v)};
+            pages(item, params.v)};
   }
-  __device__ __forceinline__ SourcePages pages(const RowsView& view) const {
-    return {params.pages.table != nullptr ? &params.pages : nullptr, item->sequence,
+  __device__ __forceinline__ SourcePages pages(const ItemOf<C>& item, const RowsView& view) const {
+    return {params.pages.table != nullptr ? &params.pages : nullptr, item.sequence,
             view.batch_stride * C::kElementBytes};
   }
 };

@@ -125,6 +125,13 @@ void plan_memory(ForwardPlan& plan, std::int64_t n_q, const DeviceFacts& device)
   }
 }
 
+// Up to how many row tiles of a head a CTA takes several, as measured (docs/log/general.md). `unequal`: they do not see
+// equally many keys.
+int most_row_tiles(int dim, bool unequal) {
+  if (dim == 64) return unequal ? 4 : 0;
+  return unequal ? 16 : 4;
+}
+
 // Which CTA takes which row tiles of which heads.
 void plan_order(ForwardPlan& plan, const Problem& problem, const DeviceFacts& device) {
   const core::Geometry geometry = core::geometry_of(problem);
@@ -138,12 +145,12 @@ void plan_order(ForwardPlan& plan, const Problem& problem, const DeviceFacts& de
   };
   // Short rows: what a CTA begins and ends with is hidden behind the rows before and after. Long ones, and those whose
   // cost only the device knows, are taken as CTAs become free.
-  constexpr int kMostRowTiles = 8;
   const std::int64_t workers = std::int64_t{plan.resident} * std::max(device.multiprocessors, 1);
-  if (plan.shape.takes_items && plan.row_tiles <= kMostRowTiles && items > workers && !problem.packed &&
-      !problem.mask.key_lengths.present()) {
-    const Reach reach = reach_of(problem.mask);
-    in_order(workers, std::min(reach.left, reach.right) < std::max(geometry.n_q, geometry.n_k) - 1);
+  const Reach reach = reach_of(problem.mask);
+  const bool unequal = std::min(reach.left, reach.right) < std::max(geometry.n_q, geometry.n_k) - 1;
+  if (plan.shape.takes_items && plan.row_tiles <= most_row_tiles(plan.shape.dim, unequal) && items > workers &&
+      !problem.packed && !problem.mask.key_lengths.present()) {
+    in_order(workers, unequal);
   } else {
     in_order(items, false);
   }

@@ -82,8 +82,37 @@ __device__ __forceinline__ void prune(PackedTile<C>& packed, int keep, int place
     packed.words[i] = ptx::bit_select(tile::is_kept<tile::PackedKeys>(left[i]), packed.words[i], blocks::kLowestPair);
   }
 }
+// Two of four, from the second largest. False where a third is as large, in any of the warp's groups: then nothing is
+// done.
+template <typename C>
+__device__ __forceinline__ bool prune_to_two(float (&scores)[C::kTileK / 2]) {
+  constexpr int kGroups = C::kTileK / 8;  // two neighbouring blocks' scores of one row
+  const auto first = [](int group) { return 8 * (group >> 1) + 2 * (group & 1); };
+  float second[kGroups];
+  bool ties = false;
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    const float* s = scores + first(i);
+    const float middle0 = fminf(fmaxf(s[0], s[1]), fmaxf(s[4], s[5]));
+    const float middle1 = fmaxf(fminf(s[0], s[1]), fminf(s[4], s[5]));
+    second[i] = fmaxf(middle0, middle1);
+    ties = ties || (middle0 == middle1 && middle0 != -INFINITY);
+  }
+  if (__all_sync(~0u, !ties) == 0) return false;
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    float* s = scores + first(i);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float& score = s[4 * (j >> 1) + (j & 1)];
+      score = score < second[i] ? -INFINITY : score;  // not NaN
+    }
+  }
+  return true;
+}
 template <typename C>
 __device__ __forceinline__ void prune(float (&scores)[C::kTileK / 2], int keep, int places_log2, int t) {
+  if (keep == 2 && places_log2 == 2 && prune_to_two<C>(scores)) return;
 #pragma unroll
   for (int row = 0; row < 4; row += 2) {
     float left[C::kTileK / 4];
