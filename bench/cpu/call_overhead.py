@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A call of dspattn.attention beside PyTorch's own, on tensors too small to matter, and the import of the package.
 
-    python3 -m bench.cpu.call_overhead            # prints both
+    python3 -m bench.cpu.call_overhead            # prints both, and a call inside of dspattn.use and with gradients
     python3 -m bench.cpu.call_overhead --check    # exit status 1 when a bar is missed
 
 Calls alternate, and the shortest time of each counts, so that a busy machine delays none more than another. One matrix
@@ -50,6 +50,25 @@ def overhead_us(heads: int, rounds: int) -> tuple[float, float]:
     return theirs, ours
 
 
+def other_calls_us(rounds: int) -> dict[str, tuple[float, float]]:
+    """The same of a call inside of dspattn.use, and of one with its gradients."""
+    q, k, v = (torch.randn(1, 1, LENGTH, HEAD_DIM, requires_grad=True) for _ in range(3))
+    gradient = torch.randn(1, 1, LENGTH, HEAD_DIM)
+
+    def redirected() -> object:
+        with torch.no_grad():
+            return scaled_dot_product_attention(q, k, v)
+
+    def both(function: Callable[..., torch.Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(function(q, k, v), (q, k, v), gradient)
+
+    (theirs,) = microseconds_a_call([redirected], rounds)
+    with dspattn.use("2:4"):
+        (ours,) = microseconds_a_call([redirected], rounds)
+    with_gradients = microseconds_a_call([both(scaled_dot_product_attention), both(dspattn.attention)], rounds)
+    return {"inside of use": (theirs, ours), "with gradients": (with_gradients[0], with_gradients[1])}
+
+
 def import_seconds() -> float:
     """Processor time of the import in a new process that has torch already."""
     code = "import torch, time; t = time.process_time(); import dspattn; print(time.process_time() - t)"
@@ -74,6 +93,8 @@ def main(argv: list[str] | None = None) -> int:
             f"n = {LENGTH}, d = {HEAD_DIM}, {heads} heads: ours {ours:.1f} us, PyTorch's {theirs:.1f} us, "
             f"{ours - theirs:.1f} us more (bar {CALL_BAR_US:.0f})"
         )
+    for name, (theirs, ours) in other_calls_us(options.rounds).items():
+        print(f"1 head, {name}: ours {ours:.1f} us, PyTorch's {theirs:.1f} us, {ours - theirs:.1f} us more")
     seconds = import_seconds()
     missed += seconds > IMPORT_BAR_S
     print(f"import: {seconds:.2f} s beyond torch (bar {IMPORT_BAR_S})")

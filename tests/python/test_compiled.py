@@ -95,6 +95,45 @@ def test_use_with_strict_raises(name: str, fullgraph: bool) -> None:
         compiled(call, fullgraph=fullgraph)()
 
 
+def recomputing(q: torch.Tensor) -> torch.Tensor:
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q).sin()
+
+    out: torch.Tensor = torch.utils.checkpoint.checkpoint(attend, q, use_reentrant=False)
+    return out
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_attention_under_checkpointing_in_compiled_code_is_not_passed_over(fullgraph: bool) -> None:
+    """PyTorch traces what is checkpointed while no mode is on: outside of a full graph it runs as plain Python."""
+    q = torch.randn(1, 2, 150, 16, requires_grad=True)
+    with dspattn.use("1:2"):
+        wanted = recomputing(q)
+    torch._dynamo.reset()
+    compiled_one = torch.compile(recomputing, backend="aot_eager", fullgraph=fullgraph)
+    if fullgraph:
+        reason = "tag_activation_checkpoint: expected attention outside"
+        with pytest.raises(dspattn.DspattnError, match=reason), dspattn.use("1:2"):
+            compiled_one(q)
+        return
+    with dspattn.use("1:2") as switched:
+        torch.testing.assert_close(compiled_one(q), wanted)
+    assert switched.served == 1
+    compiled_one(q).sum().backward()
+
+
+def test_checkpointing_without_attention_compiles_in_a_block() -> None:
+    def call(q: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.utils.checkpoint.checkpoint(torch.sin, q, use_reentrant=False)
+        return dspattn.attention(out, out, out, pattern="1:2")
+
+    q = torch.randn(1, 2, 150, 16, requires_grad=True)
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="no attention call arrived"), dspattn.use("2:4"):
+        out = torch.compile(call, backend="aot_eager", fullgraph=True)(q)
+    torch.testing.assert_close(out, call(q))
+
+
 def test_sizes_that_are_not_fixed_are_refused() -> None:
     """Heads and d are as they come, too: code that serves some is not run on those that the library refuses."""
     count = CompileCounter()

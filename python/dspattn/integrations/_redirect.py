@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
 SDPA = torch.nn.functional.scaled_dot_product_attention
@@ -97,6 +98,8 @@ class Redirect(TorchFunctionMode):
         if func is _UNFLATTEN:
             return args[0].unflatten(*args[1:], **kwargs)
         if not (is_attention or is_fused or func is _MULTI_HEAD):
+            if self.owner is not None and torch.compiler.is_compiling() and isinstance(func, HigherOrderOperator):
+                return _with_functions(self.owner, func, args, kwargs)
             return func(*args, **kwargs)
         # A compiler traces a whole block; it follows the mode itself and knows no context variables.
         owner = self.owner if torch.compiler.is_compiling() else innermost()
@@ -116,6 +119,39 @@ class Redirect(TorchFunctionMode):
         out = _multi_head(*args, **kwargs)
         _traced.owner = None
         return out
+
+
+def _with_functions(owner: Owner, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an operator that a compiler hands functions to, as checkpointing becomes one. It traces them while
+    no mode is on, and none may be put on there: attention in them is not seen, but found in what was traced."""
+    out = operator(*args, **kwargs)
+    if not has_unseen_attention():
+        return out
+    reason = (
+        f"{operator.__name__}: expected attention outside of functions that are handed to an operator, or code that is "
+        "not compiled, got attention in one that torch.compile traces, as under torch.utils.checkpoint inside of "
+        "compiled code, which cannot be redirected; compile what is checkpointed instead, or call dspattn.attention"
+    )
+    return owner.leave_to_pytorch([reason], lambda: out)
+
+
+def has_unseen_attention() -> bool:
+    """Called while tracing: whether functions of the operator that was traced last call PyTorch's attention."""
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        traced = InstructionTranslator.current_tx().output
+        latest = next(n for n in reversed(traced.graph.nodes) if isinstance(n.target, HigherOrderOperator))
+        bodies = [traced.nn_modules[n.target] for n in latest.all_input_nodes if n.op == "get_attr"]
+    except (ImportError, AttributeError, KeyError, StopIteration):
+        return False
+    graphs = [part.graph for body in bodies for part in body.modules() if isinstance(part, torch.fx.GraphModule)]
+    return any(node.target in _SEEN for graph in graphs for node in graph.nodes)
+
+
+_SEEN = (SDPA, _SDPA_PACKET, _SDPA_OPERATOR, _FUSED_LAYER, _FUSED_MODULE)
+# What torch.compiler.assume_constant_result does, which would load the compiler with the package.
+has_unseen_attention._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class _Traced:
