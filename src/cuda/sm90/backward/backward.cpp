@@ -5,7 +5,6 @@
 #include "core/geometry.h"
 #include "cuda/blocks/problem_params.h"
 #include "cuda/device/device.h"
-#include "cuda/sm90/backward/config.h"
 #include "cuda/sm90/backward/mask_words.h"
 #include "cuda/sm90/backward/rows_kernels.h"
 #include "cuda/sm90/common/forward.h"
@@ -80,8 +79,6 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.vector_d_v = flag(args.d_v);
   p.sequences = static_cast<int>(geometry.batch);
   p.kv_heads = static_cast<int>(geometry.kv_heads);
-  const auto shared = [](const MaskTensor& mask) { return mask.data != nullptr && mask.batch_stride == 0; };
-  p.sequences_in_turn = BW_SEQFIRST && (shared(p.bias) || shared(p.allowed)) ? 1 : 0;
   p.query_tiles = static_cast<int>(plan.query_tiles);
   p.block_tiles = tile::kBlockKeys / plan.keys;
   p.launches = static_cast<int>(plan.launches());

@@ -58,38 +58,9 @@ struct Config {
   static constexpr int kDScoreSlots = kDim <= 64 ? 4 : 2;
   static_assert(kDScoreBytes == kParts * static_cast<int>(kBiasBytes), "a bias takes the place of dS");
   static constexpr int kSteps = kDim / 16;  // of the products over a head dim
-  // dS of the step before is an operand of dK from registers, or from where the query warpgroup reads it too. That leaves
-  // registers for wider products of dQ: each waits for one of either key warpgroup, however small it is.
-#ifndef BW_STORED
-#define BW_STORED 1
-#endif
-#ifndef BW_NUM
-#define BW_NUM 4
-#endif
-#ifndef BW_LATE
-#define BW_LATE 1
-#endif
-  static constexpr bool kStoredDScores = BW_STORED;
-#ifndef BW_PLAIN
-#define BW_PLAIN 0
-#endif
-#ifndef BW_PREFETCH
-#define BW_PREFETCH 0
-#endif
-#ifndef BW_SEQFIRST
-#define BW_SEQFIRST 1
-#endif
-#ifndef BW_BEHIND
-#define BW_BEHIND 0
-#endif
-  static constexpr bool kBehind = BW_BEHIND && kDim <= 128;
-  static constexpr bool kLateAnnounce = BW_LATE && !kBehind;
-  static constexpr int kNumbersAhead = BW_NUM;
-  // dQ is computed 64 rows and so many columns at a time, which is what the registers of the query warpgroup hold.
-#ifndef BW_SUMC
-#define BW_SUMC 64
-#endif
-  static constexpr int kSumColumns = kDim <= 64 ? 64 : BW_SUMC;
+  // dQ is computed 64 rows and so many columns at a time, which is what the registers of the query warpgroup hold. Not
+  // fewer: warps take turns on the tensor core, a product each, however small it is.
+  static constexpr int kSumColumns = 64;
   static constexpr int kSumPasses = kQueryPanels * kDim / kSumColumns;
 
   // A share is counted while the next step's dQ is computed, when its additions have long arrived. Walks must be two
@@ -97,22 +68,19 @@ struct Config {
   static constexpr bool kCountsLater = kKeys == 2 * kTileQ;
 
   static constexpr bool kScoresAhead = kDim <= 64;
-#ifndef BW_PAIRS
-#define BW_PAIRS 8
-#endif
-  static constexpr int kPairsAhead = kDim == 128 ? BW_PAIRS : kTileQ / 8;  // of words whose other halves are asked for early
+  // Where a warp waits for its products it may as well be given before what it needs then; but all of that takes turns with
+  // products on the way to shared memory. So each was measured: log-sum-exps and D of so many pairs of rows are loaded
+  // before, and dS is announced a step later, when its stores have long arrived.
+  static constexpr int kNumbersAhead = kDim <= 64 ? 0 : 4;
+  static constexpr bool kLateAnnounce = kDim == 128;
   static constexpr int kStages = kDim <= 64 ? 4 : kDim <= 128 ? 3 : 2;  // of Q and dO
   // Of K and V: where there is room, those of the next item are loaded beside this one's.
   static constexpr int kKeySlots = kDim <= 192 ? 2 : 1;
   static constexpr int kValueSlots = kDim <= 64 ? 2 : 1;
 
   static constexpr int kThreads = 128 * (kConsumers + 1);
-#ifndef BW_KREG
-#define BW_KREG 216
-#define BW_QREG 72
-#endif
-  static constexpr int kQueryRegisters = kDim <= 64 ? 72 : BW_QREG;
-  static constexpr int kKeyRegisters = kDim <= 64 ? 216 : BW_KREG;
+  static constexpr int kQueryRegisters = 72;
+  static constexpr int kKeyRegisters = 216;
   static_assert(kQueryRegisters + kConsumers * kKeyRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "setmaxnreg would wait for ever for registers the launch did not allocate");
 };

@@ -7,9 +7,6 @@
 // Where a head dim is too large for both gradients (Split::products), one warpgroup has the scores and dV, and hands
 // the pruned scores to the other, which has dP and dK.
 #pragma once
-#ifndef BW_NUMPOS
-#define BW_NUMPOS (C::kHeadDim == 64 ? 1 : 2)
-#endif
 
 #include <cstdint>
 
@@ -76,7 +73,7 @@ struct KeyWarpgroup {
     const int copy = thread() % kMarkCopies;
     LoadedMarks marks{static_cast<std::uint32_t>(shared.facts[stage].masked[copy]),
                       static_cast<std::uint32_t>(shared.numbers[stage].has_nan[copy]), ~0u};
-    if (!BW_PLAIN && params.mask_words.data != nullptr) {
+    if (params.mask_words.data != nullptr) {
       marks.seen = params.mask_words
                        .data[std::int64_t{shared.facts[stage].mask_tile + part} * tile::kMaskWordsOfTile + thread()];
     }
@@ -85,8 +82,7 @@ struct KeyWarpgroup {
   // The bias of a query tile that is there, to the place of its dS, when dQ of the tile before it there is computed;
   // absent rows and keys are zeros.
   __device__ __forceinline__ void copy_bias(int tile) const {
-    prefetch_bias(tile);
-    if (BW_PLAIN || !C::kCopiesBias || params.bias_copied == 0) return;
+    if (!C::kCopiesBias || params.bias_copied == 0) return;
     const int slot = tile % C::kDScoreSlots;
     await(shared.free[slot], (tile / C::kDScoreSlots & 1) ^ 1);
     const tile::BiasRun run = tile::BiasRun::of(thread());
@@ -106,20 +102,6 @@ struct KeyWarpgroup {
       to += 32 * tile::kBiasRunQueries;
     }
     ptx::copy_async_arrive(ptx::shared_address(&shared.biased[part][slot]));
-  }
-  // The bias of the tile behind, to the L2 cache: a line of a row by each thread of one warpgroup.
-  __device__ __forceinline__ void prefetch_bias(int tile) const {
-#if BW_PREFETCH
-    if (params.bias_bytes != 2 || part != 0) return;
-    const TileFacts& facts = shared.facts[stage_of(tile)];
-    const int row = facts.first + (item().ascends != 0 ? -C::kTileQ : C::kTileQ) + thread() / 2;
-    const int key = item().block * tile::kBlockKeys + thread() % 2 * 64;
-    if (row < 0 || row >= item().rows || key >= item().keys) return;
-    const MaskTensor& bias = params.bias;
-    const auto* from = static_cast<const std::uint16_t*>(bias.data) + item().sequence * bias.batch_stride +
-                       facts.head * bias.head_stride + row * bias.row_stride + key * bias.key_stride;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-#endif
   }
   // Scores of the tile in work as they are compared.
   __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, const Marks& marks) const {
@@ -144,7 +126,7 @@ struct KeyWarpgroup {
     const int slot = number % C::kDScoreSlots;
     if (is_free == 0) await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
     store_key_tile<C>(shared.d_scores[slot], part, thread(), d_scores);
-    if (!C::kLateAnnounce && !C::kBehind) announce_d_scores(number);
+    if (!C::kLateAnnounce) announce_d_scores(number);
   }
   // It is there for the query warpgroup. Late: the fence waits until all is stored.
   __device__ __forceinline__ void announce_d_scores(int tile, bool is_stored = true) const {
@@ -153,21 +135,14 @@ struct KeyWarpgroup {
     ptx::mbarrier_arrive_if(ptx::shared_address(&shared.stored[static_cast<unsigned>(tile) % C::kDScoreSlots]),
                             leads_warp() && is_stored ? 1u : 0u);
   }
-  // dK of query tile `tile`, whose Q is in stage `stage`: dS from registers, or from where it was stored. Then the first
-  // product of an item does not add: what dK holds before is nothing.
-  __device__ __forceinline__ void issue_d_k(Gradient<C>& d_k, const TileOperand<C>& d_scores, int tile, int stage,
-                                            bool adds) {
-    if constexpr (C::kStoredDScores) {
-      issue_gradient<C>(d_k, shared.d_scores[static_cast<unsigned>(tile) % C::kDScoreSlots], part, shared.q[stage], adds);
-    } else {
-      issue_gradient<C>(d_k, d_scores, shared.q[stage]);
-    }
+  // dK of query tile `tile`, whose Q is in stage `stage` and whose dS is where it was stored. The first product of an item
+  // does not add: what dK holds before is nothing.
+  __device__ __forceinline__ void issue_d_k(Gradient<C>& d_k, int tile, int stage, bool adds) {
+    issue_gradient<C>(d_k, shared.d_scores[static_cast<unsigned>(tile) % C::kDScoreSlots], part, shared.q[stage], adds);
   }
   // Before that: what all four warps have stored is there for the tensor core.
   __device__ __forceinline__ void sync_d_scores() const {
-    if constexpr (C::kStoredDScores) {
-      ptx::named_barrier_sync(barrier_number(NamedBarrier::keys) + index(), 128);
-    }
+    ptx::named_barrier_sync(barrier_number(NamedBarrier::keys) + index(), 128);
   }
 
   __device__ __forceinline__ void store_gradients(const Gradient<C>& d_k, const Gradient<C>& d_v) const {
@@ -177,8 +152,8 @@ struct KeyWarpgroup {
   }
 
   // After the last step: its gradients, which wait for a step that does not come, and what the keys have got.
-  __device__ __forceinline__ void finish_keys(int steps, const TileOperand<C>& weights, const TileOperand<C>& d_scores,
-                                              Gradient<C>& d_k, Gradient<C>& d_v) {
+  __device__ __forceinline__ void finish_keys(int steps, const TileOperand<C>& weights, Gradient<C>& d_k,
+                                              Gradient<C>& d_v) {
     arrive(shared.keys_free[item_number % 2]);
     if (steps > 0) {
       if (C::kLateAnnounce) announce_d_scores(number - 1);
@@ -186,7 +161,7 @@ struct KeyWarpgroup {
       sync_d_scores();
       ptx::wgmma_fence();
       issue_gradient<C>(d_v, weights, shared.d_out[last]);
-      issue_d_k(d_k, d_scores, number - 1, last, steps > 1);
+      issue_d_k(d_k, number - 1, last, steps > 1);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       arrive(shared.empty[last]);
@@ -199,7 +174,7 @@ struct KeyWarpgroup {
   // tile, which is finite, stands for the one before.
   __device__ __forceinline__ void run_keys(int steps) {
     Gradient<C> d_k = {}, d_v = {};
-    TileOperand<C> weights = {}, d_scores = {};
+    TileOperand<C> weights = {};
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       const int before = stage_of(i > 0 ? number - 1 : number);
@@ -214,20 +189,20 @@ struct KeyWarpgroup {
       ptx::wgmma_wait<0>();
       const Marks marks = loaded_marks.settled();
       pack(weights, scores, marks);
-      const EarlyHalves<C> early(weights, 0);
+      const OtherHalves<C> others(weights);
       if (C::kLateAnnounce) announce_d_scores(number - 1, i > 0);
       TileScores<C> d_weights;  // in the registers of the scores, which are packed
       sync_d_scores();
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
-      issue_d_k(d_k, d_scores, number + C::kDScoreSlots - 1, before, i > 1);
+      issue_d_k(d_k, number + C::kDScoreSlots - 1, before, i > 1);
       ptx::wgmma_commit();
       NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
-      if (BW_NUMPOS == 1) numbers.load();
       const std::uint32_t is_free = is_place_free();
-      prune<C>(weights, early, marks.tells_masked(), thread());
-      if (BW_NUMPOS == 2) numbers.load();
+      prune<C>(weights, others, marks.tells_masked(), thread());
+      numbers.load();
       ptx::wgmma_wait<0>();
+      TileOperand<C> d_scores;
       weigh<C>(params, numbers, marks.has_nan(), weights, d_weights, d_scores);
       if (i > 0) arrive(shared.empty[before]);
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
@@ -235,68 +210,7 @@ struct KeyWarpgroup {
       ++number;
     }
     if (steps == 0) arrive(shared.values_free[item_number % 2]);
-    finish_keys(steps, weights, d_scores, d_k, d_v);
-  }
-
-  // The same with a step's gradients computed in it, behind the scores of the next: those are packed and pruned while the
-  // gradients and dP are computed.
-  __device__ __forceinline__ void run_keys_behind(int steps) {
-    Gradient<C> d_k = {}, d_v = {};
-    TileOperand<C> weights, d_scores;
-    TileScores<C> scores;
-    Marks marks = {};
-    if (steps > 0) {
-      ring().await_full(shared.full);
-      ptx::wgmma_fence();
-      issue_scores<C>(scores, k(), part, shared.q[stage()]);
-      ptx::wgmma_commit();
-      marks = marks_of(stage()).settled();
-      copy_bias(number);
-      ptx::wgmma_wait<0>();
-    }
-#pragma unroll 1
-    for (int i = 0; i < steps; ++i) {
-      const int next = i + 1 < steps ? number + 1 : number;
-      const Ring<C::kStages> next_ring = ring_of(next);
-      PackedTile<C> packed;
-      pack(packed, scores, marks);
-      const EarlyHalves<C> early(packed, 0);
-      TileScores<C> d_weights;  // in the registers of the scores, which are packed
-      ptx::wgmma_fence();
-      issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<1>();
-      if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
-      const std::uint32_t is_free = is_place_free();
-      const std::uint32_t is_full = next_ring.test_full(shared.full);
-      prune<C>(packed, early, marks.tells_masked(), thread());
-      NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
-      numbers.load();
-      ptx::wgmma_wait<0>();
-      if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
-      weigh<C>(params, numbers, marks.has_nan(), packed, d_weights, d_scores);
-#pragma unroll
-      for (int word = 0; word < C::kTileQ / 4; ++word) weights[word] = packed[word];
-      store_d_scores(d_scores, is_free);
-      if (is_full == 0) next_ring.await_full(shared.full);
-      ptx::wgmma_fence();
-      issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
-      ptx::wgmma_commit();
-      issue_gradient<C>(d_v, weights, shared.d_out[stage()]);
-      announce_d_scores(number);
-      marks = marks_of(stage_of(next)).settled();
-      sync_d_scores();
-      issue_d_k(d_k, d_scores, number, stage(), i > 0);
-      ptx::wgmma_commit();
-      if (next > number) copy_bias(next);
-      ++number;
-      ptx::wgmma_wait<1>();
-    }
-    if (steps == 0) arrive(shared.values_free[item_number % 2]);
-    arrive(shared.keys_free[item_number % 2]);
-    ptx::wgmma_wait<0>();
-    if (steps > 0) arrive(shared.empty[stage_of(number - 1)]);
-    store_gradients(d_k, d_v);
+    finish_keys(steps, weights, d_k, d_v);
   }
 
   // The same where registers suffice to compute the scores of the next step and the gradients of the one before while
@@ -304,7 +218,7 @@ struct KeyWarpgroup {
   // with the warpgroup's four warps waiting for each other.
   __device__ __forceinline__ void run_keys_ahead(int steps) {
     Gradient<C> d_k = {}, d_v = {};
-    TileOperand<C> weights = {}, d_scores = {};
+    TileOperand<C> weights = {};
     TileScores<C> scores;
     Marks marks = {};
     if (steps > 0) {
@@ -325,7 +239,7 @@ struct KeyWarpgroup {
       const std::uint32_t is_full = next_ring.test_full(shared.full);
       PackedTile<C> packed;
       pack(packed, scores, marks);
-      const EarlyHalves<C> early(packed, 0);
+      const OtherHalves<C> others(packed);
       if (C::kLateAnnounce) announce_d_scores(number - 1, i > 0);
       if (is_full == 0) next_ring.await_full(shared.full);
       TileScores<C> d_weights;
@@ -333,19 +247,19 @@ struct KeyWarpgroup {
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
       issue_gradient<C>(d_v, weights, shared.d_out[before]);
-      issue_d_k(d_k, d_scores, number + C::kDScoreSlots - 1, before, i > 1);
+      issue_d_k(d_k, number + C::kDScoreSlots - 1, before, i > 1);
       ptx::wgmma_commit();
       issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
       ptx::wgmma_commit();
       if (next > number) copy_bias(next);
       NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
-      if (BW_NUMPOS == 1) numbers.load();
-      prune<C>(packed, early, marks.tells_masked(), thread());
+      prune<C>(packed, others, marks.tells_masked(), thread());
       // What is loaded behind products comes late: none of it is needed before these are done.
-      if (BW_NUMPOS == 2) numbers.load();
+      numbers.load();
       const std::uint32_t is_free = is_place_free();
       const LoadedMarks next_marks = marks_of(stage_of(next));
       ptx::wgmma_wait<1>();
+      TileOperand<C> d_scores;
       weigh<C>(params, numbers, marks.has_nan(), packed, d_weights, d_scores);
       marks = next_marks.settled();
       if (i > 0) arrive(shared.empty[before]);
@@ -355,60 +269,52 @@ struct KeyWarpgroup {
       ++number;
       ptx::wgmma_wait<0>();
     }
-    finish_keys(steps, weights, d_scores, d_k, d_v);
+    finish_keys(steps, weights, d_k, d_v);
   }
 
-  // Split::products, scores and dV. dV of the step before is computed behind the scores, while they are pruned; the first
-  // step's is of zeros.
+  // Split::products, scores and dV.
   __device__ __forceinline__ void run_scores(int steps) {
-    constexpr bool kBeside = C::kHeadDim < 256;  // registers for the weights that dV still reads and for the next
     Gradient<C> d_v = {};
     TileOperand<C> weights = {};
+    const auto issue_gradients = [&] {
+      ptx::wgmma_fence();
+      issue_gradient<C>(d_v, weights, shared.d_out[stage_of(number - 1)]);
+      ptx::wgmma_commit();
+    };
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
-      const int before = stage_of(i > 0 ? number - 1 : number);
       TileScores<C> scores;
       ring().await_full(shared.full);
+      copy_bias(number);
+      if (i > 0) issue_gradients();
       ptx::wgmma_fence();
       issue_scores<C>(scores, k(), 0, shared.q[stage()]);
       ptx::wgmma_commit();
-      issue_gradient<C>(d_v, weights, shared.d_out[before]);
-      ptx::wgmma_commit();
-      const LoadedMarks loaded_marks = marks_of(stage());
-      copy_bias(number);
-      ptx::wgmma_wait<kBeside ? 1 : 0>();
-      const Marks marks = loaded_marks.settled();
-      PackedTile<C> beside;
-      PackedTile<C>& packed = kBeside ? beside : weights;
-      pack(packed, scores, marks);
-      prune<C>(packed, EarlyHalves<C>(packed, 0), marks.tells_masked(), thread());
+      ptx::wgmma_wait<0>();
+      if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
+      const Marks marks = marks_of(stage()).settled();
+      pack(weights, scores, marks);
+      prune<C>(weights, OtherHalves<C>(weights), marks.tells_masked(), thread());
       const int slot = number % 2;
       await(shared.handed.empty[slot], (number / 2 & 1) ^ 1);
-      hand_over<C>(shared.handed.words[slot], thread(), packed);
+      hand_over<C>(shared.handed.words[slot], thread(), weights);
       arrive(shared.handed.full[slot]);
-      ptx::wgmma_wait<0>();
-      if (i > 0) arrive(shared.empty[before]);
       NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
       numbers.load();
-      weigh<C>(params, numbers, marks.has_nan(), packed);
-#pragma unroll
-      for (int word = 0; word < C::kTileQ / 4; ++word) weights[word] = packed[word];
+      weigh<C>(params, numbers, marks.has_nan(), weights);
       ++number;
     }
     arrive(shared.keys_free[item_number % 2]);
     if (steps > 0) {
-      const int last = stage_of(number - 1);
-      ptx::wgmma_fence();
-      issue_gradient<C>(d_v, weights, shared.d_out[last]);
-      ptx::wgmma_commit();
+      issue_gradients();
       ptx::wgmma_wait<0>();
-      arrive(shared.empty[last]);
+      arrive(shared.empty[stage_of(number - 1)]);
     }
     const KeyRows<C> rows(params, item(), 0, thread());
     store_key_rows<C>(params.d_v, params.vector_d_v, rows, d_v, 1.0f, thread() & 3);
   }
 
-  // Split::products, dP, dS and dK. dK is waited for with the next step's dP.
+  // Split::products, dP, dS and dK.
   __device__ __forceinline__ void run_d_scores(int steps) {
     Gradient<C> d_k = {};
 #pragma unroll 1
@@ -418,7 +324,7 @@ struct KeyWarpgroup {
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), 0, shared.d_out[stage()]);
       ptx::wgmma_commit();
-      TileOperand<C> weights = {}, d_scores = {};
+      TileOperand<C> weights, d_scores;
       const int slot = number % 2;
       const bool has_nan = shared.numbers[stage()].has_nan[thread() % kMarkCopies] != 0;
       const std::uint32_t is_free = is_place_free();
@@ -428,21 +334,20 @@ struct KeyWarpgroup {
       take_over<C>(shared.handed.words[slot], thread(), weights);
       ptx::wgmma_wait<0>();
       weigh<C>(params, numbers, has_nan, weights, d_weights, d_scores);
-      if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
       arrive(shared.handed.empty[slot]);
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       store_d_scores(d_scores, is_free);
       if (C::kLateAnnounce) announce_d_scores(number);
       sync_d_scores();
       ptx::wgmma_fence();
-      issue_d_k(d_k, d_scores, number, stage(), true);
+      issue_d_k(d_k, number, stage(), true);
       ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      arrive(shared.empty[stage()]);
       ++number;
     }
     if (steps == 0) arrive(shared.values_free[item_number % 2]);
     arrive(shared.keys_free[item_number % 2]);
-    ptx::wgmma_wait<0>();
-    if (steps > 0) arrive(shared.empty[stage_of(number - 1)]);
     const KeyRows<C> rows(params, item(), 0, thread());
     store_key_rows<C>(params.d_k, params.vector_d_k, rows, d_k, params.d_k_scale, thread() & 3);
   }
@@ -454,9 +359,7 @@ struct KeyWarpgroup {
       await(shared.described[item_number % 2], item_number / 2 & 1);
       if (uniform(item().valid) == 0) return;
       const int steps = uniform(steps_of(params, item()));
-      if constexpr (C::kBehind) {
-        run_keys_behind(steps);
-      } else if constexpr (C::kScoresAhead) {
+      if constexpr (C::kScoresAhead) {
         run_keys_ahead(steps);
       } else if constexpr (C::kSplit == Split::keys) {
         run_keys(steps);

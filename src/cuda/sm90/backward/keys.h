@@ -21,12 +21,8 @@ __device__ __forceinline__ void take_item(const BackwardParams& params, Item& it
   item.valid = number < params.items ? 1 : 0;
   if (item.valid == 0) return;
   const tile::GradientItem index = params.order.item(number);
-  // Sequences that see the same bias or mask come together, so that it is read from memory once.
-  const int count = params.sequences_in_turn != 0 ? params.sequences : params.kv_heads;
-  const int first = index.sequence_head / count;
-  const int second = index.sequence_head - first * count;
-  item.sequence = params.sequences_in_turn != 0 ? second : first;
-  item.kv_head = params.sequences_in_turn != 0 ? first : second;
+  item.sequence = index.sequence_head / params.kv_heads;
+  item.kv_head = index.sequence_head - item.sequence * params.kv_heads;
   const SequenceRows rows = sequence_rows(params, item.sequence);
   item.batch = rows.batch;
   item.rows = rows.rows;

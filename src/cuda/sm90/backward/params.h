@@ -78,7 +78,6 @@ struct BackwardParams {
   int vector_d_q = 0, vector_d_k = 0, vector_d_v = 0;
   int sequences = 0;
   int kv_heads = 0;
-  int sequences_in_turn = 0;  // 1: of a key head all sequences follow each other, else of a sequence all key heads
   int query_tiles = 0;  // of a head, of all sequences
   tile::GradientItems order = {};
   int block_tiles = 1;  // key tiles of a key block

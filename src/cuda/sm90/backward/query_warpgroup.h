@@ -22,6 +22,7 @@ template <typename C>
 struct QueryWarpgroup {
   const BackwardParams& params;
   Shared<C>& shared;
+  int warp = uniform(static_cast<int>(threadIdx.x) / 32);  // found once: behind products a shuffle takes hundreds of clocks
   int item_number = 0;  // of this CTA's items, the one whose dQ is computed
   int number = 0;       // of query tiles whose dQ is computed
 
@@ -115,7 +116,7 @@ struct QueryWarpgroup {
   // By warp 0. Those tiles that the key warpgroups need to get to the end of the step in work; it waits for their
   // stages.
   __device__ __forceinline__ void load_needed() {
-    if (uniform(thread() / 32) != kLoadingWarp) return;
+    if (warp != kLoadingWarp) return;
 #pragma unroll 1
     while (loaded < number + kLoadsNeeded && finds_next()) {
       loads.await_empty(shared.empty);
@@ -124,7 +125,7 @@ struct QueryWarpgroup {
   }
   // Those whose stages are free.
   __device__ __forceinline__ void load_free() {
-    if (uniform(thread() / 32) != kLoadingWarp) return;
+    if (warp != kLoadingWarp) return;
 #pragma unroll 1
     while (finds_next() && is_done(loads.barrier(shared.empty), loads.parity ^ 1)) load_tile(item(load_number));
   }
@@ -176,17 +177,17 @@ struct QueryWarpgroup {
     float* to;   // of this thread
     int before;  // shares that must have been added
   };
-  __device__ __forceinline__ Share share_of(const Step& step) const {
-    const tile::Turn turn = turn_of<C>(params, item(item_number), step);
+  __device__ __forceinline__ Share share_of(const Item& item, const Step& step) const {
+    const tile::Turn turn = turn_of<C>(params, item, step);
     const std::int64_t tile = static_cast<std::int64_t>(turn.sum) * params.query_tiles * params.work.heads.value +
-                              step.scratch_tile(params, item(item_number));
+                              step.scratch_tile(params, item);
     return {params.scratch.counts + tile, params.scratch.sums + tile * (C::kTileQ * C::kHeadDim) + 4 * thread(),
             turn.before};
   }
 
   // This CTA's share of a step's dQ. Every warp waits for its turn and adds its rows; when all have, one counts that.
-  __device__ __forceinline__ void run_step(const Step& step) {
-    const Share share = share_of(step);
+  __device__ __forceinline__ void run_step(const Item& item, const Step& step) {
+    const Share share = share_of(item, step);
     std::int32_t counted = 0;
     if (leads_warp()) counted = ptx::count_now(share.count);  // ahead of time
     const int slot = number % C::kDScoreSlots;
@@ -231,8 +232,10 @@ struct QueryWarpgroup {
   // as soon as there is: V's place is free in the middle of that step.
   __device__ __forceinline__ void run_item() {
     constexpr bool kEarlyKeys = C::kKeySlots > 1, kEarlyValues = C::kValueSlots > 1;
-    const int steps = uniform(steps_of(params, item(item_number)));
-    Step step = Step::first(params, item(item_number));
+    // In registers: every step asks for what the item is, and behind products a load takes hundreds of clocks.
+    const Item own = item(item_number);
+    const int steps = uniform(steps_of(params, own));
+    Step step = Step::first(params, own);
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       if (i == max(steps - kStepsAhead, 0)) {
@@ -253,8 +256,8 @@ struct QueryWarpgroup {
           arrive(shared.described, taken - 1);
         }
       }
-      run_step(step);
-      step.advance(item(item_number));
+      run_step(own, step);
+      step.advance(own);
     }
     count_last();
     arrive(shared.keys_free, item_number);
@@ -283,7 +286,7 @@ struct QueryWarpgroup {
 
   static constexpr int kLoadingWarp = 0, kCountingWarp = 1;
   // Tiles: the one in work; the next, where its scores come before this one's dS or it would come too late.
-  static constexpr int kLoadsNeeded = C::kScoresAhead || C::kBehind || C::kStages == 2 ? 2 : 1;
+  static constexpr int kLoadsNeeded = C::kScoresAhead || C::kStages == 2 ? 2 : 1;
   static constexpr int kStepsAhead = 3;
 };
 

@@ -177,9 +177,7 @@ struct KeyScores {
   // Scores as they are compared, where something may be masked. `bias`: its tile, where such are copied.
   __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, std::uint32_t seen,
                                        std::uint32_t bias) const {
-    if (BW_PLAIN) {
-      pack_visible<C>(packed, scores);
-    } else if (C::kCopiesBias && params.bias_copied != 0) {
+    if (C::kCopiesBias && params.bias_copied != 0) {
       pack_copied_bias(packed, scores, bias);
     } else if (params.bias_bytes == 4) {
       pack_biased<float>(packed, scores);
@@ -188,45 +186,41 @@ struct KeyScores {
     } else {
       pack_visible<C>(packed, scores);
     }
-    if (!BW_PLAIN && params.mask_words.data != nullptr) mask_hidden(packed, seen);
+    if (params.mask_words.data != nullptr) mask_hidden(packed, seen);
     if (facts.all_inside == 0) mask_band(packed);
   }
 };
 
-// What the other lane of a pair has of its groups, for kPairs pairs of words from `first` on. The answers to shuffles
-// that stand behind products take as long as those take to issue: so as many as registers allow are asked for before.
-template <typename C, int kPairs>
+// What the other lane of a pair has of its groups. The answers to shuffles that stand behind products take as long as
+// those take to issue: so all are asked for before.
+template <typename C>
 struct OtherHalves {
-  tile::HalfGroup halves[kPairs > 0 ? kPairs : 1];
+  tile::HalfGroup halves[C::kTileQ / 8];
 
-  __device__ __forceinline__ OtherHalves(const PackedTile<C>& packed, int first) {
+  __device__ __forceinline__ explicit OtherHalves(const PackedTile<C>& packed) {
     if constexpr (C::kSelection == Selection::two_of_four) {
 #pragma unroll
-      for (int j = 0; j < kPairs; ++j) {
-        const tile::HalfGroup own = tile::half_group(packed[2 * (first + j)], packed[2 * (first + j) + 1]);
+      for (int j = 0; j < C::kTileQ / 8; ++j) {
+        const tile::HalfGroup own = tile::half_group(packed[2 * j], packed[2 * j + 1]);
         halves[j] = {__shfl_xor_sync(~0u, own.high, tile::kLanesApart),
                      __shfl_xor_sync(~0u, own.low, tile::kLanesApart)};
       }
     }
   }
 };
-template <typename C>
-using EarlyHalves = OtherHalves<C, C::kPairsAhead>;
 
 // Prunes: what is not kept becomes -inf. kMasked: but masked keys stay the lowest score, for rows that are NaN and give
 // that to what they see; both have a weight of 0 otherwise.
 template <typename C, bool kMasked>
-__device__ __forceinline__ void select(PackedTile<C>& packed, const EarlyHalves<C>& early, int thread) {
+__device__ __forceinline__ void select(PackedTile<C>& packed, const OtherHalves<C>& others, int thread) {
   const std::uint32_t upper = (thread & tile::kLanesApart) != 0 ? ~0u : 0u;
-  const OtherHalves<C, C::kTileQ / 8 - C::kPairsAhead> late(packed, C::kPairsAhead);
 #pragma unroll
   for (int j = 0; j < C::kTileQ / 8; ++j) {
     std::uint32_t& a = packed[2 * j];
     std::uint32_t& b = packed[2 * j + 1];
     tile::KeptHalf kept;
     if constexpr (C::kSelection == Selection::two_of_four) {
-      const tile::HalfGroup other = j < C::kPairsAhead ? early.halves[j] : late.halves[j - C::kPairsAhead];
-      kept = tile::keep_two_of_four(a, b, tile::half_group(a, b), other, upper);
+      kept = tile::keep_two_of_four(a, b, tile::half_group(a, b), others.halves[j], upper);
     } else {
       kept = tile::keep_one_of_two(a, b);
     }
@@ -240,11 +234,11 @@ __device__ __forceinline__ void select(PackedTile<C>& packed, const EarlyHalves<
 }
 
 template <typename C>
-__device__ __forceinline__ void prune(PackedTile<C>& packed, const EarlyHalves<C>& early, bool masked, int thread) {
+__device__ __forceinline__ void prune(PackedTile<C>& packed, const OtherHalves<C>& others, bool masked, int thread) {
   if (masked) {
-    select<C, true>(packed, early, thread);
+    select<C, true>(packed, others, thread);
   } else {
-    select<C, false>(packed, early, thread);
+    select<C, false>(packed, others, thread);
   }
 }
 
