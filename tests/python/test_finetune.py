@@ -85,9 +85,11 @@ def test_experiment_trains_all_attentions_alike(tmp_path: Path, monkeypatch: pyt
 
 def test_profile_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """experiments/finetune/step_profile.py: each model runs its own attention, and all else is the same."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.syspath_prepend(str(EXPERIMENT.parent))
-    for name in ("run", "step_profile"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("run", "step_profile"):  # other experiments have a run.py, too
+        monkeypatch.setitem(sys.modules, name, sys)
+        del sys.modules[name]
     step_profile = importlib.import_module("step_profile")
     out = tmp_path / "profile.json"
     arguments = "--tiny --device cpu --batch 2 --length 100 --seconds 0.1 --calls 2"
