@@ -36,6 +36,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, nargs="+", default=[8, 32], help="windows of a step")
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--seconds", type=float, default=10.0, help="of steps in turn, for every batch size")
+    parser.add_argument("--calls", type=int, default=200, help="calls of attention alone whose time is taken together")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a small model")
     parser.add_argument("--out", type=Path, default=finetune.ROOT / "out" / "finetune" / "profile.json")
@@ -110,7 +111,7 @@ def print_differences(found: list[dict[str, Any]]) -> None:
             print(f"    {total:10.0f} us ({change[name]:+9.0f}), {count:4d} x {name[:110]}")
 
 
-def microseconds(call: Callable[[], object], device: str, count: int = 200, rounds: int = 5) -> float:
+def microseconds(call: Callable[[], object], device: str, count: int, rounds: int = 5) -> float:
     """Host time of a call whose kernels take less."""
     best = float("inf")
     for _ in range(rounds):
@@ -123,7 +124,7 @@ def microseconds(call: Callable[[], object], device: str, count: int = 200, roun
     return round(best, 1)
 
 
-def calls(device: str) -> list[dict[str, Any]]:
+def calls(device: str, count: int) -> list[dict[str, Any]]:
     """Host time of attention alone, in the layout that models have."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     q, k, v = (torch.randn(1, 64, heads, 64, device=device, dtype=dtype).transpose(1, 2) for heads in (9, 3, 3))
@@ -142,9 +143,7 @@ def calls(device: str) -> list[dict[str, Any]]:
             torch.autograd.grad(recorded(), with_gradients, gradient)
 
         for what, call in (("forward", forward), ("forward, recorded", recorded), ("forward and backward", both)):
-            for _ in range(20):
-                call()
-            rows.append({"call": name, "what": what, "us": microseconds(call, device)})
+            rows.append({"call": name, "what": what, "us": microseconds(call, device, count)})
     return rows
 
 
@@ -158,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.device == "cuda":
         timing.warm_up(1.0)
     head["model"] = "small, random" if options.tiny else "SmolLM2-135M's shape, random"
-    rows: list[dict[str, Any]] = [{"case": "calls", "rows": calls(options.device)}]
+    rows: list[dict[str, Any]] = [{"case": "calls", "rows": calls(options.device, options.calls)}]
     for row in rows[0]["rows"]:
         print(f"{row['call']:8} {row['what']:24} {row['us']:8.1f} us", flush=True)
     runs = [finetune.start(base, attention, 0, options) for attention in finetune.ATTENTIONS]

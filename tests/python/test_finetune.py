@@ -81,3 +81,27 @@ def test_experiment_trains_all_attentions_alike(tmp_path: Path, monkeypatch: pyt
     assert run.main([*arguments.split(), "--budget-seconds", "0.1", "--out", str(out)]) == 0
     assert [len(row["losses"]) for row in json.loads(out.read_text())["rows"]] == [1, 1, 1]
     assert run.main(["measure", "--device", "cpu", "--tokens", str(tmp_path / "none.npz")]) == 2
+
+
+def test_profile_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """experiments/finetune/step_profile.py: each model runs its own attention, and all else is the same."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.syspath_prepend(str(EXPERIMENT.parent))
+    for name in ("run", "step_profile"):  # other experiments have a run.py, too
+        monkeypatch.setitem(sys.modules, name, sys)
+        del sys.modules[name]
+    step_profile = importlib.import_module("step_profile")
+    out = tmp_path / "profile.json"
+    arguments = "--tiny --device cpu --batch 2 --length 100 --seconds 0.1 --calls 2"
+    assert step_profile.main([*arguments.split(), "--out", str(out)]) == 0
+    calls, host, batch = json.loads(out.read_text())["rows"]
+    assert [row["call"] for row in calls["rows"]] == ["sdpa"] * 3 + ["dspattn"] * 3
+    names = ["sdpa", "dspattn_2_4", "dspattn_1_2"]
+    for case in (host, batch):
+        assert [row["attention"] for row in case["timed"]] == names
+        assert all(row["ms_per_step"] > 0 and row["speed_over_sdpa"] > 0 for row in case["timed"])
+    for name, row in zip(names, batch["profiled"], strict=True):
+        ours = [kernel for kernel in row["totals_us"] if kernel.startswith("dspattn::")]
+        assert row["attention"] == name and 0 < row["busy_ms"] <= row["span_ms"] and row["kernels"] > 0
+        assert ours == [] if name == "sdpa" else len(ours) == 2
+        assert any("scaled_dot_product" in kernel for kernel in row["totals_us"]) == (name == "sdpa")
