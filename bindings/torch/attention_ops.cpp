@@ -136,7 +136,7 @@ Tensor empty_heads(const Tensor& like, std::int64_t d, bool fp32) {
   return empty_like_strided(like, type, {like.size(0), like.size(1), like.size(2), d}, {0, 2, 1, 3});
 }
 
-Tensor empty_gradient(const Tensor& like, bool fp32) { return empty_heads(like, like.size(3), fp32); }
+Tensor empty_gradient(const Tensor& of, bool fp32) { return empty_heads(of, of.size(3), fp32); }
 
 void require_rank_4(const Tensor& tensor, std::string_view argument) {
   if (tensor.dim() != 4) {
@@ -166,9 +166,9 @@ void run_forward(Stack& stack) {
 }
 
 // The gradient of something optional: in its shape, or an empty tensor where it is not asked for.
-Tensor empty_optional(const MaybeTensor& given, bool wanted, std::int32_t type, const Tensor& like) {
-  if (!wanted || !given) return empty_like_strided(like, aoti_torch_dtype_float32(), {0}, {0});
-  const Tensor& tensor = *given;
+Tensor empty_optional(const MaybeTensor& of, bool wanted, std::int32_t type, const Tensor& like) {
+  if (!wanted || !of) return empty_like_strided(like, aoti_torch_dtype_float32(), {0}, {0});
+  const Tensor& tensor = *of;
   if (tensor.dim() != 4) return empty_like_strided(like, type, {tensor.size(0)}, {0});
   return empty_like_strided(like, type, {tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)}, {0, 1, 2, 3});
 }
