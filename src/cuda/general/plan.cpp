@@ -212,9 +212,9 @@ std::string to_string(const ForwardPlan& plan) {
   std::ostringstream text;
   text << "products    " << name_of(plan.kind) << ", compiled for d = " << plan.shape.dim
        << (plan.scope == Scope::all ? ", everything served" : "") << "\nCTA         " << plan.tile_q()
-       << " query rows by " << plan.warps << " warps, key tiles of " << plan.shape.tile_k << ", "
-       << plan.stages << (plan.stages == 1 ? " stage, " : " stages, ") << plan.shared_bytes()
-       << " bytes of shared memory, " << plan.resident << " a multiprocessor"
+       << " query rows by " << plan.warps << " warps, key tiles of " << plan.shape.tile_k << ", " << plan.stages
+       << (plan.stages == 1 ? " stage, " : " stages, ") << plan.shared_bytes() << " bytes of shared memory, "
+       << plan.resident << " a multiprocessor"
        << (plan.together ? "\nbefore      what all keys' weights add up to, by which heads choose together" : "")
        << (plan.means.present ? "\nbefore      means of V for the weight of pruned keys" : "")
        << (plan.workspace_bytes > 0 ? "\nworkspace   " + std::to_string(plan.workspace_bytes) + " bytes" : "")

@@ -119,7 +119,8 @@ __device__ __forceinline__ void store_block(const ForwardParams& params, const I
   if constexpr (C::kAll) {
     if (out.data == nullptr) return store_totals<C>(params.lse, to, lane, sums, block.state);
   }
-  if (C::kSharesOutput ? index == 0 : !C::kAll || item.column == 0) store_lse<C>(params.lse, params.scales, to, lane, sums, block.state);
+  if (C::kSharesOutput ? index == 0 : !C::kAll || item.column == 0)
+    store_lse<C>(params.lse, params.scales, to, lane, sums, block.state);
   if constexpr (C::kAll) {
     // Dropout: what is left is divided by its share.
     sums = {sums.sum0 * params.extras.keep_probability, sums.sum1 * params.extras.keep_probability};
