@@ -57,11 +57,9 @@ class RowJudge {
         if (kernel_keeps) fail(row, j, "is masked, yet the kernel gives it weight");
         continue;
       }
-      const bool oracle_keeps = oracle_.selection.at(row, j) != 0;
-      const bool seen = score >= visible_score_;
-      judgement_.selection.at(row, j) = kernel_keeps || (oracle_keeps && !seen);
       if (problem.pattern.is_dense()) {
-        if (!kernel_keeps && seen) fail(row, j, "is dropped by the kernel under a dense pattern");
+        judgement_.selection.at(row, j) = kernel_keeps || !seen(row, j);
+        if (!kernel_keeps && seen(row, j)) fail(row, j, "is dropped by the kernel under a dense pattern");
       } else {
         groups[place_of_key(j, problem.pattern.group, problem.grouping).group].push_back(j);
       }
@@ -102,9 +100,14 @@ class RowJudge {
       kernel_count += probed_.at(row, j) != 0;
       unseen += !seen(row, j) && probed_.at(row, j) == 0;
     }
+    std::int64_t taken = 0;
     for (const std::int64_t j : members) {
       const bool oracle_keeps = oracle_.selection.at(row, j) != 0;
       const bool kernel_keeps = probed_.at(row, j) != 0;
+      // What is not seen is taken from the oracle, as far as the group has room.
+      const bool takes = !kernel_keeps && oracle_keeps && !seen(row, j) && kernel_count + taken < keep;
+      taken += takes;
+      judgement_.selection.at(row, j) = kernel_keeps || takes;
       if (oracle_keeps == kernel_keeps || (oracle_keeps && !seen(row, j))) continue;
       differs = true;
       const double rival = oracle_keeps ? largest_dropped : smallest_kept;

@@ -311,7 +311,8 @@ TEST(GeneralPlan, GivesFp32AtD256AllTheSharedMemoryThereIs) {
   DeviceFacts device;
   device.present = true;
   device.multiprocessors = 132;
-  for (const auto& [shared, warps, stages] : {std::tuple{kAda, 4, 0}, std::tuple{kAmpere, 4, 1}, std::tuple{kHopper, 8, 1}}) {
+  for (const auto& [shared, warps, stages] :
+       {std::tuple{kAda, 4, 0}, std::tuple{kAmpere, 4, 1}, std::tuple{kHopper, 8, 1}}) {
     device.shared_bytes = shared;
     const Problem problem = problem_of(DType::f32, 256);
     const general::ForwardPlan plan = general::plan_forward(problem, out_for(problem), device);
@@ -343,7 +344,8 @@ TEST(GeneralPlan, EveryRowTileIsTakenOnce) {
         for (int worker = 0; worker < plan.ctas; ++worker) {
           for (int round = 0; round < plan.order.rounds; ++round) {
             const tile::ItemIndex item = tile::item_of_round<false>(plan.order, round, worker);
-            if (item.row_tile >= 0) ++taken[static_cast<std::size_t>(item.sequence_head * plan.row_tiles + item.row_tile)];
+            if (item.row_tile >= 0)
+              ++taken[static_cast<std::size_t>(item.sequence_head * plan.row_tiles + item.row_tile)];
           }
         }
         EXPECT_EQ(taken, std::vector<int>(taken.size(), 1));

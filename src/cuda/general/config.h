@@ -96,8 +96,8 @@ struct Config {
   // one (Loader::ask_next).
   static constexpr bool kTakesItems = kCheapCopies;
   static constexpr int kItemSlots = kTakesItems ? 2 : 1;  // the item, and the next
-  // Two neighbouring warps share the output of both their rows: each computes half of its columns, so that a fragment of
-  // V serves 32 rows. For that they exchange weights, in shared memory, with every tile.
+  // Two neighbouring warps share the output of both their rows: each computes half of its columns, so that a fragment
+  // of V serves 32 rows. For that they exchange weights, in shared memory, with every tile.
   static constexpr bool kSharesOutput = kIsTf32 && kDim == 256 && !kAll;
   static constexpr int kOutBlocks = kSharesOutput ? 2 : kRowBlocks;            // of 16 rows: the warp's own come first
   static constexpr int kOutColumns = kSharesOutput ? kHeadDim / 2 : kHeadDim;  // of a warp
@@ -116,7 +116,8 @@ struct Config {
   // Behind them, where they do not take turns: what a warp gives its neighbour.
   static constexpr int kGivenBytes = kSharesOutput ? (kTileK / (kKind == Kind::pairs ? 4 : 2) + 4) * 32 * 4 : 0;
   static constexpr int kLeastStages = kRowBytes >= 1024 ? 0 : kKeepsAddresses ? 2 : 1;
-  static_assert(kWarps * kWarpQBytes + key_bytes(kLeastStages) + kOwnBytes <= 99 * 1024, "must fit where a CTA has 99 KiB");
+  static_assert(kWarps * kWarpQBytes + key_bytes(kLeastStages) + kOwnBytes <= 99 * 1024,
+                "must fit where a CTA has 99 KiB");
 
   // Words of a lane's weights for 16 rows, and of metadata.
   static constexpr int kWeights = kKind == Kind::fours              ? kTileK / 8

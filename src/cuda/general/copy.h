@@ -232,8 +232,8 @@ struct NextTile {
       const std::uint8_t* at = i == 0 ? from : from + steps.row[i];
 #pragma unroll
       for (int panel = 0; panel < C::kPanels; ++panel) {
-        ptx::cp_async_16(target + static_cast<std::uint32_t>(Place::offset(i * kStep, panel, 0)),
-                         at + 128 * panel, bytes > 128 * panel ? 16 : 0);
+        ptx::cp_async_16(target + static_cast<std::uint32_t>(Place::offset(i * kStep, panel, 0)), at + 128 * panel,
+                         bytes > 128 * panel ? 16 : 0);
       }
     }
     from += steps.next[tile & 1];

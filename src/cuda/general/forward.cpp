@@ -26,12 +26,13 @@ WorkParams planned_work(const Problem& problem, const ForwardPlan& plan) {
   return work;
 }
 
-// Log-sum-exps in the workspace, alike for every kernel that writes or reads them.
-TensorView lse_in_workspace(const ForwardArgs& args, const ForwardPlan& plan) {
+// Totals of rows in the workspace, two numbers each, alike for every kernel that writes or reads them.
+TensorView totals_in_workspace(const ForwardArgs& args, const ForwardPlan& plan) {
   const ConstTensorView& q = args.problem.q;
-  return {static_cast<std::byte*>(args.run.workspace) + plan.lse_begin,
+  return {static_cast<std::byte*>(args.run.workspace) + plan.totals_begin,
           DType::f32,
-          {q.extent(0), q.extent(1), q.extent(2)}};
+          {q.extent(0), q.extent(1), q.extent(2)},
+          {2 * q.extent(1) * q.extent(2), 2 * q.extent(2), 2}};
 }
 
 Extras extras_of(const ForwardArgs& args, const ForwardPlan& plan, const ScoreScales& scales) {
@@ -48,7 +49,7 @@ Extras extras_of(const ForwardArgs& args, const ForwardPlan& plan, const ScoreSc
     e.keep_probability = static_cast<float>(1 - dropout.probability);
     e.random = random_state_of(dropout);
   }
-  if (plan.together) e.shared_lse = lse_of(lse_in_workspace(args, plan));
+  if (plan.together) e.shared_totals = lse_of(totals_in_workspace(args, plan));
   e.counts_apart = plan.means.present || e.drop_below != 0 ? 1 : 0;
   e.present = e.cap != 0 || plan.means.present || e.drop_below != 0 || plan.together ? 1 : 0;
   return e;
@@ -130,10 +131,10 @@ void launch_kernel(const Problem& problem, const ForwardPlan& plan, const Forwar
   launch(params, {grid_of(plan.ctas), plan.threads(), plan.shared_bytes()}, stream);
 }
 
-// The log-sum-exps of all visible scores, to the workspace.
-void launch_lse(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+// The totals of all visible scores, to the workspace.
+void launch_totals(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   ForwardArgs dense{
-      .problem = dense_problem(args.problem), .out = args.out, .lse = lse_in_workspace(args, plan), .run = {}};
+      .problem = dense_problem(args.problem), .out = args.out, .lse = totals_in_workspace(args, plan), .run = {}};
   const ForwardPlan own = plan_forward(dense.problem, args.out, device_facts(args.problem.device.index), Scope::all);
   ForwardParams params = params_of(dense, own);
   params.out.data = nullptr;
@@ -170,7 +171,7 @@ void forward_launch(const ForwardArgs& args) {
   if (problem.packed && problem.q.extent(1) > 0 && problem.q.extent(2) > 0) launch_prepare(packed_rows(args), stream);
   if (is_empty(core::geometry_of(problem))) return;
   const ForwardPlan plan = plan_forward(problem, args.out, device_facts(problem.device.index));
-  if (plan.together) launch_lse(args, plan, stream);
+  if (plan.together) launch_totals(args, plan, stream);
   const ForwardParams params = params_of(args, plan);
   if (plan.means.present) {
     launch_means(means_params_of(plan.means, problem, params.work, args.run.workspace), stream);

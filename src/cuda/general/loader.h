@@ -93,7 +93,8 @@ struct Loader {
     if constexpr (C::kCheapCopies) {
       if (tile < item.cheap_end) return copy_next_v(tile, stage);
     }
-    copy_tile<OfV<C>, PlaceV>(v_tile(stage), v_source(item), tiles, tiles.first_key(tile), tiles.part(tile), key_of_v());
+    copy_tile<OfV<C>, PlaceV>(v_tile(stage), v_source(item), tiles, tiles.first_key(tile), tiles.part(tile),
+                              key_of_v());
   }
 
   // What this thread has copied has arrived: Q times 2^-e, or everything rounded to tf32. The barrier that follows
@@ -234,7 +235,11 @@ struct Loader {
     };
   }
   __device__ __forceinline__ Source k_source(const ItemOf<C>& item) const {
-    return {item.k,        params.k.row_stride * C::kElementBytes, item.band.key_length, params.d, params.vector_k,
+    return {item.k,
+            params.k.row_stride * C::kElementBytes,
+            item.band.key_length,
+            params.d,
+            params.vector_k,
             pages(item, params.k)};
   }
   __device__ __forceinline__ Source v_source(const ItemOf<C>& item) const {

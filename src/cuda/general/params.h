@@ -37,8 +37,9 @@ struct Extras {
   float keep_probability = 1;
   RandomState random;
 
-  // Heads that choose their keys together: log-sum-exps of all visible scores, [sequences or 1, heads, rows].
-  LseView shared_lse;
+  // Heads that choose their keys together: totals of all visible scores (shared_choice.h), two numbers each,
+  // [sequences or 1, heads, rows].
+  LseView shared_totals;
 };
 
 struct ForwardParams {

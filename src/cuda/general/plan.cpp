@@ -183,9 +183,9 @@ ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const De
   }
   if (plan.together) {
     constexpr std::size_t kWorkspaceAlignment = 256;
-    plan.lse_begin = (plan.workspace_bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+    plan.totals_begin = (plan.workspace_bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
     const std::int64_t rows = problem.q.extent(0) * problem.q.extent(1) * problem.q.extent(2);
-    plan.workspace_bytes = plan.lse_begin + static_cast<std::size_t>(rows) * sizeof(float);
+    plan.workspace_bytes = plan.totals_begin + static_cast<std::size_t>(rows) * 2 * sizeof(float);
   }
   return plan;
 }
@@ -212,10 +212,10 @@ std::string to_string(const ForwardPlan& plan) {
   std::ostringstream text;
   text << "products    " << name_of(plan.kind) << ", compiled for d = " << plan.shape.dim
        << (plan.scope == Scope::all ? ", everything served" : "") << "\nCTA         " << plan.tile_q()
-       << " query rows by " << plan.warps << " warps, key tiles of " << plan.shape.tile_k << ", "
-       << plan.stages << (plan.stages == 1 ? " stage, " : " stages, ") << plan.shared_bytes()
-       << " bytes of shared memory, " << plan.resident << " a multiprocessor"
-       << (plan.together ? "\nbefore      log-sum-exps of all keys, by which heads choose together" : "")
+       << " query rows by " << plan.warps << " warps, key tiles of " << plan.shape.tile_k << ", " << plan.stages
+       << (plan.stages == 1 ? " stage, " : " stages, ") << plan.shared_bytes() << " bytes of shared memory, "
+       << plan.resident << " a multiprocessor"
+       << (plan.together ? "\nbefore      what all keys' weights add up to, by which heads choose together" : "")
        << (plan.means.present ? "\nbefore      means of V for the weight of pruned keys" : "")
        << (plan.workspace_bytes > 0 ? "\nworkspace   " + std::to_string(plan.workspace_bytes) + " bytes" : "")
        << "\n16 bytes    q " << yes(plan.vector_q) << ", k " << yes(plan.vector_k) << ", v " << yes(plan.vector_v)

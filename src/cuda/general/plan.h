@@ -49,9 +49,9 @@ struct ForwardPlan {
   bool vector_q = false, vector_k = false, vector_v = false, vector_out = false;  // rows that are 16-byte aligned
 
   blocks::MeansPlan means;  // rest = mean
-  // Heads that choose together: a kernel before, for the log-sum-exps of all visible scores.
+  // Heads that choose together: a kernel before, for the totals of all visible scores.
   bool together = false;
-  std::size_t lse_begin = 0;  // in the workspace, behind the means
+  std::size_t totals_begin = 0;  // in the workspace, behind the means
   std::size_t workspace_bytes = 0;
 
   int tile_q() const { return warps * shape.warp_rows; }
@@ -74,7 +74,7 @@ inline constexpr int kReservedBytes = 1024;
 ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device,
                          Scope least = Scope::plain);
 
-// The problem whose log-sum-exps heads that choose together need: theirs, dense, and nothing besides.
+// The problem whose totals heads that choose together need: theirs, dense, and nothing besides.
 Problem dense_problem(const Problem& problem);
 
 // The band that rows see. The diagonal's offset is a part of its bounds: any offset then fits 32 bits.

@@ -72,6 +72,20 @@ __device__ __forceinline__ RowTargets targets_of(const ForwardParams& params, co
           rows.exists1};
 }
 
+// What heads that choose together need to know of their rows (shared_choice.h).
+template <typename C>
+__device__ __forceinline__ void store_totals(const LseView& view, const RowTargets& to, int lane, const RowSums& sums,
+                                             const RowState& state) {
+  if ((lane & 3) != 0) return;
+  const auto store = [&](bool stored, std::int64_t offset, float sum, float minus) {
+    if (!stored) return;
+    view.data[offset] = -minus;
+    view.data[offset + 1] = C::kReferenceIsScore || sum == 0 ? ptx::log2_fast(sum) : ptx::log2_fast(sum) - minus;
+  };
+  store(to.stored0, to.lse0, sums.sum0, state.minus0);
+  store(to.stored1, to.lse1, sums.sum1, state.minus1);
+}
+
 // 16 rows of a warp, of which `row` is a lane's first within the CTA's. kSharesOutput: `index` 0 are its own, and
 // `column` is the first it has of the output.
 template <typename C>
@@ -102,9 +116,12 @@ __device__ __forceinline__ void store_block(const ForwardParams& params, const I
     to.out1 += column;
     out.columns -= column;
   }
-  if (C::kSharesOutput ? index == 0 : !C::kAll || item.column == 0) store_lse<C>(params.lse, params.scales, to, lane, sums, block.state);
   if constexpr (C::kAll) {
-    if (out.data == nullptr) return;  // log-sum-exps only
+    if (out.data == nullptr) return store_totals<C>(params.lse, to, lane, sums, block.state);
+  }
+  if (C::kSharesOutput ? index == 0 : !C::kAll || item.column == 0)
+    store_lse<C>(params.lse, params.scales, to, lane, sums, block.state);
+  if constexpr (C::kAll) {
     // Dropout: what is left is divided by its share.
     sums = {sums.sum0 * params.extras.keep_probability, sums.sum1 * params.extras.keep_probability};
   }

@@ -1,5 +1,5 @@
 // Heads that share a key head and choose their keys together: those of the largest sums of their weights before
-// pruning, softmax over all visible keys. A kernel before has left every row's log-sum-exp.
+// pruning, softmax over all visible keys. A kernel before has left every row's total.
 //
 // A CTA has all these heads of its positions, in neighbouring rows (tile/group_rows.h): sums go over the lanes of a
 // column, and over both rows of a lane. Of more heads than a position has rows, every CTA goes through all parts, in
@@ -16,12 +16,20 @@
 
 namespace dspattn::cuda::general {
 
-// One row's share of a key, given its compared score and log-sum-exp in base 2: more than 0 where the head sees the
-// key. A head without a log-sum-exp, which is NaN, does not count.
-__device__ __forceinline__ float share_of(float score, float lowest, float scale, float lse) {
+// What a row's weights add up to: a logarithm of base 2, relative to a reference, which is a score. Where scores are of
+// the size of the largest numbers a log-sum-exp would have lost the sum, or be infinite. NaN: the row is.
+struct RowTotal {
+  float reference, log2;
+};
+
+// One row's share of a key, given its compared score: more than 0 where the head sees the key. A head that is NaN does
+// not count.
+template <typename C>
+__device__ __forceinline__ float share_of(float score, float lowest, float scale, const RowTotal& total) {
   constexpr float kLeast = 0x1p-120f;
-  if (!(score > lowest) || std::isnan(lse)) return 0;
-  return fmaxf(ptx::exp2_fast(fmaf(score, scale, -lse)), kLeast);
+  if (!(score > lowest) || std::isnan(total.log2)) return 0;
+  const float above = C::kIsFp32 ? score - total.reference : score;  // 16-bit: there is none
+  return fmaxf(ptx::exp2_fast(fmaf(above, scale, -total.log2)), kLeast);
 }
 
 template <typename C>
@@ -41,30 +49,34 @@ template <typename C, typename Scores>
 struct Shares {
   const ForwardParams& params;
   const Scores& scores;
-  float lse0, lse1;  // of the lane's rows, base 2
+  RowTotal total0, total1;  // of the lane's rows
 
   __device__ __forceinline__ Shares(const ForwardParams& p, const RowsItem& item, const OwnRows& own, const Scores& s)
       : params(p), scores(s) {
-    constexpr float kLog2E = 1.442695040888963f;
-    const LseView& view = params.extras.shared_lse;
+    const LseView& view = params.extras.shared_totals;
     const int first_row = item.out_row - item.row_begin;
-    const auto lse_of = [&](bool exists, int head, int position) {
-      return exists && view.data != nullptr ? view.data[view.offset(item.batch, head, first_row + position)] * kLog2E
-                                            : NAN;
+    const auto total_of = [&](bool exists, int head, int position) -> RowTotal {
+      if (!exists || view.data == nullptr) return {0, NAN};
+      const float* at = view.data + view.offset(item.batch, head, first_row + position);
+      return {C::kIsFp32 ? at[0] : 0.0f, at[1]};
     };
-    lse0 = lse_of(own.exists0, own.head0, own.position0);
-    lse1 = lse_of(own.exists1, own.head1, own.position1);
+    total0 = total_of(own.exists0, own.head0, own.position0);
+    total1 = total_of(own.exists1, own.head1, own.position1);
   }
 
   __device__ __forceinline__ void add_up(int row, float (&sums)[C::kTileK / 4]) const {
     constexpr float kLowest = C::kIsFp32 ? -INFINITY : blocks::kLowestScore;
     const float scale = params.scales.exp2_scale;
     const int rows = 1 << params.group.rows_log2;
+    const auto total = [&](bool first) -> RowTotal {  // member by member: chosen as a whole they would lie in memory
+      return {first ? total0.reference : total1.reference, first ? total0.log2 : total1.log2};
+    };
+    const RowTotal own = total(row == 0), other = total(row != 0);
 #pragma unroll
     for (int i = 0; i < C::kTileK / 4; ++i) {
-      sums[i] = share_of(score_at<C>(scores, i, row), kLowest, scale, row == 0 ? lse0 : lse1);
+      sums[i] = share_of<C>(score_at<C>(scores, i, row), kLowest, scale, own);
       if (rows == tile::kMostGroupRows) {  // the lane's other row is at the same position
-        sums[i] += share_of(score_at<C>(scores, i, row ^ 1), kLowest, scale, row == 0 ? lse1 : lse0);
+        sums[i] += share_of<C>(score_at<C>(scores, i, row ^ 1), kLowest, scale, other);
       }
     }
 #pragma unroll 1
@@ -102,7 +114,7 @@ struct Shares {
 
   // A row with a NaN keeps everything, and shows it.
   __device__ __forceinline__ std::uint32_t shown() const {
-    return (std::isnan(lse0) ? 0xFFFFu : 0u) | (std::isnan(lse1) ? ~0xFFFFu : 0u);
+    return (std::isnan(total0.log2) ? 0xFFFFu : 0u) | (std::isnan(total1.log2) ? ~0xFFFFu : 0u);
   }
 };
 

@@ -174,7 +174,7 @@ __device__ __forceinline__ std::uint32_t choose_places(const TilePlace<C>& at, c
                                                        int lane) {
   const ForwardParams& params = at.params;
   if (params.keep == 0) return kAllPlaces;
-  const bool together = params.extras.shared_lse.data != nullptr;
+  const bool together = params.extras.shared_totals.data != nullptr;
   if (at.item.group.parts() > 1) {  // of all rows alike, once the last part is counted
     const Shares<C, Scores> shares(params, at.item, own, scores);
     const std::uint32_t kept =

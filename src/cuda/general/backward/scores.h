@@ -144,11 +144,15 @@ struct Slopes {
   static constexpr int kStep = C::kIsFp32 ? 2 : 1;  // words of two elements
   std::uint32_t words[C::kTileK / 4 * kStep];
 
-  // scores, which are to be multiplied by `unit` first, become capped ones.
-  __device__ __forceinline__ void cap(float cap, float unit, Block<C>& scores) {
+  // scores, which are to be multiplied by `unit` first, become capped ones. `rounds`: 16-bit inputs without a bias,
+  // whose scores the forward has rounded before.
+  __device__ __forceinline__ void cap(float cap, float unit, bool rounds, Block<C>& scores) {
 #pragma unroll 1
     for (int i = 0; i < C::kTileK / 2; i += 2) {
       float slope[2];
+      if (!C::kIsFp32 && rounds) {
+        ptx::unpack_f16x2(ptx::pack_f16x2_clamped(scores[0], scores[1]), scores[0], scores[1]);
+      }
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float t = tanhf(scores[e] * unit / cap);
@@ -197,7 +201,10 @@ __device__ __forceinline__ void change_scores(const BackwardParams& params, cons
     }
   }
   // biased() of masks.h multiplies by the unit.
-  if (caps) slopes.cap(params.cap, C::kIsFp32 && params.bias.data != nullptr ? params.scales.score_unit : 1.0f, scores);
+  if (caps) {
+    const bool biased = params.bias.data != nullptr;
+    slopes.cap(params.cap, C::kIsFp32 && biased ? params.scales.score_unit : 1.0f, !biased, scores);
+  }
   if (params.bias.data != nullptr || params.allowed.data != nullptr) mask_by_tensors<C>(params, item, at, scores);
   if (!interior) mask_band<C>(params.tiles, item.band, at, scores);
 }
