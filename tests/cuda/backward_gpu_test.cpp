@@ -104,8 +104,8 @@ TEST_P(BackwardRow, MasksAndSharedKeys) {
   expect_gradients(drawn);
 }
 
-// A mask is bits for so many keys at a time, a launch for each range of them: shares of dQ are counted on from launch to
-// launch. Sequences that share the mask follow each other.
+// A mask is bits for so many keys at a time, a launch for each range of them: shares of dQ are counted on from launch
+// to launch. Sequences that share the mask follow each other.
 TEST_P(BackwardRow, BooleanMasksOfManyKeys) {
   check::Case drawn = row().problem(1, 150, 4300);
   drawn.batch = 2;

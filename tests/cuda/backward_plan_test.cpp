@@ -127,7 +127,8 @@ TEST(BackwardPlan, TheWorkspaceOfAMaskIsLinearInTheRows) {
   EXPECT_EQ(plan_of(problem_of(2, 4, 4, 65536, 65536, 64), 64).launches(), 1);
 }
 
-// Walks of the last heads that go the other way add their shares from the first key tile up, which is in the last launch.
+// Walks of the last heads that go the other way add their shares from the first key tile up, which is in the last
+// launch.
 TEST(BackwardPlan, WithSeveralLaunchesTheLastKeysComeFirstEverywhere) {
   Problem problem = problem_of(4, 16, 16, 8192, 8192, 128);
   problem.mask.causal = true;

@@ -27,7 +27,7 @@ inline constexpr std::uint32_t kBiasBytes = 4 * tile::kBiasWarpBytes;  // of tho
 // What a thread's accumulators take of its registers: scores and dP kTileQ / 2 each, dK and dV kDim / 2 each. Those
 // that live at once must stay below about 200:
 //   d     query tile x key tile   split      scores + dP + dK + dV
-//   64    128 x 128               keys       64 + 64 + 32 + 32
+//   64    64 x 128                keys       32 + 32 + 32 + 32
 //   128   64 x 128                keys       32 + 32 + 64 + 64
 //   192   64 x 64                 products   32 + 0 + 0 + 96, and 0 + 32 + 96 + 0
 //   256   64 x 64                 products   32 + 0 + 0 + 128, and 0 + 32 + 128 + 0
@@ -68,9 +68,8 @@ struct Config {
   static constexpr bool kCountsLater = kKeys == 2 * kTileQ;
 
   static constexpr bool kScoresAhead = kDim <= 64;
-  // Where a warp waits for its products it may as well be given before what it needs then; but all of that takes turns with
-  // products on the way to shared memory. So each was measured: log-sum-exps and D of so many pairs of rows are loaded
-  // before, and dS is announced a step later, when its stores have long arrived.
+  // Log-sum-exps and D of so many pairs of rows are loaded before the products are waited for; dS is announced a step
+  // later, when its stores have long arrived. Both by measurement: at d = 64 they cost more than they save.
   static constexpr int kNumbersAhead = kDim <= 64 ? 0 : 4;
   static constexpr bool kLateAnnounce = kDim == 128;
   static constexpr int kStages = kDim <= 64 ? 4 : kDim <= 128 ? 3 : 2;  // of Q and dO

@@ -135,8 +135,8 @@ struct KeyWarpgroup {
     ptx::mbarrier_arrive_if(ptx::shared_address(&shared.stored[static_cast<unsigned>(tile) % C::kDScoreSlots]),
                             leads_warp() && is_stored ? 1u : 0u);
   }
-  // dK of query tile `tile`, whose Q is in stage `stage` and whose dS is where it was stored. The first product of an item
-  // does not add: what dK holds before is nothing.
+  // dK of query tile `tile`, whose Q is in stage `stage` and whose dS is where it was stored. The first product of an
+  // item does not add: what dK holds before is nothing.
   __device__ __forceinline__ void issue_d_k(Gradient<C>& d_k, int tile, int stage, bool adds) {
     issue_gradient<C>(d_k, shared.d_scores[static_cast<unsigned>(tile) % C::kDScoreSlots], part, shared.q[stage], adds);
   }

@@ -43,7 +43,8 @@ struct Scratch {
   std::int32_t* taken = nullptr;    // [launch]: items that CTAs have taken
 };
 
-// A boolean mask as bits (tile/key_row_masks.h), in the workspace: blocks of 64 queries by 128 keys, those of one launch.
+// A boolean mask as bits (tile/key_row_masks.h), in the workspace: blocks of 64 queries by 128 keys, those of one
+// launch.
 struct MaskWords {
   std::uint32_t* data = nullptr;                     // null: there is no mask
   int batch_step = 0, head_step = 0, tile_step = 0;  // in blocks, from one to the next; 0 where it is broadcast
@@ -80,7 +81,7 @@ struct BackwardParams {
   int kv_heads = 0;
   int query_tiles = 0;  // of a head, of all sequences
   tile::GradientItems order = {};
-  int block_tiles = 1;  // key tiles of a key block
+  int block_tiles = 1;     // key tiles of a key block
   int launches = 1;        // of the kernel, a range of key tiles each; what follows is of one
   int launch = 0;          // which
   int first_key_tile = 0;  // of every head, that `order` counts from; a key block begins with it

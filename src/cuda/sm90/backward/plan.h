@@ -40,9 +40,9 @@ struct BackwardPlan {
   int keys = 0;        // of an item
   int score_keys = 0;  // of one warpgroup's scores
   int stages = 0;
-  bool wraps = false;            // walks begin at their own place and go around; two sums for every query tile
-  std::int64_t query_tiles = 0;  // of a head, of all sequences
-  std::int64_t key_tiles = 0;    // of the longest sequence
+  bool wraps = false;             // walks begin at their own place and go around; two sums for every query tile
+  std::int64_t query_tiles = 0;   // of a head, of all sequences
+  std::int64_t key_tiles = 0;     // of the longest sequence
   std::int64_t launch_tiles = 0;  // key tiles of a launch: all, but with a boolean mask those of kMaskColumns keys
   std::int64_t items = 0;         // of all launches
 

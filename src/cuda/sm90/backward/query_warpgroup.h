@@ -22,9 +22,10 @@ template <typename C>
 struct QueryWarpgroup {
   const BackwardParams& params;
   Shared<C>& shared;
-  int warp = uniform(static_cast<int>(threadIdx.x) / 32);  // found once: behind products a shuffle takes hundreds of clocks
-  int item_number = 0;  // of this CTA's items, the one whose dQ is computed
-  int number = 0;       // of query tiles whose dQ is computed
+  int warp =
+      uniform(static_cast<int>(threadIdx.x) / 32);  // found once: behind products a shuffle takes hundreds of clocks
+  int item_number = 0;                              // of this CTA's items, the one whose dQ is computed
+  int number = 0;                                   // of query tiles whose dQ is computed
 
   // Query tiles are asked for ahead of time, those of the next item too: by warp 0, which alone uses these.
   Ring<C::kStages> loads = {};

@@ -139,8 +139,8 @@ __device__ __forceinline__ void correct_row(float correction, Chunk& d_out, RowN
   }
 }
 
-// A tile's rows; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32; of 24 chunks 32 lanes). Whether one
-// of this thread's is NaN.
+// A tile's rows; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32; of 24 chunks 32 lanes). Whether
+// one of this thread's is NaN.
 template <DType kType>
 __device__ __forceinline__ bool write_rows(const BackwardParams& params, const QueryTile& tile) {
   const int chunks = params.dim / kChunk;

@@ -40,10 +40,10 @@ struct Item {
 
 // What the key warpgroups need to know of a query tile in work.
 struct TileFacts {
-  int head;        // of the problem
-  int first;       // row of the sequence that it begins with
-  int all_inside;  // 1: each of its rows sees the whole key block, as far as diagonal, window and length go
-  int mask_tile;   // of the mask's words
+  int head;                 // of the problem
+  int first;                // row of the sequence that it begins with
+  int all_inside;           // 1: each of its rows sees the whole key block, as far as diagonal, window and length go
+  int mask_tile;            // of the mask's words
   int masked[kMarkCopies];  // 1: some row may not see some key, for whatever reason
 };
 
