@@ -89,7 +89,9 @@ TEST(DecodePlan, WhatACLusterSendsHasItsPlace) {
       const SharedLayout s = shared_layout(DType::bf16, 128, teams);
       EXPECT_GE(s.sent, s.told + cluster * 4 * rows * kToldBytes);
       EXPECT_GE(s.chunks * cluster, rows * 128 / 4) << "all columns are joined by somebody";
-      if (cluster > 1) EXPECT_GE(s.arrived, s.sent + cluster * (rows * kStatsBytes + s.chunks * 16));
+      if (cluster > 1) {
+        EXPECT_GE(s.arrived, s.sent + cluster * (rows * kStatsBytes + s.chunks * 16));
+      }
       for (const int offset : {s.sent, s.arrived, s.kept}) EXPECT_EQ(offset % 16, 0);
       for (const int offset : {s.told, s.touched}) EXPECT_EQ(offset % 8, 0);
     }
