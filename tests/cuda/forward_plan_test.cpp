@@ -235,6 +235,20 @@ TEST(ForwardPlan, OrderOfKeyBlocks) {
   EXPECT_FALSE((Asked{.n_k = 1000, .d = 256}.plan().descending));  // registers
 }
 
+// At d = 256 the general kernel is faster where nothing is masked and its tiles of 128 rows fill the card.
+TEST(ForwardPlan, Tf32YieldsAtD256) {
+  const Asked full{.n_q = 512, .n_k = 512, .d = 256, .heads = 4, .batch = 8, .type = DType::f32};
+  const auto yields = [](const Asked& asked) { return tf32::yields(asked.row_dim(), asked.problem(), kH200); };
+  EXPECT_TRUE(yields(full));
+  Asked narrower = full, shorter = full, fewer = full, causal = full, windowed = full, lengths = full, biased = full;
+  narrower.d = 192;
+  shorter.n_k = 511;
+  fewer.batch = 7;
+  causal.causal = lengths.lengths = biased.bias = true;
+  windowed.window_left = 100;
+  for (const Asked& asked : {narrower, shorter, fewer, causal, windowed, lengths, biased}) EXPECT_FALSE(yields(asked));
+}
+
 // tf32: three warpgroups at d = 64 once every multiprocessor has two items of 192 rows.
 TEST(ForwardPlan, Tf32) {
   const auto plan = [](std::int64_t batch, std::int64_t d) {

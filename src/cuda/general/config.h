@@ -94,8 +94,8 @@ struct Config {
   static constexpr bool kCheapCopies = !kIsFp32 && kDim <= 128 && !kAll;
   // A CTA takes one tile of rows after the other, and asks for the first keys and the rows of the next before it ends
   // one (Loader::ask_next).
-  static constexpr bool kTakesItems = kCheapCopies;
-  static constexpr int kItemSlots = kTakesItems ? 2 : 1;  // the item, and the next
+  static constexpr bool kTakesItems = kCheapCopies && !kKeepsAddresses;  // at d = 64 it takes registers, and loses
+  static constexpr int kItemSlots = kTakesItems ? 2 : 1;                 // the item, and the next
   // Two neighbouring warps share the output of both their rows: each computes half of its columns, so that a fragment
   // of V serves 32 rows. For that they exchange weights, in shared memory, with every tile.
   static constexpr bool kSharesOutput = kIsTf32 && kDim == 256 && !kAll;
@@ -104,6 +104,9 @@ struct Config {
   // Where nothing is selected scores stay in fp32, which with 128 columns of output of 32 rows takes too many
   // registers.
   static constexpr bool kWeighsUnselected = kKind == Kind::any && !kIsFp32 && !kAll && kDim == 256;
+  // tf32: K and V are rounded as fragments are read, by every warp, or in shared memory, once for all of them. At d =
+  // 256 every warp has less to wait for so, though it has twice the instructions.
+  static constexpr bool kRoundsFragments = kIsTf32 && kDim == 256;
   // One stage: the next K is asked for as soon as all have left this one, for which registers must suffice.
   static constexpr bool kAsksEarly = kIsFp32 && kDim == 256 && !kAll;
 

@@ -109,12 +109,12 @@ struct Loader {
     });
   }
   __device__ __forceinline__ void finish_k(int stage) const {
-    if constexpr (C::kIsTf32) {
+    if constexpr (C::kIsTf32 && !C::kRoundsFragments) {
       each_own_chunk<C, PlaceK, SharedRows<C>>([&](std::uint32_t at) { round_chunk(k_tile(stage) + at); });
     }
   }
   __device__ __forceinline__ void finish_v(int stage) const {
-    if constexpr (C::kIsTf32) {
+    if constexpr (C::kIsTf32 && !C::kRoundsFragments) {
       each_own_chunk<OfV<C>, PlaceV, SharedRows<C>>([&](std::uint32_t at) { round_chunk(v_tile(stage) + at); });
     }
   }

@@ -127,10 +127,7 @@ void plan_memory(ForwardPlan& plan, std::int64_t n_q, const DeviceFacts& device)
 
 // Up to how many row tiles of a head a CTA takes several, as measured (docs/log/general.md). `unequal`: they do not see
 // equally many keys.
-int most_row_tiles(int dim, bool unequal) {
-  if (dim == 64) return unequal ? 4 : 0;
-  return unequal ? 16 : 4;
-}
+int most_row_tiles(int dim, bool unequal) { return dim == 128 ? (unequal ? 16 : 8) : 0; }
 
 // Which CTA takes which row tiles of which heads.
 void plan_order(ForwardPlan& plan, const Problem& problem, const DeviceFacts& device) {

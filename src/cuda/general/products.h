@@ -172,6 +172,10 @@ struct Products {
   }
   __device__ __forceinline__ static void await_neighbour() { ptx::named_barrier_sync(1 + (thread() >> 6), 64); }
 
+  // A word of K or V, to the nearest tf32 where it is not rounded yet.
+  __device__ __forceinline__ static std::uint32_t rounded(std::uint32_t word) {
+    return C::kRoundsFragments ? ptx::nearest_tf32(__uint_as_float(word)) : word;
+  }
   __device__ __forceinline__ void clear_scores() {
 #pragma unroll
     for (int i = 0; i < C::kRowBlocks; ++i) {
@@ -189,6 +193,8 @@ struct Products {
       std::uint32_t b[4];
       ptx::ldmatrix_x4(b, (k_at ^ static_cast<std::uint32_t>(step % 4 * 32)) +
                               static_cast<std::uint32_t>(step / 4 * C::kPanelKBytes + pair * 16 * 128));
+#pragma unroll
+      for (std::uint32_t& word : b) word = rounded(word);
 #pragma unroll
       for (int block = 0; block < C::kRowBlocks; ++block) {
         add_scores(block, 2 * pair, step, q[block], b[0], b[1]);
@@ -351,7 +357,7 @@ struct Products {
     }
   }
   __device__ __forceinline__ static std::uint32_t load_v(std::uint32_t v, int row, int columns) {
-    return ptx::load_shared(v + static_cast<std::uint32_t>(row * C::kVRowBytes + columns * 32));
+    return rounded(ptx::load_shared(v + static_cast<std::uint32_t>(row * C::kVRowBytes + columns * 32)));
   }
 };
 

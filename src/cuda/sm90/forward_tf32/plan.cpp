@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/geometry.h"
 #include "cuda/sm90/forward_tf32/config.h"
 #include "cuda/tile/head_dims.h"
+#include "cuda/tile/walk.h"
 
 namespace dspattn::cuda::sm90::tf32 {
 namespace {
@@ -57,6 +59,21 @@ ForwardPlan plan_forward(int dim, const Problem& problem, const TensorView& out,
   plan.partial_blocks = question.scheduled || question.geometry.n_k % tile::kBlockKeys != 0;
   choose_order(question, plan.traits.tile_q, plan.ctas, plan);
   return plan;
+}
+
+bool yields(int dim, const Problem& problem, const DeviceFacts& device) {
+  constexpr std::int64_t kLeastRows = 512, kGeneralRows = 128;
+  const core::Geometry geometry = core::geometry_of(problem);
+  if (dim != 256 || std::min(geometry.n_q, geometry.n_k) < kLeastRows || problem.packed) return false;
+  const Mask& mask = problem.mask;
+  const core::Band band = core::band_of(mask);
+  if (std::min(band.left, band.right) < core::kUnbounded || mask.key_lengths.present() || mask.allowed.present() ||
+      mask.bias.present()) {
+    return false;
+  }
+  // Nine tenths: 128 CTAs on 132 multiprocessors are faster.
+  const std::int64_t ctas = geometry.batch * geometry.heads * tile::divide_up(geometry.n_q, kGeneralRows);
+  return 10 * ctas >= 9 * static_cast<std::int64_t>(device.multiprocessors);
 }
 
 }  // namespace dspattn::cuda::sm90::tf32
