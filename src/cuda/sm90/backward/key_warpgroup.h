@@ -116,33 +116,28 @@ struct KeyWarpgroup {
     }
     for (std::uint32_t& word : packed) ptx::pin(word);
   }
-  // Whether dQ of the tile is computed whose dS has the place of this step's. Asked ahead of time.
-  __device__ __forceinline__ std::uint32_t is_place_free() const {
+  // dS to shared memory, when dQ of the tile is computed whose dS was there.
+  __device__ __forceinline__ void store_d_scores(const TileOperand<C>& d_scores) {
     const int slot = number % C::kDScoreSlots;
-    return ptx::mbarrier_test(ptx::shared_address(&shared.free[slot]), (number / C::kDScoreSlots & 1) ^ 1);
-  }
-  // dS to shared memory, when its place is free.
-  __device__ __forceinline__ void store_d_scores(const TileOperand<C>& d_scores, std::uint32_t is_free) {
-    const int slot = number % C::kDScoreSlots;
-    if (is_free == 0) await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
+    await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
     store_key_tile<C>(shared.d_scores[slot], part, thread(), d_scores);
     if (!C::kLateAnnounce) announce_d_scores(number);
   }
-  // It is there for the query warpgroup. Late: the fence waits until all is stored.
+  // It is there, for the query warpgroup and for this one's dK. Late: the fence waits until all is stored.
   __device__ __forceinline__ void announce_d_scores(int tile, bool is_stored = true) const {
     ptx::fence_async_proxy();
     __syncwarp();  // for the other lanes, too
+    const std::uint32_t arrives = leads_warp() && is_stored ? 1u : 0u;
     ptx::mbarrier_arrive_if(ptx::shared_address(&shared.stored[static_cast<unsigned>(tile) % C::kDScoreSlots]),
-                            leads_warp() && is_stored ? 1u : 0u);
+                            arrives);
+    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.stored_own[part]), arrives);
   }
-  // dK of query tile `tile`, whose Q is in stage `stage` and whose dS is where it was stored. The first product of an
-  // item does not add: what dK holds before is nothing.
+  // Before dK of a tile: all four warps have announced their dS.
+  __device__ __forceinline__ void await_d_scores(int tile) const { await(shared.stored_own[part], tile & 1); }
+  // dK of query tile `tile`, whose Q is in stage `stage`. The first product of an item does not add: what dK holds
+  // before is nothing.
   __device__ __forceinline__ void issue_d_k(Gradient<C>& d_k, int tile, int stage, bool adds) {
     issue_gradient<C>(d_k, shared.d_scores[static_cast<unsigned>(tile) % C::kDScoreSlots], part, shared.q[stage], adds);
-  }
-  // Before that: what all four warps have stored is there for the tensor core.
-  __device__ __forceinline__ void sync_d_scores() const {
-    ptx::named_barrier_sync(barrier_number(NamedBarrier::keys) + index(), 128);
   }
 
   __device__ __forceinline__ void store_gradients(const Gradient<C>& d_k, const Gradient<C>& d_v) const {
@@ -157,8 +152,8 @@ struct KeyWarpgroup {
     arrive(shared.keys_free[item_number % 2]);
     if (steps > 0) {
       if (C::kLateAnnounce) announce_d_scores(number - 1);
+      await_d_scores(number - 1);
       const int last = stage_of(number - 1);
-      sync_d_scores();
       ptx::wgmma_fence();
       issue_gradient<C>(d_v, weights, shared.d_out[last]);
       issue_d_k(d_k, number - 1, last, steps > 1);
@@ -192,13 +187,12 @@ struct KeyWarpgroup {
       const OtherHalves<C> others(weights);
       if (C::kLateAnnounce) announce_d_scores(number - 1, i > 0);
       TileScores<C> d_weights;  // in the registers of the scores, which are packed
-      sync_d_scores();
+      await_d_scores(number - 1);
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
-      issue_d_k(d_k, number + C::kDScoreSlots - 1, before, i > 1);
+      issue_d_k(d_k, number - 1, before, i > 1);
       ptx::wgmma_commit();
       NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
-      const std::uint32_t is_free = is_place_free();
       prune<C>(weights, others, marks.tells_masked(), thread());
       numbers.load();
       ptx::wgmma_wait<0>();
@@ -206,7 +200,7 @@ struct KeyWarpgroup {
       weigh<C>(params, numbers, marks.has_nan(), weights, d_weights, d_scores);
       if (i > 0) arrive(shared.empty[before]);
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
-      store_d_scores(d_scores, is_free);
+      store_d_scores(d_scores);
       ++number;
     }
     if (steps == 0) arrive(shared.values_free[item_number % 2]);
@@ -236,18 +230,17 @@ struct KeyWarpgroup {
       // The last step computes its own scores once more, for nobody: a branch would keep the old ones in registers.
       const int next = i + 1 < steps ? number + 1 : number;
       const Ring<C::kStages> next_ring = ring_of(next);
-      const std::uint32_t is_full = next_ring.test_full(shared.full);
       PackedTile<C> packed;
       pack(packed, scores, marks);
       const OtherHalves<C> others(packed);
       if (C::kLateAnnounce) announce_d_scores(number - 1, i > 0);
-      if (is_full == 0) next_ring.await_full(shared.full);
+      next_ring.await_full(shared.full);
+      await_d_scores(number - 1);
       TileScores<C> d_weights;
-      sync_d_scores();
       ptx::wgmma_fence();
       issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
       issue_gradient<C>(d_v, weights, shared.d_out[before]);
-      issue_d_k(d_k, number + C::kDScoreSlots - 1, before, i > 1);
+      issue_d_k(d_k, number - 1, before, i > 1);
       ptx::wgmma_commit();
       issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
       ptx::wgmma_commit();
@@ -256,7 +249,6 @@ struct KeyWarpgroup {
       prune<C>(packed, others, marks.tells_masked(), thread());
       // What is loaded behind products comes late: none of it is needed before these are done.
       numbers.load();
-      const std::uint32_t is_free = is_place_free();
       const LoadedMarks next_marks = marks_of(stage_of(next));
       ptx::wgmma_wait<1>();
       TileOperand<C> d_scores;
@@ -265,7 +257,7 @@ struct KeyWarpgroup {
       if (i > 0) arrive(shared.empty[before]);
 #pragma unroll
       for (int word = 0; word < C::kTileQ / 4; ++word) weights[word] = packed[word];
-      store_d_scores(d_scores, is_free);
+      store_d_scores(d_scores);
       ++number;
       ptx::wgmma_wait<0>();
     }
@@ -327,7 +319,6 @@ struct KeyWarpgroup {
       TileOperand<C> weights, d_scores;
       const int slot = number % 2;
       const bool has_nan = shared.numbers[stage()].has_nan[thread() % kMarkCopies] != 0;
-      const std::uint32_t is_free = is_place_free();
       NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
       numbers.load();
       await(shared.handed.full[slot], number / 2 & 1);
@@ -336,9 +327,9 @@ struct KeyWarpgroup {
       weigh<C>(params, numbers, has_nan, weights, d_weights, d_scores);
       arrive(shared.handed.empty[slot]);
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
-      store_d_scores(d_scores, is_free);
+      store_d_scores(d_scores);
       if (C::kLateAnnounce) announce_d_scores(number);
-      sync_d_scores();
+      await_d_scores(number);
       ptx::wgmma_fence();
       issue_d_k(d_k, number, stage(), true);
       ptx::wgmma_commit();

@@ -18,7 +18,6 @@ namespace dspattn::cuda::sm90::backward {
 enum class NamedBarrier : int {
   all = 0,      // __syncthreads
   queries = 1,  // the query warpgroup's 128 threads
-  keys = 2,     // those of key warpgroup 0; the next is warpgroup 1's
 };
 DSPATTN_HOST_DEVICE constexpr int barrier_number(NamedBarrier barrier) { return static_cast<int>(barrier); }
 
@@ -97,6 +96,7 @@ struct alignas(1024) Shared {
   TileFacts facts[C::kStages];
   std::uint64_t full[C::kStages], empty[C::kStages];  // of q, d_out, numbers and facts
   std::uint64_t stored[kSlots], free[kSlots];         // of d_scores: all is there; dQ is computed
+  std::uint64_t stored_own[C::kParts];                // a part's of the last tile
   std::uint64_t biased[C::kParts][kSlots];            // of a part of d_scores: a bias is there, which dS will replace
   // Of items; a CTA's item number m has number m % 2.
   std::uint64_t described[2];    // items[] says what it is, and its K and V are there
@@ -114,6 +114,7 @@ struct alignas(1024) Shared {
     for (std::uint64_t& barrier : empty) init(barrier, 4 * C::kConsumers);
     for (std::uint64_t& barrier : stored) init(barrier, 4 * C::kParts);
     for (std::uint64_t& barrier : free) init(barrier, 4);
+    for (std::uint64_t& barrier : stored_own) init(barrier, 4);
     for (auto& of_part : biased) {
       for (std::uint64_t& barrier : of_part) init(barrier, 128);
     }
