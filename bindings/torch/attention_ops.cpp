@@ -176,7 +176,8 @@ Tensor empty_heads(const Tensor& like, std::int64_t d, bool fp32, bool heads_las
 // In the shape of something with one dimension or four, contiguous.
 Tensor empty_as(const Tensor& tensor, std::int32_t type) {
   if (tensor.dim() != 4) return empty_like_strided(tensor, type, {tensor.size(0)}, {0});
-  return empty_like_strided(tensor, type, {tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)}, {0, 1, 2, 3});
+  return empty_like_strided(tensor, type, {tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)},
+                            {0, 1, 2, 3});
 }
 
 void require_rank_4(const Tensor& tensor, std::string_view argument) {
