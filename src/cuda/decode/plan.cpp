@@ -155,9 +155,9 @@ class Dealer {
                                          read(std::int64_t{tiles_of_cta} * packed * kTileCycles));
     const std::int64_t all = std::max(device_.multiprocessors, 1);
     const std::int64_t idle = all - std::min(all, units_ * splits / (rounds * packed));
-    const auto of_card =
-        static_cast<std::int64_t>(static_cast<double>(read(units_ * tiles_ * kCardTileCycles) / all) *
-                                  (1 + kIdleLoss * static_cast<double>(idle) / static_cast<double>(all)));
+    const std::int64_t busy = read(units_ * tiles_ * kCardTileCycles) / all;
+    const auto of_card = static_cast<std::int64_t>(
+        static_cast<double>(busy) * (1 + kIdleLoss * static_cast<double>(idle) / static_cast<double>(all)));
     const int rows = teams_.warps * teams_.rows;
     const std::int64_t joining = splits == 1 ? 0
                                  : cluster > 1
@@ -220,7 +220,7 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device, const C
     const auto blocks = static_cast<std::size_t>(tile::divide_up(geometry.n_k, tile::kBlockKeys));
     plan.scores_offset = plan.workspace_bytes;
     plan.whole_offset = plan.scores_offset + aligned(rows * blocks * tile::kBlockKeys * sizeof(std::uint16_t));
-    const auto parts = static_cast<std::size_t>(plan.splits) * (plan.teams.lanes != 0 ? plan.teams.count : 1);
+    const auto parts = static_cast<std::size_t>(plan.splits * (plan.teams.lanes != 0 ? plan.teams.count : 1));
     plan.workspace_bytes = plan.whole_offset + aligned(rows * parts * kStatsBytes);
   }
   return plan;
