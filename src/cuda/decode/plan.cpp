@@ -220,7 +220,8 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device, const C
     const auto blocks = static_cast<std::size_t>(tile::divide_up(geometry.n_k, tile::kBlockKeys));
     plan.scores_offset = plan.workspace_bytes;
     plan.whole_offset = plan.scores_offset + aligned(rows * blocks * tile::kBlockKeys * sizeof(std::uint16_t));
-    const auto parts = static_cast<std::size_t>(plan.splits * (plan.teams.lanes != 0 ? plan.teams.count : 1));
+    const int parts_of_cta = plan.teams.lanes != 0 ? plan.teams.count : 1;
+    const auto parts = static_cast<std::size_t>(plan.splits) * static_cast<std::size_t>(parts_of_cta);
     plan.workspace_bytes = plan.whole_offset + aligned(rows * parts * kStatsBytes);
   }
   return plan;
