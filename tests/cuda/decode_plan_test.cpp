@@ -112,7 +112,7 @@ TEST(DecodePlan, SplitsFillTheDevice) {
   EXPECT_EQ(small.workspace_bytes, 0u) << "a cluster joins its results by itself";
   EXPECT_EQ((Asked{.kv_heads = 32}.plan().ctas()), 32 * 4) << "as far as anybody knows without asking the driver";
   ClusterRoom room;
-  room.of[3] = 43;
+  room.clusters[3] = 43;
   const Problem small_rows = Asked{.kv_heads = 32, .d = 64}.problem();
   EXPECT_EQ(plan_of(64, small_rows, kH200, room).cluster, 3) << "17.9 us, 20.4 with a second kernel of 4 parts";
   EXPECT_EQ((Asked{.batch = 16}.plan().splits), 1) << "128 units fill 132 multiprocessors";
@@ -145,7 +145,7 @@ TEST(DecodePlan, ClustersLieWithinGroupsOfMultiprocessors) {
   EXPECT_EQ(slots_of(kH200, 16, 1), 112);
   EXPECT_EQ(slots_of(kH200, 16, 2), 224);
   ClusterRoom room;
-  room.of[14] = 8;
+  room.clusters[14] = 8;
   EXPECT_EQ(slots_of(kH200, 14, 1, room), 112) << "as the driver says";
 }
 
@@ -222,7 +222,7 @@ TEST(DecodePlan, HeadsThatChooseTogetherShareTheirRowsOfV) {
   EXPECT_EQ(together({.n_k = 1 << 17}).teams.stay, 0);
   // Where a card has room for eight clusters of 14 they are nearly as good as all multiprocessors.
   ClusterRoom room;
-  room.of[14] = 8;
+  room.clusters[14] = 8;
   const Plan fourteen = together({.n_k = 1 << 15}, room);
   EXPECT_EQ(fourteen.cluster, 14);
   EXPECT_GE(fourteen.teams.stay * fourteen.teams.count * fourteen.splits, fourteen.tiles);

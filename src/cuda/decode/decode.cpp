@@ -109,7 +109,7 @@ ClusterRoom room_of(int device_index) {
   if (is_new) {
     const CurrentDevice device(device_index);
     for (int ctas = 2; ctas <= kMaxCluster; ++ctas) {
-      found->second.of[static_cast<std::size_t>(ctas)] = room_for_clusters(ctas);
+      found->second.clusters[static_cast<std::size_t>(ctas)] = room_for_clusters(ctas);
     }
   }
   return found->second;

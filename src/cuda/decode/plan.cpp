@@ -54,7 +54,7 @@ std::int64_t rows_of_key_head(const core::Geometry& geometry) {
 
 std::int64_t slots_of(const DeviceFacts& device, int cluster, int ctas_per_multiprocessor, const ClusterRoom& room) {
   constexpr int kPair = 2;  // multiprocessors that share a cluster of two, always
-  const int known = room.of[static_cast<std::size_t>(cluster)];
+  const int known = room.clusters[static_cast<std::size_t>(cluster)];
   if (ctas_per_multiprocessor == 1 && known > 0) return std::int64_t{known} * cluster;
   if (cluster <= kPair || device.multiprocessors < kMaxCluster) {
     return std::int64_t{device.multiprocessors} * ctas_per_multiprocessor / cluster * cluster;

@@ -40,7 +40,7 @@ std::int64_t rows_of_key_head(const core::Geometry& geometry);
 // Clusters of so many CTAs, each of which fills a multiprocessor, that a device has room for at once, as its driver
 // says (room.cu). Cards of a kind differ, since not the same of their multiprocessors are in use. 0: nobody asked.
 struct ClusterRoom {
-  std::array<int, kMaxCluster + 1> of{};
+  std::array<int, kMaxCluster + 1> clusters{};
 };
 
 // Of a problem that is not empty and that the kernel serves.

@@ -30,9 +30,9 @@ struct Team {
   Weigher<C> weigher;
   Products<C> products;
 
-  __device__ __forceinline__ Team(const Params& params, const Part& of, std::uint8_t* shared_memory)
+  __device__ __forceinline__ Team(const Params& params, const Part& own_part, std::uint8_t* shared_memory)
       : p(params),
-        part(of),
+        part(own_part),
         shared(shared_memory),
         layout(params.layout),
         lane(static_cast<int>(threadIdx.x) & 31),
@@ -41,15 +41,15 @@ struct Team {
         thread(static_cast<int>(threadIdx.x) - team * params.teams.warps * 32),
         threads(params.teams.warps * 32),
         first_row((warp - team * params.teams.warps) * kWarpRows),
-        rows(min(params.teams.rows, of.rows - first_row)),
+        rows(min(params.teams.rows, own_part.rows - first_row)),
         tiles(layout, shared, warp),
         q(ptx::shared_address(shared)),
         ring(q + static_cast<std::uint32_t>(layout.ring + team * layout.ring_bytes)),
         k(static_cast<const Bits<C>*>(params.k.data) +
-          params.k.offset(params.pages.table != nullptr ? 0 : of.batch, of.kv_head, 0)),
+          params.k.offset(params.pages.table != nullptr ? 0 : own_part.batch, own_part.kv_head, 0)),
         v(static_cast<const Bits<C>*>(params.v.data) +
-          params.v.offset(params.pages.table != nullptr ? 0 : of.batch, of.kv_head, 0)),
-        weigher(params, layout, tiles, of, first_row, lane) {}
+          params.v.offset(params.pages.table != nullptr ? 0 : own_part.batch, own_part.kv_head, 0)),
+        weigher(params, layout, tiles, own_part, first_row, lane) {}
 
   // With another buffer of weights and codes.
   __device__ __forceinline__ WarpTiles tiles_of(int buffer) const { return {layout, shared, warp, buffer}; }
@@ -147,11 +147,11 @@ struct Team {
     sync();  // K is read, by all warps, and this one's scores are written
   }
 
-  __device__ __forceinline__ void accumulate_whole(const WarpTiles& of, std::uint32_t v_tile) {
-    products.accumulate_whole(of, v_tile, layout.weights_stride, p.teams.rows, lane);
+  __device__ __forceinline__ void accumulate_whole(const WarpTiles& warp_tiles, std::uint32_t v_tile) {
+    products.accumulate_whole(warp_tiles, v_tile, layout.weights_stride, p.teams.rows, lane);
   }
-  __device__ __forceinline__ void accumulate_gathered(const WarpTiles& of, std::uint32_t v_tile) {
-    products.accumulate_gathered(of, v_tile, layout.weights_stride, p.teams.rows, lane);
+  __device__ __forceinline__ void accumulate_gathered(const WarpTiles& warp_tiles, std::uint32_t v_tile) {
+    products.accumulate_gathered(warp_tiles, v_tile, layout.weights_stride, p.teams.rows, lane);
   }
 
   // The team's tiles are every so many from its first on.

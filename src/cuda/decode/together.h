@@ -52,7 +52,7 @@ struct Chooser {
   Team<C>& team;
   const RowStats* whole;  // of every row, over all visible keys: what scores are shifted by, and the sum
 
-  __device__ __forceinline__ Chooser(Team<C>& of, const RowStats* of_rows) : team(of), whole(of_rows) {}
+  __device__ __forceinline__ Chooser(Team<C>& own_team, const RowStats* row_stats) : team(own_team), whole(row_stats) {}
 
   // Tiles of the step that begins at `index`.
   __device__ __forceinline__ int count(int index) const {

@@ -29,11 +29,11 @@ struct TogetherRows {
 
   // Compared scores of a half of a tile: of its groups the four elements.
   struct alignas(8 * kOwn) HalfScores {
-    std::uint32_t of[kOwn][2];
+    std::uint32_t groups[kOwn][2];
   };
   // A word for each of the tile's groups that are this lane's: the weights of the two kept keys.
   struct Weights {
-    std::uint32_t of[kQuads] = {};
+    std::uint32_t groups[kQuads] = {};
   };
   enum class Walk { shares, largest, careful };  // careful: weights are relative to the largest kept score
 
@@ -51,17 +51,17 @@ struct TogetherRows {
   float sum = 0, rest = 0;
 
   // first: where the scores of the team's first tile are kept, and how many tiles it is to those of its next.
-  __device__ __forceinline__ TogetherRows(Team<C>& of, Rows& rows, void* first, int tiles)
-      : team(of),
+  __device__ __forceinline__ TogetherRows(Team<C>& own_team, Rows& rows, void* first, int tiles)
+      : team(own_team),
         products(rows),
-        halves(of.p.teams.rows <= 4 ? 1 : 2),
-        kept(static_cast<HalfScores*>(first) + of.lane),
+        halves(own_team.p.teams.rows <= 4 ? 1 : 2),
+        kept(static_cast<HalfScores*>(first) + own_team.lane),
         kept_step(32 * halves * tiles),
-        g(of.lane >> 2),
-        t(of.lane & 3),
+        g(own_team.lane >> 2),
+        t(own_team.lane & 3),
         halved(halves == 1),
-        row(g & (of.p.teams.rows - 1)),
-        has_row(row < of.part.rows) {}
+        row(g & (own_team.p.teams.rows - 1)),
+        has_row(row < own_team.part.rows) {}
 
   // Calls visit(half, i) for every half i that is this lane's.
   template <typename Visit>
@@ -120,8 +120,8 @@ struct TogetherRows {
       const std::uint32_t y = ptx::pack_f16x2_clamped(high[0] * unit, high[1] * unit);
       uint2 word = {t < 2 ? x : y, t < 2 ? y : x};
       if (!interior) word = team.weigher.plain ? bordered(word, first, block) : masked(low, high, first);
-      words.of[own][0] = has_row ? word.x : Rows::kHidden;
-      words.of[own][1] = has_row ? word.y : Rows::kHidden;
+      words.groups[own][0] = has_row ? word.x : Rows::kHidden;
+      words.groups[own][1] = has_row ? word.y : Rows::kHidden;
     }
     return words;
   }
@@ -130,7 +130,7 @@ struct TogetherRows {
   __device__ __forceinline__ void add_up(const HalfScores& words) {
     std::uint32_t both = Rows::kHidden;
 #pragma unroll
-    for (const auto& x : words.of) both = ptx::max_f16x2(both, ptx::max_f16x2(x[0], x[1]));
+    for (const auto& x : words.groups) both = ptx::max_f16x2(both, ptx::max_f16x2(x[0], x[1]));
     float even, odd;
     ptx::unpack_f16x2(both, even, odd);
     const float exponent = team.p.scales.exponent;
@@ -139,7 +139,7 @@ struct TogetherRows {
     sum *= ptx::exp2_fast((reference - from) * exponent);
     reference = raised;
 #pragma unroll
-    for (const auto& pair : words.of) {
+    for (const auto& pair : words.groups) {
 #pragma unroll
       for (const std::uint32_t word : pair) {
         ptx::unpack_f16x2(word, even, odd);
@@ -195,11 +195,12 @@ struct TogetherRows {
       return;
     }
     for (int base = 0; base < ctas * team.p.teams.rows; base += 32) {
-      const int item = base + team.lane, of = item & (team.p.teams.rows - 1);
-      const float largest = __shfl_sync(~0u, own.reference, 4 * of), total = __shfl_sync(~0u, own.sum, 4 * of);
+      const int item = base + team.lane, told_row = item & (team.p.teams.rows - 1);
+      const float largest = __shfl_sync(~0u, own.reference, 4 * told_row),
+                  total = __shfl_sync(~0u, own.sum, 4 * told_row);
       const int to = item >> (5 - team.p.lane_shift);
       if (to < ctas) {
-        ptx::send_8(ptx::shared_address(mail.told(warp, of)), largest, total, mail.arrived(0),
+        ptx::send_8(ptx::shared_address(mail.told(warp, told_row)), largest, total, mail.arrived(0),
                     static_cast<std::uint32_t>(to));
       }
     }
@@ -239,8 +240,8 @@ struct TogetherRows {
                                             float (*shares)[4]) const {
 #pragma unroll
     for (int own = 0; own < kOwn; ++own) {
-      ptx::unpack_f16x2(words.of[own][0], scores[own][0], scores[own][1]);
-      ptx::unpack_f16x2(words.of[own][1], scores[own][2], scores[own][3]);
+      ptx::unpack_f16x2(words.groups[own][0], scores[own][0], scores[own][1]);
+      ptx::unpack_f16x2(words.groups[own][1], scores[own][2], scores[own][3]);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         shares[own][e] = ptx::exp2_fast(fmaxf(fmaf(scores[own][e], team.p.scales.exponent, shift), least));
@@ -307,8 +308,8 @@ struct TogetherRows {
         }
         const std::uint32_t word =
             C::kType == DType::bf16 ? ptx::pack_bf16x2(first, second) : ptx::pack_f16x2(first, second);
-        weights.of[own] = half == 0 ? word : weights.of[own];
-        weights.of[kOwn + own] = half == 0 ? weights.of[kOwn + own] : word;
+        weights.groups[own] = half == 0 ? word : weights.groups[own];
+        weights.groups[kOwn + own] = half == 0 ? weights.groups[kOwn + own] : word;
       }
     });
     return halved ? codes | __shfl_xor_sync(~0u, codes, 16) : codes;
@@ -341,9 +342,9 @@ struct TogetherRows {
         sum += first + second;
         const std::uint32_t word =
             C::kType == DType::bf16 ? ptx::pack_bf16x2(first, second) : ptx::pack_f16x2(first, second);
-        std::uint32_t(&of)[kQuads] = weights[group / kOwn].of;
-        of[own] = half == 0 ? word : of[own];
-        of[kOwn + own] = half == 0 ? of[kOwn + own] : word;
+        std::uint32_t(&packed)[kQuads] = weights[group / kOwn].groups;
+        packed[own] = half == 0 ? word : packed[own];
+        packed[kOwn + own] = half == 0 ? packed[kOwn + own] : word;
         codes[group / kOwn] |= chosen.code() << (8 * (half * kOwn + own));
       }
     });
@@ -378,7 +379,7 @@ struct TogetherRows {
   __device__ __forceinline__ void accumulate(const Weights& weights, int number) const {
     Operands operands = {};
 #pragma unroll
-    for (int quad = 0; quad < kQuads; ++quad) operands.weights[quad / 2][2 * (quad % 2)] = weights.of[quad];
+    for (int quad = 0; quad < kQuads; ++quad) operands.weights[quad / 2][2 * (quad % 2)] = weights.groups[quad];
     products.accumulate_gathered(operands, v_tile(number));
   }
 
@@ -421,8 +422,8 @@ struct TogetherRows {
           codes[1] = i == 0 ? codes[1] : code;
 #pragma unroll
           for (int quad = 0; quad < kQuads; ++quad) {
-            weights[0].of[quad] = i == 0 ? found.of[quad] : weights[0].of[quad];
-            weights[1].of[quad] = i == 0 ? weights[1].of[quad] : found.of[quad];
+            weights[0].groups[quad] = i == 0 ? found.groups[quad] : weights[0].groups[quad];
+            weights[1].groups[quad] = i == 0 ? weights[1].groups[quad] : found.groups[quad];
           }
         }
         if (walk == Walk::largest) continue;

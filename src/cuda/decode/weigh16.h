@@ -74,12 +74,12 @@ struct RegisterRows {
   float sum[2] = {};   // of this lane's weights
   float rest[2] = {};  // of those the pruned keys'
 
-  __device__ __forceinline__ explicit RegisterRows(Team<C>& of)
-      : team(of),
-        g(of.lane >> 2),
-        t(of.lane & 3),
-        begin(of.part.band.begin(of.part.last_query)),
-        end(of.part.band.end(of.part.first_query)) {}
+  __device__ __forceinline__ explicit RegisterRows(Team<C>& own_team)
+      : team(own_team),
+        g(own_team.lane >> 2),
+        t(own_team.lane & 3),
+        begin(own_team.part.band.begin(own_team.part.last_query)),
+        end(own_team.part.band.end(own_team.part.first_query)) {}
 
   // Products of all keys of a tile; then it may be overwritten.
   __device__ __forceinline__ void score(std::uint32_t k, float (&scores)[2 * kQuads][4]) const {

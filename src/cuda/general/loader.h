@@ -135,15 +135,15 @@ struct Loader {
     finish_q();
   }
   // An item's first tile of K, two stages: and of V.
-  __device__ __forceinline__ void load_first(const ItemOf<C>& of, int ahead, int to_stage) {
-    begin_tiles(of);
-    load_k(of, of.tiles.begin, to_stage);
-    if (ahead != 0) load_v(of, of.tiles.begin, to_stage);
+  __device__ __forceinline__ void load_first(const ItemOf<C>& loaded, int ahead, int to_stage) {
+    begin_tiles(loaded);
+    load_k(loaded, loaded.tiles.begin, to_stage);
+    if (ahead != 0) load_v(loaded, loaded.tiles.begin, to_stage);
   }
-  __device__ __forceinline__ void begin_tiles(const ItemOf<C>& of) {
+  __device__ __forceinline__ void begin_tiles(const ItemOf<C>& loaded) {
     if constexpr (C::kCheapCopies) {
-      own_next_k() = NextTile::of<C>(k_source(of), params.tiles, of.tiles.begin, key_of_k());
-      own_next_v() = NextTile::of<OfV<C>>(v_source(of), params.tiles, of.tiles.begin, key_of_v());
+      own_next_k() = NextTile::of<C>(k_source(loaded), params.tiles, loaded.tiles.begin, key_of_k());
+      own_next_v() = NextTile::of<OfV<C>>(v_source(loaded), params.tiles, loaded.tiles.begin, key_of_v());
     }
   }
   // Before tile `tile`: its K (two stages: and V) is there for all, and all have left the stage before,

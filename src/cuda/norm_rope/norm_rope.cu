@@ -140,13 +140,13 @@ struct Place {
 
   __device__ __forceinline__ Place(const Params& p, int cta) {
     while (part + 1 < p.part_count && cta >= p.parts[part + 1].first_cta) ++part;
-    const Part& of = p.parts[part];
-    const int index = cta - of.first_cta;
-    const int tokens = index / of.head_blocks;  // CTAs beside each other take neighbouring heads
-    head = index % of.head_blocks * kHeadsOfCta;
-    head_end = min(head + kHeadsOfCta, of.heads);
-    batch = tokens / of.token_blocks;
-    token = tokens % of.token_blocks * (kThreads / p.lanes);
+    const Part& own_part = p.parts[part];
+    const int index = cta - own_part.first_cta;
+    const int tokens = index / own_part.head_blocks;  // CTAs beside each other take neighbouring heads
+    head = index % own_part.head_blocks * kHeadsOfCta;
+    head_end = min(head + kHeadsOfCta, own_part.heads);
+    batch = tokens / own_part.token_blocks;
+    token = tokens % own_part.token_blocks * (kThreads / p.lanes);
   }
 };
 
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kThreads, kCtasAtOnce<kType, kVector>)
 
   float weight[kWidth], cos[kWidth] = {}, sin[kWidth] = {};
 #pragma unroll
-  for (float& one : weight) one = 1;
+  for (float& factor : weight) factor = 1;
   if (active && part.weight != nullptr) unpack<kType>(columns.template load<kType>(part.weight), weight);
   if (active && p.cos.data != nullptr) {
     const std::int64_t position = part.first_position + token;

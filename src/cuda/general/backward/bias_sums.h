@@ -19,8 +19,8 @@ __device__ __forceinline__ void store_bias_element(const BackwardParams& params,
   const BiasGradient& g = params.bias_gradient;
   if (row >= g.extent[2] || key >= g.extent[3]) return;
   if (g.sums_rows != 0 || g.sums_keys != 0) {
-    const std::int64_t of = static_cast<std::int64_t>(part.sequence) * params.work.heads.value + part.head;
-    params.prepared.bias_parts[(of * g.extent[2] + row) * g.extent[3] + key] = value;
+    const std::int64_t plane = static_cast<std::int64_t>(part.sequence) * params.work.heads.value + part.head;
+    params.prepared.bias_parts[(plane * g.extent[2] + row) * g.extent[3] + key] = value;
     return;
   }
   const int batch = g.extent[0] > 1 ? part.sequence : 0, head = g.extent[1] > 1 ? part.head : 0;

@@ -38,9 +38,9 @@ struct KeyScores {
   int key[2];  // within the key block; may lie past the end
   int lane, warp;
 
-  __device__ __forceinline__ KeyScores(const BackwardParams& p, const Item& of, const TileFacts& tile, int part,
+  __device__ __forceinline__ KeyScores(const BackwardParams& p, const Item& own_item, const TileFacts& tile, int part,
                                        int thread)
-      : params(p), item(of), facts(tile), lane(thread & 31), warp(thread >> 5) {
+      : params(p), item(own_item), facts(tile), lane(thread & 31), warp(thread >> 5) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const tile::Slot slot = tile::slot_of_key_row(warp * 16 + (lane >> 2) + 8 * i);
