@@ -15,7 +15,7 @@
 namespace dspattn {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Distinct small integers in a scrambled order.
 std::vector<float> scrambled(std::int64_t count) {
@@ -47,7 +47,7 @@ TEST(NmMatrix, PruneKeepsTheLargestOfEachGroupForAnyPattern) {
               const float rival = dense[static_cast<std::size_t>(row * cols + other)];
               better += rival > value || (rival == value && other < col);
             }
-            EXPECT_EQ(restored[static_cast<std::size_t>(row * cols + col)], better < pattern.keep ? value : -kInf);
+            EXPECT_EQ(restored[static_cast<std::size_t>(row * cols + col)], better < pattern.keep ? value : -kInfinity);
           }
         }
       }
@@ -56,7 +56,7 @@ TEST(NmMatrix, PruneKeepsTheLargestOfEachGroupForAnyPattern) {
 }
 
 TEST(NmMatrix, PruneBreaksTiesLowAndPutsMinusInfinityLast) {
-  const std::vector<float> scores{-kInf, 1, -kInf, 1, 2, 2, 2, 2};
+  const std::vector<float> scores{-kInfinity, 1, -kInfinity, 1, 2, 2, 2, 2};
   const NmMatrix matrix = prune({scores.data(), DType::f32, {1, 8}}, {2, 4});
   EXPECT_EQ(matrix.column(0, 0), 1);
   EXPECT_EQ(matrix.column(0, 1), 3);

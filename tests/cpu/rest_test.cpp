@@ -49,7 +49,7 @@ void set_values(Case& c, std::int64_t key, double value) {
   }
 }
 
-void expect_as_oracle(const Case& c, const std::string& kernel = {}) {
+void expect_oracle_means(const Case& c, const std::string& kernel = {}) {
   const Reference oracle = reference_forward(c.problem);
   const Forward ours = run_forward(c, kernel, 2);
   expect_close(ours.out.values(), oracle.out, 4e-6, c.dtype == DType::f32 ? 0x1p-22 : 0x1p-8, "out");
@@ -103,7 +103,7 @@ TEST(Rest, TheMeanIsOverWholeBlocksOrElseOverTheInterval) {
                   sum / static_cast<double>(expected.end - expected.begin), 1e-12)
           << expected.low << " to " << expected.high;
     }
-    expect_as_oracle(c);
+    expect_oracle_means(c);
   }
 }
 
@@ -150,7 +150,7 @@ TEST_P(RestOnEveryTarget, RandomProblemsMatchTheOracle) {
       if (mask->present()) mask->shape[2] = 1;
     }
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + c.text);
-    expect_as_oracle(c);
+    expect_oracle_means(c);
     if (HasFatalFailure()) return;
   }
 }
@@ -174,7 +174,7 @@ TEST_P(RestOnEveryTarget, ValuesOfHiddenKeysReachNothing) {
   }
   for (const std::int64_t key : {3, 10, 140, 141, 200, 255, 290, 299}) set_values(c, key, std::nan(""));
   for (const double value : run_forward(c, "", 2).out.values()) ASSERT_TRUE(std::isfinite(value));
-  expect_as_oracle(c);
+  expect_oracle_means(c);
 
   c.problem.mask.causal = true;
   c.problem.mask.window_left = 130;
@@ -200,7 +200,7 @@ TEST_P(RestOnEveryTarget, HiddenBlocksLeaveTheMeanToTheInterval) {
   double sum = 0;
   for (std::int64_t j = 128; j < 200; ++j) sum += value_at(c, 0, j, 0);
   EXPECT_NEAR(oracle.means[0], sum / 72, 1e-12);
-  expect_as_oracle(c);
+  expect_oracle_means(c);
 }
 
 TEST_P(RestOnEveryTarget, AVisibleNanScoreMakesItsRowsNan) {
@@ -210,7 +210,7 @@ TEST_P(RestOnEveryTarget, AVisibleNanScoreMakesItsRowsNan) {
   c.make(numbers, true);
   const TensorView& k = c.tensors[1].view;
   core::store_element(k.data, k.dtype, 100 * k.step(2), std::nan(""));
-  expect_as_oracle(c);
+  expect_oracle_means(c);
   const std::vector<double> lse = run_forward(c, "", 1).lse.values();
   EXPECT_TRUE(std::isfinite(lse[99]));
   EXPECT_TRUE(std::isnan(lse[100]));
@@ -237,7 +237,7 @@ TEST_P(RestOnEveryTarget, APrunedScoreMayBeTheLargest) {
   const Reference oracle = reference_forward(c.problem);
   EXPECT_EQ(oracle.selection.at(0, 0), 1);  // a tie of the clamped keys
   EXPECT_NEAR(oracle.out[0], oracle.means[0], 1e-12);
-  expect_as_oracle(c);
+  expect_oracle_means(c);
 }
 
 // Wherever nothing is pruned: the same bits.

@@ -20,13 +20,13 @@
 namespace dspattn {
 namespace {
 
-struct Row {
+struct RestRow {
   const char* name;
   DType dtype;
   std::int64_t dim;
 };
 
-class DecodeRest : public ::testing::TestWithParam<Row> {
+class DecodeRest : public ::testing::TestWithParam<RestRow> {
  protected:
   void SetUp() override {
     if (const std::string why = no_ampere(); !why.empty()) GTEST_SKIP() << why;
@@ -88,11 +88,11 @@ TEST_P(DecodeRest, HeadsThatChooseTogether) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rows, DecodeRest,
-                         ::testing::Values(Row{"decode_bf16_d64", DType::bf16, 64},
-                                           Row{"decode_bf16_d128", DType::bf16, 128},
-                                           Row{"decode_fp16_d64", DType::f16, 64},
-                                           Row{"decode_fp32_d64", DType::f32, 64},
-                                           Row{"decode_fp32_d128", DType::f32, 128}),
+                         ::testing::Values(RestRow{"decode_bf16_d64", DType::bf16, 64},
+                                           RestRow{"decode_bf16_d128", DType::bf16, 128},
+                                           RestRow{"decode_fp16_d64", DType::f16, 64},
+                                           RestRow{"decode_fp32_d64", DType::f32, 64},
+                                           RestRow{"decode_fp32_d128", DType::f32, 128}),
                          [](const auto& row) { return std::string(row.param.name); });
 
 // Sums on the device, and V, of a cache that grows.

@@ -14,21 +14,21 @@ namespace dspattn {
 namespace {
 
 // A row of the table by its name: sm90_fused_2_4_bf16_d64.
-struct Row {
+struct TableRow {
   std::string name;
   DType dtype;
   Pattern pattern;
   std::int64_t dim, dim_above;  // serves problems whose larger head dim is in (dim_above, dim]
 
-  explicit Row(const std::string& of) : name(of) {
-    dtype = of.find("bf16") != std::string::npos ? DType::bf16 : DType::f16;
-    pattern = of.find("_2_4_") != std::string::npos ? Pattern{2, 4} : Pattern{1, 2};
-    dim = std::stoi(of.substr(of.rfind('d') + 1));
+  explicit TableRow(const std::string& row_name) : name(row_name) {
+    dtype = row_name.find("bf16") != std::string::npos ? DType::bf16 : DType::f16;
+    pattern = row_name.find("_2_4_") != std::string::npos ? Pattern{2, 4} : Pattern{1, 2};
+    dim = std::stoi(row_name.substr(row_name.rfind('d') + 1));
     dim_above = cuda::tile::head_dim_below(static_cast<int>(dim));
   }
 };
 
-check::CheckOptions options_of(const Row& row, std::int64_t index, bool short_only) {
+check::CheckOptions options_of(const TableRow& row, std::int64_t index, bool short_only) {
   check::CheckOptions options;
   options.device = {DeviceType::cuda, 0};
   options.beside_cpu = true;
@@ -48,7 +48,7 @@ check::CheckOptions options_of(const Row& row, std::int64_t index, bool short_on
 }
 
 // What the row says it takes: its head dims, scales that fp16 inputs can be multiplied by.
-bool takes(const Row& row, const check::Case& drawn) {
+bool takes(const TableRow& row, const check::Case& drawn) {
   const std::int64_t dim = std::max(drawn.d, drawn.d_v);
   return dim > row.dim_above && dim <= row.dim &&
          (!drawn.scale || row.dtype != DType::f16 ||
@@ -64,19 +64,19 @@ class FusedRow : public ::testing::TestWithParam<std::string> {
 
 // As many problems as are wanted, drawn with `limited` options.
 template <typename Limited>
-void expect_row_agrees(const Row& row, Limited limited) {
+void expect_row_agrees(const TableRow& row, Limited limited) {
   const auto served = [&](const check::Case& drawn) { return takes(row, drawn); };
   EXPECT_GT(expect_agreement(row.name, row.name, limited, served), 0);
 }
 
 TEST_P(FusedRow, AgreesWithTheOracleAndTheCpuOnRandomProblems) {
-  const Row row(GetParam());
+  const TableRow row(GetParam());
   expect_row_agrees(row, [&](std::int64_t index, bool short_only) { return options_of(row, index, short_only); });
 }
 
 // All of them with rest = mean; none takes the oracle seconds.
 TEST_P(FusedRow, AgreesOnRandomMeans) {
-  const Row row(GetParam());
+  const TableRow row(GetParam());
   expect_row_agrees(row, [&](std::int64_t index, bool short_only) {
     check::CheckOptions options = options_of(row, index, short_only);
     options.limits.rest = Rest::mean;
@@ -85,7 +85,7 @@ TEST_P(FusedRow, AgreesOnRandomMeans) {
   });
 }
 
-void expect_row_repeats(const Row& row, Rest rest, int wanted, std::int64_t max_work) {
+void expect_row_repeats(const TableRow& row, Rest rest, int wanted, std::int64_t max_work) {
   check::CheckOptions options = options_of(row, 0, true);
   options.beside_cpu = false;
   options.limits.rest = rest;
@@ -96,10 +96,10 @@ void expect_row_repeats(const Row& row, Rest rest, int wanted, std::int64_t max_
 }
 
 TEST_P(FusedRow, GivesTheSameBitsOverAHundredReruns) {
-  expect_row_repeats(Row(GetParam()), Rest::drop, 4, 300'000'000);
+  expect_row_repeats(TableRow(GetParam()), Rest::drop, 4, 300'000'000);
 }
 TEST_P(FusedRow, GivesTheSameMeansOverAHundredReruns) {
-  expect_row_repeats(Row(GetParam()), Rest::mean, 3, 150'000'000);
+  expect_row_repeats(TableRow(GetParam()), Rest::mean, 3, 150'000'000);
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, FusedRow, ::testing::ValuesIn(names_of(cuda::sm90::fused_rows())),

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "core/half.h"
+#include "cuda/packed_halves.h"
 #include "cuda/tile/kept_elements.h"
 #include "cuda/tile/key_map.h"
 #include "cuda/tile/mask_map.h"
@@ -137,10 +138,6 @@ std::array<int, 2> expected(const std::array<float, 4>& scores, bool pairs) {
     return scores[static_cast<std::size_t>(a)] > scores[static_cast<std::size_t>(b)];
   });
   return {std::min(order[0], order[1]), std::max(order[0], order[1])};
-}
-
-std::uint32_t packed(float low, float high) {
-  return core::encode_f16(low) | static_cast<std::uint32_t>(core::encode_f16(high)) << 16;
 }
 
 TEST(Select, KeepsAndEncodesTheLargestOfEveryOrderWithTies) {

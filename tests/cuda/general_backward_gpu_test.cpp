@@ -16,7 +16,7 @@
 namespace dspattn {
 namespace {
 
-check::CheckOptions options_of(const GeneralClass& of, std::int64_t index, bool short_only) {
+check::CheckOptions backward_options(const GeneralClass& of, std::int64_t index, bool short_only) {
   check::CheckOptions options = of.options(Pass::backward, index);
   if (index % 4 == 0) options.limits.head_dim = index % 8 == 0 ? 128 : 64;
   if (short_only) {
@@ -39,7 +39,8 @@ class GeneralBackward : public ::testing::TestWithParam<GeneralClass> {
 TEST_P(GeneralBackward, AgreesWithTheOracleOnRandomProblems) {
   const GeneralClass& of = GetParam();
   expect_agreement(
-      of.name, of.kernel(), [&](std::int64_t index, bool short_only) { return options_of(of, index, short_only); },
+      of.name, of.kernel(),
+      [&](std::int64_t index, bool short_only) { return backward_options(of, index, short_only); },
       [](const check::Case&) { return true; });
 }
 

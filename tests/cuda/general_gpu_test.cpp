@@ -19,7 +19,7 @@
 namespace dspattn {
 namespace {
 
-check::CheckOptions options_of(const GeneralClass& of, std::int64_t index, bool short_only) {
+check::CheckOptions forward_options(const GeneralClass& of, std::int64_t index, bool short_only) {
   check::CheckOptions options = of.options(Pass::forward, index);
   options.beside_cpu = true;
   if (index % 4 == 0) options.limits.head_dim = index % 8 == 0 ? 128 : 64;
@@ -40,7 +40,7 @@ class General : public ::testing::TestWithParam<GeneralClass> {
 TEST_P(General, AgreesWithTheOracleAndTheCpuOnRandomProblems) {
   const GeneralClass& of = GetParam();
   expect_agreement(
-      of.name, of.kernel(), [&](std::int64_t index, bool short_only) { return options_of(of, index, short_only); },
+      of.name, of.kernel(), [&](std::int64_t index, bool short_only) { return forward_options(of, index, short_only); },
       [](const check::Case&) { return true; });
 }
 

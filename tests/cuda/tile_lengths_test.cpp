@@ -12,8 +12,8 @@ namespace {
 
 TEST(TileLengths, SequencesStayWithinTheTensor) {
   constexpr std::int32_t kLowest = std::numeric_limits<std::int32_t>::min();
-  constexpr std::int32_t kLargest = std::numeric_limits<std::int32_t>::max();
-  const std::vector<std::int32_t> values{kLowest, kLargest, -10, 50, 100, 100, 30, kLargest, 0, kLowest};
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  const std::vector<std::int32_t> values{kLowest, kMost, -10, 50, 100, 100, 30, kMost, 0, kLowest};
   const LengthsView view{values.data(), 1};
   for (const int total : {0, 1, 64, 100, 1 << 30}) {
     for (int i = 0; i + 1 < static_cast<int>(values.size()); ++i) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/half.h"
+#include "cuda/packed_halves.h"
 #include "cuda/tile/means.h"
 #include "cuda/tile/select.h"
 
@@ -111,9 +112,6 @@ TEST(TileMeans, BytesOfAWorkspace) {
   EXPECT_EQ(bytes.total, bytes.counts + 3 * 16 * 4);
 }
 
-std::uint32_t packed(float low, float high) {
-  return core::encode_f16(low) | static_cast<std::uint32_t>(core::encode_f16(high)) << 16;
-}
 float low_of(std::uint32_t x) { return core::decode_f16(static_cast<std::uint16_t>(x)); }
 float high_of(std::uint32_t x) { return core::decode_f16(static_cast<std::uint16_t>(x >> 16)); }
 

@@ -14,12 +14,12 @@
 namespace dspattn::cuda::tile {
 namespace {
 
-constexpr int kBlocks = 132;  // multiprocessors of an H200
+constexpr int kMultiprocessors = 132;  // of an H200
 
 TEST(TileSchedule, TakesEveryItemOfASequenceOnce) {
   for (const int heads : {1, 6, 16, 32}) {
     for (const int row_tiles : {1, 2, 7, 30, 300}) {
-      for (const int section : {0, section_heads_of(row_tiles, heads, 1, kBlocks)}) {
+      for (const int section : {0, section_heads_of(row_tiles, heads, 1, kMultiprocessors)}) {
         std::set<std::pair<int, int>> seen;
         for (int rank = 0; rank < heads * row_tiles; ++rank) {
           const ItemIndex place = item_of_sequence(3, rank, row_tiles, heads, section);
@@ -56,7 +56,7 @@ TEST(TileSchedule, PairsTakeEveryRowTileOnce) {
 
 TEST(TileSchedule, HeadsThatShareKeysStayInOneSection) {
   for (const int row_tiles : {1, 5, 32, 200}) {
-    const int section = section_heads_of(row_tiles, 64, 8, kBlocks);
+    const int section = section_heads_of(row_tiles, 64, 8, kMultiprocessors);
     EXPECT_EQ(section % 8, 0);
     EXPECT_GE(section, 8);
     EXPECT_LE(section, 64);
@@ -86,17 +86,17 @@ TEST(TileSchedule, BalancesRandomLengths) {
     std::sort(lengths.begin(), lengths.end(), std::greater<>());
     for (const int heads : {16, 32}) {
       for (const bool causal : {false, true}) {
-        std::vector<int> busy(kBlocks);
+        std::vector<int> busy(kMultiprocessors);
         for (const int length : lengths) {
           const int tiles = divide_up(length, 128);
-          const int section = causal ? section_heads_of(tiles, heads, 1, kBlocks) : 0;
+          const int section = causal ? section_heads_of(tiles, heads, 1, kMultiprocessors) : 0;
           for (int rank = 0; rank < heads * tiles; ++rank) {
             const ItemIndex place = item_of_sequence(0, rank, tiles, heads, section);
             const int seen = causal ? std::min((place.row_tile + 1) * 128, length) : length;
             *std::min_element(busy.begin(), busy.end()) += divide_up(seen, kBlockKeys) + 1;
           }
         }
-        const double mean = std::accumulate(busy.begin(), busy.end(), 0.0) / kBlocks;
+        const double mean = std::accumulate(busy.begin(), busy.end(), 0.0) / kMultiprocessors;
         EXPECT_GT(mean / *std::max_element(busy.begin(), busy.end()), 0.96) << "round " << round << ", " << heads;
       }
     }

@@ -11,7 +11,7 @@
 namespace dspattn::cuda::tile {
 namespace {
 
-constexpr int kBlocks = 132;  // multiprocessors of an H200
+constexpr int kCtas = 132;  // one for each multiprocessor of an H200
 
 void expect_every_item_once(const ItemOrder& order, int blocks) {
   const auto tiles = static_cast<std::size_t>(order.row_tiles.value);
@@ -31,7 +31,7 @@ void expect_every_item_once(const ItemOrder& order, int blocks) {
 TEST(TileWalk, TakesEveryItemOnce) {
   for (const int heads : {1, 2, 7, 40, 129, 512}) {
     for (const int tiles : {1, 2, 5, 22, 131}) {
-      const int blocks = std::min(kBlocks, heads * tiles);
+      const int blocks = std::min(kCtas, heads * tiles);
       expect_every_item_once(equal_order(heads, tiles, blocks, false), blocks);
       expect_every_item_once(equal_order(heads, tiles, blocks, true), blocks);
       expect_every_item_once(mirrored_order(heads, tiles, blocks), blocks);
@@ -39,13 +39,13 @@ TEST(TileWalk, TakesEveryItemOnce) {
       expect_every_item_once(unequal_order(heads, tiles, 1, blocks, 192), blocks);
     }
   }
-  expect_every_item_once(unequal_order(96, 8, 4, kBlocks, 128), kBlocks);
+  expect_every_item_once(unequal_order(96, 8, 4, kCtas, 128), kCtas);
 }
 
 TEST(TileWalk, CountsTheItemsOfAThreadBlock) {
   for (const int heads : {1, 7, 129, 256}) {
     for (const int tiles : {1, 4, 5}) {
-      const int blocks = std::min(kBlocks / 2, heads * tiles);
+      const int blocks = std::min(kCtas / 2, heads * tiles);
       for (const bool short_last : {false, true}) {
         const ItemOrder order = equal_order(heads, tiles, blocks, short_last);
         for (int block = 0; block < blocks; ++block) {
@@ -63,13 +63,13 @@ TEST(TileWalk, CountsTheItemsOfAThreadBlock) {
 
 TEST(TileWalk, NeedsNoMoreWorkersThanForAsManyRounds) {
   for (const int items : {0, 1, 65, 66, 67, 132, 1000, 1024}) {
-    const int needed = workers_needed(items, kBlocks / 2);
-    EXPECT_LE(needed, kBlocks / 2);
+    const int needed = workers_needed(items, kCtas / 2);
+    EXPECT_LE(needed, kCtas / 2);
     if (items == 0) {
       EXPECT_EQ(needed, 0);
       continue;
     }
-    const int rounds = divide_up(items, kBlocks / 2);
+    const int rounds = divide_up(items, kCtas / 2);
     EXPECT_EQ(divide_up(items, needed), rounds) << items;
     if (needed > 1) {
       EXPECT_GT(divide_up(items, needed - 1), rounds) << items;
@@ -80,15 +80,15 @@ TEST(TileWalk, NeedsNoMoreWorkersThanForAsManyRounds) {
 
 // Largest over mean number of key blocks a CTA has under a causal mask.
 double causal_imbalance(const ItemOrder& order, int rows, int tile_q) {
-  std::vector<double> load(kBlocks);
-  for (int block = 0; block < kBlocks; ++block) {
+  std::vector<double> load(kCtas);
+  for (int block = 0; block < kCtas; ++block) {
     for (int turn = 0; turn < order.rounds; ++turn) {
       const ItemIndex place = item_of_round(order, turn, block);
       if (place.row_tile < 0) continue;
       load[static_cast<std::size_t>(block)] += divide_up(std::min((place.row_tile + 1) * tile_q, rows), kBlockKeys);
     }
   }
-  return *std::max_element(load.begin(), load.end()) / (std::accumulate(load.begin(), load.end(), 0.0) / kBlocks);
+  return *std::max_element(load.begin(), load.end()) / (std::accumulate(load.begin(), load.end(), 0.0) / kCtas);
 }
 
 TEST(TileWalk, BalancesCausalWork) {
@@ -97,35 +97,35 @@ TEST(TileWalk, BalancesCausalWork) {
     for (const int tile_q : {128, 192}) {
       const int heads = 16384 / rows * (2048 / dim);
       const int tiles = divide_up(rows, tile_q);
-      EXPECT_LT(causal_imbalance(unequal_order(heads, tiles, 1, kBlocks, tile_q), rows, tile_q), 1.075)
+      EXPECT_LT(causal_imbalance(unequal_order(heads, tiles, 1, kCtas, tile_q), rows, tile_q), 1.075)
           << rows << " rows, d " << dim << ", " << tile_q;
     }
   }
   for (const int rows : {256, 512, 1024}) {
     const int tiles = rows / 128;
-    EXPECT_LT(causal_imbalance(mirrored_order(16384 / rows * 16, tiles, kBlocks), rows, 128), 1.05) << rows << " rows";
+    EXPECT_LT(causal_imbalance(mirrored_order(16384 / rows * 16, tiles, kCtas), rows, 128), 1.05) << rows << " rows";
   }
 }
 
 // A head's last row tile may hold fewer rows and cost less: half, say. No CTA gets only whole ones.
 TEST(TileWalk, DealsOutTheLastRowTiles) {
   for (const auto& [heads, tiles] : {std::pair{512, 6}, {1024, 3}, {128, 22}, {32, 86}, {300, 7}, {700, 133}}) {
-    const ItemOrder order = equal_order(heads, tiles, kBlocks, true);
-    std::vector<double> load(kBlocks);
-    for (int block = 0; block < kBlocks; ++block) {
+    const ItemOrder order = equal_order(heads, tiles, kCtas, true);
+    std::vector<double> load(kCtas);
+    for (int block = 0; block < kCtas; ++block) {
       for (int turn = 0; turn < order.rounds; ++turn) {
         const ItemIndex place = item_of_round(order, turn, block);
         if (place.row_tile < 0) continue;
         load[static_cast<std::size_t>(block)] += place.row_tile == tiles - 1 ? 0.5 : 1.0;
       }
     }
-    const double mean = std::accumulate(load.begin(), load.end(), 0.0) / kBlocks;
+    const double mean = std::accumulate(load.begin(), load.end(), 0.0) / kCtas;
     EXPECT_LE(*std::max_element(load.begin(), load.end()), mean + 0.5) << heads << " heads, " << tiles << " row tiles";
   }
 }
 
 TEST(TileWalk, HeadsThatShareKeysStayInOneSection) {
-  const ItemOrder order = unequal_order(64, 32, 8, kBlocks, 128);
+  const ItemOrder order = unequal_order(64, 32, 8, kCtas, 128);
   EXPECT_EQ(order.section_heads.value % 8, 0);
 }
 

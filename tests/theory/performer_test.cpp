@@ -120,14 +120,14 @@ TEST(Performer, CompleteTrafficEqualsTheCountOnWholeTiles) {
 
 // The same by counting: where every extent is whole tiles, the walks cross between the two lengths around it.
 TEST(Performer, BreakEvenIsWhereTheWalksCross) {
-  constexpr std::int64_t kTile = 32, kDim = 64, kFeatures = 256;
+  constexpr std::int64_t tile = 32, dim = 64, features = 256;
   for (const Pattern pattern : {Pattern::dense(), Pattern{2, 4}}) {
-    const double keys = performer_break_even_keys(pattern, kDim, kTile, kFeatures, FeatureMapCount::complete);
-    const auto below = static_cast<std::int64_t>(keys / kTile) * kTile;
-    for (const std::int64_t n : {below, below + kTile}) {
-      const Shape shape{.keys = n, .head_dim = kDim, .tile = kTile};
+    const double keys = performer_break_even_keys(pattern, dim, tile, features, FeatureMapCount::complete);
+    const auto below = static_cast<std::int64_t>(keys / tile) * tile;
+    for (const std::int64_t n : {below, below + tile}) {
+      const Shape shape{.keys = n, .head_dim = dim, .tile = tile};
       const bool performer_wins =
-          count_performer_traffic(shape, kFeatures).total() < count_nm_traffic(shape, pattern).total();
+          count_performer_traffic(shape, features).total() < count_nm_traffic(shape, pattern).total();
       EXPECT_EQ(performer_wins, static_cast<double>(n) > keys) << n;
     }
   }
