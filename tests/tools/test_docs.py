@@ -30,6 +30,23 @@ def test_the_map_names_what_is_there(row):
     text = (ROOT / file[0]).read_text(encoding="utf-8")
     assert all(re.search(rf"\b{name}\b", text) for name in names), names
     assert (ROOT / test[0]).is_file(), test
+    # What is tested in C++ is built: the CMakeLists.txt of the test's folder names it.
+    lists = (ROOT / test[0]).parent / "CMakeLists.txt"
+    assert test[0].endswith(".py") or Path(test[0]).name in lists.read_text(encoding="utf-8"), test
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "which variant",
+        "how a key finds its lane",
+        "who releases a stage",
+        "what a masked tile costs",
+        "where a new GPU kernel",
+    ],
+)
+def test_the_map_answers_what_readers_ask(question):
+    assert [row for row in rows_of("docs/architecture.md", 4) if question in row[0]]
 
 
 @pytest.mark.parametrize("row", rows_of("docs/glossary.md", 3), ids=lambda row: row[0][:30])
