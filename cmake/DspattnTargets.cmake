@@ -39,8 +39,8 @@ function(dspattn_layer name)
 endfunction()
 
 # What of the library computes, for programs to name before their other sources: of an inline function that the compiler
-# leaves a function, the linker takes the first copy for all, and those of less optimised code would serve the library,
-# too: the tests' took a third of the time of the sanitized tests, and a fifth of the emulated ones'.
+# leaves a function, the linker takes the first copy for all, and the tests' unoptimised ones would serve the library,
+# too: that took a third of the time of the sanitized tests and of the emulated ones.
 set(DSPATTN_OPTIMISED $<TARGET_OBJECTS:dspattn_core> $<TARGET_OBJECTS:dspattn_cpu>)
 
 # dspattn_together(TARGET): its sources are compiled as one. For what is not the library: there every source is compiled
