@@ -51,9 +51,7 @@ constexpr std::uint16_t encode(double value, Format format) {
   if (dropped > kDoubleMantissaBits + 1) return static_cast<std::uint16_t>(sign);  // below half the smallest subnormal
   const std::uint64_t significand = fraction | (std::uint64_t{1} << kDoubleMantissaBits);
   const std::uint64_t half = std::uint64_t{1} << (dropped - 1);
-  const std::uint64_t rest = significand & (2 * half - 1);
-  std::uint64_t kept = significand >> dropped;
-  if (rest > half || (rest == half && (kept & 1) != 0)) ++kept;
+  const std::uint64_t kept = (significand + half - 1 + (significand >> dropped & 1)) >> dropped;  // ties to even
 
   // The implicit leading one is added into the exponent field, so a carry out of the mantissa raises the exponent.
   const std::uint64_t base =
