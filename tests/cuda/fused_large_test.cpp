@@ -90,8 +90,8 @@ TEST_P(RobustBusy, TheSameBitsInEveryRun) {
     repeat(q, kinds.q);
     repeat(k, kinds.k);
     repeat(v, kinds.v);
-    const auto view = [&](const core::DeviceBuffer& buffer) {
-      return TensorView(buffer.data(), row().dtype, {1, heads, n, row().dim});
+    const auto view = [&, rows = n](const core::DeviceBuffer& buffer) {
+      return TensorView(buffer.data(), row().dtype, {1, heads, rows, row().dim});
     };
     ForwardArgs args;
     args.problem.device = kGpu;
