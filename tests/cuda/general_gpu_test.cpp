@@ -182,7 +182,7 @@ TEST_P(General, ManyShortRowsGiveTheBitsOfFew) {
 TEST(GeneralTable, ThreadsLaunchAKernelInTwoShapes) {
   if (const std::string why = no_ampere(); !why.empty()) GTEST_SKIP() << why;
   constexpr std::int64_t kDim = 256, kKeys = 16, kRows = 100;
-  constexpr int kLaunches = 100;
+  constexpr int kLaunches = 25;
   const auto work = [&](std::int64_t rows) {
     core::DeviceMemory& memory = cuda::memory(0);
     const std::vector<float> ones(static_cast<std::size_t>(kRows * kDim), 1.0f);
