@@ -10,6 +10,8 @@
 #   DSPATTN_GPU_JOBS         tests and sanitizers side by side (default as many as there are cores)
 #   DSPATTN_GPU_JOB_SECONDS  how long one of them may take (default 400): one that hangs takes nothing else with it
 #   DSPATTN_GPU_SECONDS      how long all may take (default no limit): what has not ended then is ended, and said
+#   COMPUTE_SANITIZER        which one (default that on the path). racecheck needs 2026.3, of CUDA 13.4 (also `pip install
+#                            nvidia-cuda-sanitizer-api`): earlier ones report what barriers order (docs/checking.md)
 # Most of a test's time is its oracle's, on the CPU, and most of a sanitizer's its own: so they run side by side, in shards,
 # the longest first. What is timed runs alone, after them.
 set -uo pipefail
@@ -19,6 +21,7 @@ build=$(realpath -m "${2:-build-gpu}")
 python=${PYTHON:-python3}
 parts=" ${DSPATTN_GPU_PARTS:-build tests sanitizers bench} "
 most=${DSPATTN_GPU_JOBS:-$(nproc)}
+sanitizer=${COMPUTE_SANITIZER:-compute-sanitizer}
 # Tests skip themselves elsewhere, which is not passing.
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1)
 [[ $capability = 9.* ]] || {
@@ -163,13 +166,27 @@ configure_and_build() {
 
 verify() { "$build/apps/dspattn" verify --device cuda --count 500 --seed 1 "$@"; }
 
+# compute-sanitizer, of a version whose reports mean something.
+sanitize() {
+  local tool=$1 version
+  shift
+  if [ "$tool" = racecheck ]; then
+    version=$("$sanitizer" --version | sed -n 's/^Version \([0-9.]*\).*/\1/p')
+    printf '%s\n' 2026.3 "${version:-0}" | sort -C -V || {
+      echo "gpu_check: racecheck needs compute-sanitizer 2026.3 or later (COMPUTE_SANITIZER), got ${version:-none}"
+      return 1
+    }
+  fi
+  "$sanitizer" --tool "$tool" --error-exitcode 9 "$@"
+}
+
 listing_and_bench() {
   "$build/apps/dspattn" kernels --device cuda --dtype bf16 --n 4096 --d 128 &&
     "$build/apps/dspattn" bench --device cuda --dtype bf16 --n 1024,4096 --d 128 --heads 16 --pattern 2:4,1:2
 }
 
-export build python
-export -f configure_and_build verify listing_and_bench
+export build python sanitizer
+export -f configure_and_build verify sanitize listing_and_bench
 
 if wanted build build; then
   job 0 build configure_and_build
@@ -204,9 +221,9 @@ for line in "${reduced[@]}"; do
     shards=1 rank=3
     if [ $tool = racecheck ]; then shards=$racecheck_shards rank=0; fi
     for ((shard = 0; shard < shards; shard++)); do
-      job $rank "sanitizers-$set" env DSPATTN_FUSED_CASES=16 DSPATTN_DECODE_CASES=12 DSPATTN_LENGTH_CASES=34 \
+      job $rank "sanitizers-$set" DSPATTN_FUSED_CASES=16 DSPATTN_DECODE_CASES=12 DSPATTN_LENGTH_CASES=34 \
         GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
-        compute-sanitizer --tool $tool --error-exitcode 9 "$build/tests/cuda/$program" --gtest_filter="$filter"
+        sanitize $tool "$build/tests/cuda/$program" --gtest_filter="$filter"
     done
   done
 done

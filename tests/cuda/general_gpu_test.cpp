@@ -8,12 +8,14 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/half.h"
 #include "cuda/device/memory.h"
 #include "cuda/general_classes.h"
 #include "dspattn/attention.h"
+#include "dspattn/error.h"
 #include "dspattn/workspace.h"
 
 namespace dspattn {
@@ -173,6 +175,38 @@ TEST_P(General, ManyShortRowsGiveTheBitsOfFew) {
     out.download(apart.data());
     EXPECT_EQ(together, apart) << "d " << dim;
   }
+}
+
+// Threads whose plans for one kernel differ in shared memory, as those of few rows and of many do for fp32 at d = 256:
+// none takes another's permission for it.
+TEST(GeneralTable, ThreadsLaunchAKernelInTwoShapes) {
+  if (const std::string why = no_ampere(); !why.empty()) GTEST_SKIP() << why;
+  constexpr std::int64_t kDim = 256, kKeys = 16, kRows = 100;
+  constexpr int kLaunches = 25;
+  const auto work = [&](std::int64_t rows) {
+    core::DeviceMemory& memory = cuda::memory(0);
+    const std::vector<float> ones(static_cast<std::size_t>(kRows * kDim), 1.0f);
+    std::vector<float> found(static_cast<std::size_t>(rows * kDim));
+    core::DeviceBuffer in(memory, ones.size() * sizeof(float));
+    in.upload(ones.data());
+    const core::DeviceBuffer out(memory, found.size() * sizeof(float));
+    ForwardArgs args;
+    args.problem.device = {DeviceType::cuda, 0};
+    args.problem.q = {in.data(), DType::f32, {1, 1, rows, kDim}};
+    args.problem.k = args.problem.v = {in.data(), DType::f32, {1, 1, kKeys, kDim}};
+    args.problem.pattern = Pattern::dense();
+    args.run.kernel = "general_fp32";
+    args.out = {out.data(), DType::f32, {1, 1, rows, kDim}};
+    try {
+      for (int i = 0; i < kLaunches; ++i) forward(args);
+    } catch (const Error& error) {
+      ADD_FAILURE() << rows << " rows: " << error.what();
+    }
+    out.download(found.data());
+    EXPECT_TRUE(std::ranges::all_of(found, [](float x) { return x == 1.0f; })) << rows << " rows";
+  };
+  std::vector<std::jthread> threads;
+  for (const std::int64_t rows : {std::int64_t{4}, kRows, std::int64_t{4}, kRows}) threads.emplace_back(work, rows);
 }
 
 // fp32: a weight far below that of a later tile's key, but not as far below the reference of its own tile.

@@ -1,5 +1,7 @@
 // The emulated multiprocessor itself: copies do what the hardware does, and kernels that break a rule are
 // told so. Each kernel here is a few lines with one fault, or with none.
+#include <cuda_runtime.h>
+
 #include "cuda/tile/key_map.h"
 #include "emulated_kernels.h"
 
@@ -246,6 +248,18 @@ TEST(EmulatedCopies, SharedMemoryBelongsToAStoreUntilItIsRead) {
     });
     EXPECT_EQ(spoilt > 0, !waits);
   }
+}
+
+void some_kernel() {}
+
+TEST(EmulatedRules, AKernelIsAllowedOneAmountOfSharedMemory) {
+  const auto allow = [](int bytes) {
+    return cudaFuncSetAttribute(&some_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  };
+  EXPECT_EQ(allow(100'000), cudaSuccess);
+  EXPECT_EQ(allow(100'000), cudaSuccess);
+  EXPECT_EQ(allow(50'000), cudaErrorInvalidValue);
+  EXPECT_EQ(allow(1 << 20), cudaErrorInvalidValue);
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <map>
+#include <mutex>
 #include <string>
 
 namespace {
@@ -121,8 +123,14 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   return cudaSuccess;
 }
 
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
-  return value <= shared_bytes_of_a_block() ? cudaSuccess : cudaErrorInvalidValue;
+// Refuses a second number for a kernel: of two threads that launch it, one would take the other's permission.
+cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
+  if (value > shared_bytes_of_a_block()) return cudaErrorInvalidValue;
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+  static std::mutex mutex;
+  static std::map<const void*, int> allowed;
+  const std::lock_guard lock(mutex);
+  return allowed.emplace(function, value).first->second == value ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 namespace {

@@ -18,9 +18,10 @@ def script(path, body):
     path.chmod(0o755)
 
 
-def begun(folder, parts, program=PASSES, capability="9.0", **variables):
+def begun(folder, parts, program=PASSES, capability="9.0", sanitizer="2026.3.0.0 (build 38855100)", **variables):
     script(folder / "bin" / "nvidia-smi", f"echo {capability}")
-    script(folder / "bin" / "compute-sanitizer", 'export TOOL="$2"; shift 4; exec "$@"')
+    version = f'[ "$1" = --version ] && {{ echo "Version {sanitizer}"; exit; }}'
+    script(folder / "bin" / "compute-sanitizer", f'{version}\nexport TOOL="$2"; shift 4; exec "$@"')
     script(folder / "build" / "tests" / "cuda" / "cuda_decode_gpu_tests", program)
     environment = (
         os.environ
@@ -71,6 +72,21 @@ def test_says_what_did_not_end_when_it_is_ended(tmp_path):
         stdout, _ = process.communicate()
     assert process.returncode != 0
     assert "unfinished" in stdout
+
+
+def test_racecheck_of_a_version_that_reports_what_is_ordered_is_no_pass(tmp_path):
+    result = check(tmp_path, "sanitizers-few_queries", sanitizer="2025.3.1.0 (build 36400806)")
+    assert result.returncode == 1
+    assert "racecheck needs compute-sanitizer 2026.3 or later (COMPUTE_SANITIZER), got 2025.3.1.0" in result.stdout
+    jobs = [line.split() for line in (tmp_path / "out" / "jobs.txt").read_text().splitlines()]
+    assert {job[2] for job in jobs if "racecheck" in job} == {"1"}
+    assert {job[2] for job in jobs if "racecheck" not in job} == {"0"}
+
+
+def test_the_sanitizer_may_lie_elsewhere(tmp_path):
+    script(tmp_path / "other", '[ "$1" = --version ] && echo "Version 2027.1.0.0" || { shift 4; exec "$@"; }')
+    part = "sanitizers-few_queries"
+    assert check(tmp_path, part, sanitizer="2025.3.1.0", COMPUTE_SANITIZER=str(tmp_path / "other")).returncode == 0
 
 
 HANGS_ONCE = f'case "$GTEST_SHARD_INDEX$TOOL" in 1 | 0memcheck) sleep 100 ;; esac; {PASSES}'

@@ -298,7 +298,7 @@ struct KeyWarpgroup {
       const int slot = number % 2;
       await(shared.handed.empty[slot], (number / 2 & 1) ^ 1);
       hand_over<C>(shared.handed.words[slot], thread(), weights);
-      arrive(shared.handed.full[slot]);
+      ptx::mbarrier_arrive(ptx::shared_address(&shared.handed.full[slot]));
       NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
       numbers.load();
       weigh<C>(params, numbers, marks.has_nan(), weights);
@@ -334,7 +334,7 @@ struct KeyWarpgroup {
       take_over<C>(shared.handed.words[slot], thread(), weights);
       ptx::wgmma_wait<0>();
       weigh<C>(params, numbers, has_nan, weights, d_weights, d_scores);
-      arrive(shared.handed.empty[slot]);
+      ptx::mbarrier_arrive(ptx::shared_address(&shared.handed.empty[slot]));
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       store_d_scores(d_scores, is_free);
       if (C::kLateAnnounce) announce_d_scores(number);

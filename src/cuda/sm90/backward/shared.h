@@ -69,15 +69,15 @@ struct Step {
 };
 
 // What the warpgroup with the scores tells the other (Split::products): each of its threads the packed scores of a
-// tile.
+// tile. Every thread arrives for itself: racecheck follows no leader's arrival for what its warp stored.
 template <typename C>
 struct HandedScores {
   std::uint32_t words[2][C::kTileQ / 16][128][4];
   std::uint64_t full[2], empty[2];
 
   __device__ __forceinline__ void init_barriers() {
-    for (std::uint64_t& barrier : full) ptx::mbarrier_init(ptx::shared_address(&barrier), 4);
-    for (std::uint64_t& barrier : empty) ptx::mbarrier_init(ptx::shared_address(&barrier), 4);
+    for (std::uint64_t& barrier : full) ptx::mbarrier_init(ptx::shared_address(&barrier), 128);
+    for (std::uint64_t& barrier : empty) ptx::mbarrier_init(ptx::shared_address(&barrier), 128);
   }
 };
 struct NothingHanded {
