@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cmath>
 #include <cstdint>
 #include <random>
 #include <set>
@@ -14,6 +16,7 @@
 #include "core/half.h"
 #include "cuda/blocks/random_state.h"
 #include "cuda/general/plan.h"
+#include "cuda/ptx/near_tf32.h"
 #include "cuda/tile/copy_steps.h"
 #include "cuda/tile/key_row_lanes.h"
 #include "cuda/tile/key_tiles.h"
@@ -303,6 +306,54 @@ TEST(GeneralPlan, ChoosesStagesByWhatACardHas) {
     for (const std::int64_t d : {1, 64, 65, 128, 200, 256, 257, 512}) {
       EXPECT_LE(plan(type, d, kAda).shared_bytes() + plan(type, d, kAda).shape.own_bytes, kAda);
     }
+  }
+}
+
+// 16 rows a warp and a fourth CTA win where a diagonal hides much of few keys (docs/log/general.md, "Rows of few keys"), and
+// nowhere else.
+TEST(GeneralPlan, RowsOfFewKeysHaveAShapeOfTheirOwn) {
+  using general::Scope;
+  const auto plan = [](std::int64_t n, bool causal, int shared, Pattern pattern = {2, 4}, std::int64_t d = 64) {
+    Problem problem = problem_of(DType::bf16, d, pattern);
+    problem.q = problem.k = problem.v = {problem.q.data, DType::bf16, {2, 4, n, d}};
+    problem.mask.causal = causal;
+    DeviceFacts device;
+    device.present = true;
+    device.shared_bytes = shared;
+    return general::plan_forward(problem, out_for(problem), device);
+  };
+  for (const Pattern& pattern : {Pattern{2, 4}, Pattern{1, 2}}) {
+    const general::ForwardPlan brief = plan(256, true, kHopper, pattern);
+    EXPECT_EQ(brief.scope, Scope::brief);
+    EXPECT_EQ(brief.tile_q(), 64);
+    EXPECT_EQ(brief.resident, 4);
+    EXPECT_EQ(brief.ctas, 2 * 4 * 4);
+  }
+  EXPECT_EQ(plan(257, true, kHopper).scope, Scope::plain);
+  EXPECT_EQ(plan(256, false, kHopper).scope, Scope::plain);
+  EXPECT_EQ(plan(256, true, kHopper, Pattern::dense()).scope, Scope::plain);
+  EXPECT_EQ(plan(256, true, kHopper, {2, 4}, 128).scope, Scope::plain);
+  // Where four do not fit.
+  EXPECT_EQ(plan(256, true, kAmpere).scope, Scope::plain);
+  EXPECT_EQ(plan(256, true, kAda).scope, Scope::plain);
+}
+
+// What a tensor core leaves of it: tf32 numbers as they are, others within what the nearest may be off.
+TEST(NearTf32, IsWithinHalfAUnit) {
+  const auto left = [](float x) { return std::bit_cast<float>(ptx::near_tf32(x) & 0xFFFFE000u); };
+  std::mt19937 random(1);
+  for (int i = 0; i < 100000; ++i) {
+    const auto x = std::bit_cast<float>((static_cast<std::uint32_t>(random()) & 0x807FFFFFu) | (1u + i % 253) << 23);
+    const double error = static_cast<double>(left(x)) - static_cast<double>(x);
+    EXPECT_LE(std::abs(error), 0x1.0001p-11 * std::abs(static_cast<double>(x))) << x;
+    const auto tf32 = std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0xFFFFE000u);
+    EXPECT_EQ(left(tf32), tf32);
+  }
+  for (const float x : {0.0f, -0.0f, INFINITY, -INFINITY, 1.0f, std::bit_cast<float>(0x7F7FE000u)}) {
+    EXPECT_EQ(std::bit_cast<std::uint32_t>(left(x)), std::bit_cast<std::uint32_t>(x));
+  }
+  for (const std::uint32_t nan : {0x7FFFFFFFu, 0x7FC00000u, 0xFFFFFFFFu}) {
+    EXPECT_TRUE(std::isnan(left(std::bit_cast<float>(nan))));
   }
 }
 

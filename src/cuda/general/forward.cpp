@@ -103,8 +103,11 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
 
 template <DType kType, Kind kKind>
 Launcher launcher_in(Scope scope, int dim) {
-  if constexpr (has_all(kKind)) {
+  if constexpr (compiled_for(Scope::all, kKind)) {
     if (scope == Scope::all) return launcher<kType, kKind, Scope::all>(dim);
+  }
+  if constexpr (compiled_for(Scope::brief, kKind)) {
+    if (scope == Scope::brief) return launcher<kType, kKind, Scope::brief>(dim);
   }
   return launcher<kType, kKind, Scope::plain>(dim);
 }

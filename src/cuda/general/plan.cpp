@@ -29,20 +29,22 @@ Shape shape_from() {
           .key_bytes = {C::key_bytes(0), C::key_bytes(1), C::key_bytes(2)}};
 }
 
-template <DType kType, Kind kKind, Scope kScope>
+template <DType kType, Kind kKind, Scope kScope, std::size_t kIndex = 0>
 Shape shape_at(int dim) {
-  static_assert(std::size(kDims) == 4);
-  constexpr int kOther = kScope == Scope::all ? kDims[3] : kDims[0];
-  static_assert(compiled_at(kScope, kOther));
-  return dim == kOther     ? shape_from<Config<kType, kKind, kOther, kScope>>()
-         : dim == kDims[1] ? shape_from<Config<kType, kKind, kDims[1], kScope>>()
-                           : shape_from<Config<kType, kKind, kDims[2], kScope>>();
+  if constexpr (compiled_at(kScope, kDims[kIndex])) {
+    if (dim == kDims[kIndex]) return shape_from<Config<kType, kKind, kDims[kIndex], kScope>>();
+  }
+  if constexpr (kIndex + 1 < std::size(kDims)) return shape_at<kType, kKind, kScope, kIndex + 1>(dim);
+  return {};
 }
 
 template <DType kType, Kind kKind>
 Shape shape_in(Scope scope, int dim) {
-  if constexpr (has_all(kKind)) {
+  if constexpr (compiled_for(Scope::all, kKind)) {
     if (scope == Scope::all) return shape_at<kType, kKind, Scope::all>(dim);
+  }
+  if constexpr (compiled_for(Scope::brief, kKind)) {
+    if (scope == Scope::brief) return shape_at<kType, kKind, Scope::brief>(dim);
   }
   return shape_at<kType, kKind, Scope::plain>(dim);
 }
@@ -125,6 +127,16 @@ void plan_memory(ForwardPlan& plan, std::int64_t n_q, const DeviceFacts& device)
   }
 }
 
+// Up to how many keys a row the shape for few is taken where some rows see fewer, as measured (docs/log/general.md).
+constexpr std::int64_t kMostBriefKeys = 256;
+
+// Whether a diagonal or a window hides keys.
+bool is_banded(const Problem& problem) {
+  const core::Geometry geometry = core::geometry_of(problem);
+  const Reach reach = reach_of(problem.mask);
+  return std::min(reach.left, reach.right) < std::max(geometry.n_q, geometry.n_k) - 1;
+}
+
 // Up to how many row tiles of a head a CTA takes several, as measured (docs/log/general.md). `unequal`: they do not see
 // equally many keys.
 int most_row_tiles(int dim, bool unequal) { return dim == 128 ? (unequal ? 16 : 8) : 0; }
@@ -143,14 +155,27 @@ void plan_order(ForwardPlan& plan, const Problem& problem, const DeviceFacts& de
   // Short rows: what a CTA begins and ends with is hidden behind the rows before and after. Long ones, and those whose
   // cost only the device knows, are taken as CTAs become free.
   const std::int64_t workers = std::int64_t{plan.resident} * std::max(device.multiprocessors, 1);
-  const Reach reach = reach_of(problem.mask);
-  const bool unequal = std::min(reach.left, reach.right) < std::max(geometry.n_q, geometry.n_k) - 1;
+  const bool unequal = is_banded(problem);
   if (plan.shape.takes_items && plan.row_tiles <= most_row_tiles(plan.shape.dim, unequal) && items > workers &&
       !problem.packed && !problem.mask.key_lengths.present()) {
     in_order(workers, unequal);
   } else {
     in_order(items, false);
   }
+}
+
+// Takes the shape for rows of few keys where that is faster.
+void prefer_brief(ForwardPlan& plan, const Problem& problem, const DeviceFacts& device) {
+  const core::Geometry geometry = core::geometry_of(problem);
+  if (plan.scope != Scope::plain || !compiled_for(Scope::brief, plan.kind) ||
+      !compiled_at(Scope::brief, plan.shape.dim) || geometry.n_k > kMostBriefKeys || !is_banded(problem)) {
+    return;
+  }
+  ForwardPlan brief = plan;
+  brief.scope = Scope::brief;
+  brief.shape = shape_of(problem.q.dtype, plan.kind, Scope::brief, plan.shape.dim);
+  plan_memory(brief, geometry.n_q, device);
+  if (brief.resident == brief.shape.ctas) plan = brief;
 }
 
 }  // namespace
@@ -163,6 +188,7 @@ ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const De
   plan.kind = kind_of(problem, plan.scope);
   plan.shape = shape_of(problem.q.dtype, plan.kind, plan.scope, compiled_dim(plan.scope, dim_of(problem)));
   plan_memory(plan, geometry.n_q, device);
+  prefer_brief(plan, problem, device);
   const std::int64_t sharing = geometry.kv_heads > 0 ? geometry.heads / geometry.kv_heads : 1;
   if (plan.together) plan.group = tile::group_rows(static_cast<int>(sharing));
   plan.row_tiles = std::max(tile::divide_up(geometry.n_q, plan.group.positions(plan.tile_q())), 1);
