@@ -2,9 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#ifndef GEN_LATE
-#define GEN_LATE 0
-#endif
 
 #include "cuda/blocks/selection.h"
 #include "cuda/tile/key_tiles.h"
@@ -114,9 +111,6 @@ struct Config {
   static constexpr bool kSharesOutput = kIsTf32 && kDim == 256 && !kAll;
   static constexpr int kOutBlocks = kSharesOutput ? 2 : kRowBlocks;            // of 16 rows: the warp's own come first
   static constexpr int kOutColumns = kSharesOutput ? kHeadDim / 2 : kHeadDim;  // of a warp
-  // fp32 V: a lane reads four columns at once, and so has other columns of the output than where it reads one
-  // (store_wide_rows).
-  static constexpr bool kWideV = kIsTf32 && !kAll;
   // Where nothing is selected scores stay in fp32, which with 128 columns of output of 32 rows takes too many
   // registers.
   static constexpr bool kWeighsUnselected = kKind == Kind::any && !kIsFp32 && !kAll && kDim == 256;
@@ -124,7 +118,7 @@ struct Config {
   // 256 every warp has less to wait for so, though it has half as many instructions again.
   static constexpr bool kRoundsFragments = kIsTf32 && kDim == 256;
   // One stage: the next K is asked for as soon as all have left this one, for which registers must suffice.
-  static constexpr bool kAsksEarly = kIsFp32 && kDim == 256 && !kAll;
+  static constexpr bool kAsksEarly = kKind == Kind::precise && kDim == 256 && !kAll;
 
   // Beside these: the description of the CTA's rows, and addresses (item.h).
   static constexpr int kOwnBytes = kCheapCopies && !kKeepsAddresses ? 3072 : kAll ? 2048 : 1024;

@@ -127,15 +127,8 @@ void plan_memory(ForwardPlan& plan, std::int64_t n_q, const DeviceFacts& device)
   }
 }
 
-// Up to how many keys a row the shape for few is taken where some rows see fewer, as measured (docs/log/general.md).
-constexpr std::int64_t kMostBriefKeys = 256;
-
-// Whether a diagonal or a window hides keys.
-bool is_banded(const Problem& problem) {
-  const core::Geometry geometry = core::geometry_of(problem);
-  const Reach reach = reach_of(problem.mask);
-  return std::min(reach.left, reach.right) < std::max(geometry.n_q, geometry.n_k) - 1;
-}
+// Up to how many keys the shape for few is taken where rows see half of them, as measured (docs/log/general.md).
+constexpr std::int64_t kMostBriefKeys = 512;
 
 // Up to how many row tiles of a head a CTA takes several, as measured (docs/log/general.md). `unequal`: they do not see
 // equally many keys.
@@ -155,7 +148,8 @@ void plan_order(ForwardPlan& plan, const Problem& problem, const DeviceFacts& de
   // Short rows: what a CTA begins and ends with is hidden behind the rows before and after. Long ones, and those whose
   // cost only the device knows, are taken as CTAs become free.
   const std::int64_t workers = std::int64_t{plan.resident} * std::max(device.multiprocessors, 1);
-  const bool unequal = is_banded(problem);
+  const Reach reach = reach_of(problem.mask);
+  const bool unequal = std::min(reach.left, reach.right) < std::max(geometry.n_q, geometry.n_k) - 1;
   if (plan.shape.takes_items && plan.row_tiles <= most_row_tiles(plan.shape.dim, unequal) && items > workers &&
       !problem.packed && !problem.mask.key_lengths.present()) {
     in_order(workers, unequal);
@@ -164,11 +158,20 @@ void plan_order(ForwardPlan& plan, const Problem& problem, const DeviceFacts& de
   }
 }
 
-// Takes the shape for rows of few keys where that is faster.
+// No more than half of the keys are seen by the row in the middle.
+bool hides_half(const Problem& problem) {
+  const core::Geometry geometry = core::geometry_of(problem);
+  const Reach reach = reach_of(problem.mask);
+  const std::int64_t row = (geometry.n_q - 1) / 2;
+  const std::int64_t end = std::min<std::int64_t>(geometry.n_k, row + reach.right + 1);
+  return 2 * (end - std::max<std::int64_t>(0, row - reach.left)) <= geometry.n_k + 1;
+}
+
+// Takes the shape for few keys where that is faster.
 void prefer_brief(ForwardPlan& plan, const Problem& problem, const DeviceFacts& device) {
   const core::Geometry geometry = core::geometry_of(problem);
   if (plan.scope != Scope::plain || !compiled_for(Scope::brief, plan.kind) ||
-      !compiled_at(Scope::brief, plan.shape.dim) || geometry.n_k > kMostBriefKeys || !is_banded(problem)) {
+      !compiled_at(Scope::brief, plan.shape.dim) || geometry.n_k > kMostBriefKeys || !hides_half(problem)) {
     return;
   }
   ForwardPlan brief = plan;

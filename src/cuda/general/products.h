@@ -77,12 +77,10 @@ struct Products {
   __device__ __forceinline__ static int first_column() {
     return C::kSharesOutput ? (thread() >> 5 & 1) * C::kOutColumns : 0;
   }
-  // V: of `fours` the 32 keys of a step, else 16 keys and two chunks; of fp32 the lane's own key t and column g, or
-  // columns 4g to 4g + 3.
+  // V: of `fours` the 32 keys of a step, else 16 keys and two chunks; of fp32 the lane's own key t and column g.
   __device__ __forceinline__ static std::uint32_t v_row() {
     if constexpr (C::kIsFp32) {
-      constexpr int kBytes = C::kWideV ? 16 : 4;  // side by side
-      return static_cast<std::uint32_t>((lane() & 3) * C::kVRowBytes + kBytes * (lane() >> 2) + 4 * first_column());
+      return static_cast<std::uint32_t>((lane() & 3) * C::kVRowBytes + 4 * (lane() >> 2) + 4 * first_column());
     }
     if constexpr (C::kKind == Kind::fours) return static_cast<std::uint32_t>(tile::swizzled_offset(lane(), 0));
     return static_cast<std::uint32_t>(tile::swizzled_offset(lane() & 15, lane() >> 4));
@@ -175,7 +173,7 @@ struct Products {
   }
   __device__ __forceinline__ static void await_neighbour() { ptx::named_barrier_sync(1 + (thread() >> 6), 64); }
 
-  // A word of K or V as a product takes it, where it is not yet so.
+  // A word of K or V as the tensor core takes it, where it is not so yet.
   __device__ __forceinline__ static std::uint32_t rounded(std::uint32_t word) {
     return C::kRoundsFragments ? ptx::near_tf32(__uint_as_float(word)) : word;
   }
@@ -271,16 +269,13 @@ struct Products {
 #pragma unroll
     for (int step = 0; step < C::kTileK / 16; ++step) {
 #pragma unroll
-      for (int columns = 0; columns < C::kOutColumns / 8; columns += 4) {
-        std::uint32_t b[4][4];
+      for (int columns = 0; columns < C::kOutColumns / 8; ++columns) {
+        std::uint32_t b[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) load_v(v, 16 * step + 4 * i, columns, b[i]);
+        for (int i = 0; i < 4; ++i) b[i] = load_v(v, 16 * step + 4 * i, columns);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-#pragma unroll
-          for (RowBlock<C>& block : rows) {
-            add_sparse(block, columns + j, step, {b[0][j], b[1][j], b[2][j], b[3][j]});
-          }
+        for (RowBlock<C>& block : rows) {
+          add_sparse(block, columns, step, b);
         }
       }
     }
@@ -290,17 +285,11 @@ struct Products {
 #pragma unroll
     for (int step = 0; step < C::kTileK / 8; ++step) {
 #pragma unroll
-      for (int columns = 0; columns < C::kOutColumns / 8; columns += 4) {
-        std::uint32_t b[2][4];
+      for (int columns = 0; columns < C::kOutColumns / 8; ++columns) {
+        const std::uint32_t b0 = load_v(v, 8 * step, columns), b1 = load_v(v, 8 * step + 4, columns);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) load_v(v, 8 * step + 4 * i, columns, b[i]);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-#pragma unroll
-          for (RowBlock<C>& block : rows) {
-            ptx::mma_32_bytes<Element>(four(block.out + 4 * (columns + j)), four(block.weights + 4 * step), b[0][j],
-                                       b[1][j]);
-          }
+        for (RowBlock<C>& block : rows) {
+          ptx::mma_32_bytes<Element>(four(block.out + 4 * columns), four(block.weights + 4 * step), b0, b1);
         }
       }
     }
@@ -368,17 +357,8 @@ struct Products {
       }
     }
   }
-  // The lane's words of a row of V for four blocks of the output's columns from `block` on.
-  __device__ __forceinline__ static void load_v(std::uint32_t v, int row, int block, std::uint32_t (&words)[4]) {
-    const std::uint32_t at = v + static_cast<std::uint32_t>(row * C::kVRowBytes + block * 32);
-    if constexpr (C::kWideV) {
-      ptx::load_shared_bytes<16>(at, words);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = ptx::load_shared(at + static_cast<std::uint32_t>(32 * i));
-    }
-#pragma unroll
-    for (std::uint32_t& word : words) word = rounded(word);
+  __device__ __forceinline__ static std::uint32_t load_v(std::uint32_t v, int row, int columns) {
+    return rounded(ptx::load_shared(v + static_cast<std::uint32_t>(row * C::kVRowBytes + columns * 32)));
   }
 };
 

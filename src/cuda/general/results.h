@@ -86,37 +86,6 @@ __device__ __forceinline__ void store_totals(const LseView& view, const RowTarge
   store(to.stored1, to.lse1, sums.sum1, state.minus1);
 }
 
-// kWideV: rows from registers, a lane's columns being 8t to 8t + 7 of every 32: the first four are first elements of the
-// four blocks' rows.
-template <typename C>
-__device__ __forceinline__ void store_wide_rows(const OutView& view, int vector, const RowTargets& targets, int lane,
-                                                const float (&out)[C::kOutColumns / 2], const RowSums& sums) {
-  const auto store = [&](bool stored, std::int64_t offset, const float* o, float sum) {
-    if (!stored) return;
-    float* to = static_cast<float*>(view.data) + offset;
-    const float factor = inverse<C>(sum);
-#pragma unroll
-    for (int i = 0; i < C::kOutColumns / 16; ++i) {
-      const int column = 32 * (i >> 1) + 8 * (lane & 3) + 4 * (i & 1);
-      std::uint32_t x[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        x[j] = __float_as_uint(sum == 0 ? 0.0f : o[16 * (i >> 1) + 4 * j + (i & 1)] * factor);
-      }
-      if (vector != 0) {
-        if (column < view.columns) ptx::store_global_16(to + column, x[0], x[1], x[2], x[3]);
-        continue;
-      }
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (column + j < view.columns) to[column + j] = __uint_as_float(x[j]);
-      }
-    }
-  };
-  store(targets.stored0, targets.out0, out, sums.sum0);
-  store(targets.stored1, targets.out1, out + 2, sums.sum1);
-}
-
 // 16 rows of a warp, of which `row` is a lane's first within the CTA's. kSharesOutput: `index` 0 are its own, and
 // `column` is the first it has of the output.
 template <typename C>
@@ -156,7 +125,6 @@ __device__ __forceinline__ void store_block(const ForwardParams& params, const I
     // Dropout: what is left is divided by its share.
     sums = {sums.sum0 * params.extras.keep_probability, sums.sum1 * params.extras.keep_probability};
   }
-  if constexpr (C::kWideV) return store_wide_rows<C>(out, params.vector_out, to, lane, block.out, sums);
   store_rows<OfWarp<C>>(out, params.vector_out, to, lane, block.out, sums);
 }
 
