@@ -350,7 +350,8 @@ TEST(GeneralPlan, FewKeysHaveAShapeOfTheirOwn) {
   EXPECT_EQ(plan(problem_with(256, 256, true), kAda).scope, Scope::plain);
 }
 
-// What a tensor core leaves of it: tf32 numbers as they are, others nearly the nearest, on average as large as they were.
+// What a tensor core leaves of it: tf32 numbers as they are, others nearly the nearest, on average as large as they
+// were.
 TEST(NearTf32, IsNearAndRightOnAverage) {
   const auto left = [](float x) { return std::bit_cast<float>(ptx::near_tf32(x) & 0xFFFFE000u); };
   std::mt19937 random(1);
