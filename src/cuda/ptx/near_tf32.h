@@ -8,9 +8,10 @@
 
 namespace dspattn::cuda::ptx {
 
-// What is dropped of the product is x again if x is a tf32 number. Other numbers are off by up to 1.31 times what the
-// nearest may be (2^-11 of x; nearest_tf32, two instructions), and on average by nothing: 0.69 is ln 2, the mean of 1/m
-// over mantissas m from 1 to 2, and what is dropped is half a unit on average. NaN and infinities stay what they are.
+// x times 1 + 0.69 * 2^-11. What is left of that without those bits is x again if x is a tf32 number. Other numbers are
+// off by up to 1.31 times what the nearest may be (2^-11 of x; nearest_tf32 takes two instructions), and on average by
+// nothing: what is dropped is half a unit on average, and 0.69 is ln 2, the mean of 1 / m over mantissas m from 1 to 2.
+// NaN and infinities stay what they are.
 DSPATTN_HOST_DEVICE inline std::uint32_t near_tf32(float x) {
   constexpr float kUp = 1 + 0.69f * 0x1p-11f;
 #if defined(__CUDA_ARCH__)
