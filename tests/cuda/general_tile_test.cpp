@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <random>
 #include <set>
 #include <string>
@@ -304,7 +305,7 @@ TEST(GeneralPlan, ChoosesStagesByWhatACardHas) {
   // Every shape has a place on the smallest card.
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
     for (const std::int64_t d : {1, 64, 65, 128, 200, 256, 257, 512}) {
-      EXPECT_LE(plan(type, d, kAda).shared_bytes() + plan(type, d, kAda).shape.own_bytes, kAda);
+      EXPECT_LE(plan(type, d, kAda).shared_bytes + plan(type, d, kAda).shape.own_bytes, kAda);
     }
   }
 }
@@ -388,8 +389,46 @@ TEST(GeneralPlan, GivesFp32AtD256AllTheSharedMemoryThereIs) {
     EXPECT_EQ(plan.warps, warps);
     EXPECT_EQ(plan.stages, stages);
     EXPECT_EQ(plan.resident, 1);
-    EXPECT_LE(plan.shared_bytes() + plan.shape.own_bytes, shared);
+    EXPECT_LE(plan.shared_bytes + plan.shape.own_bytes, shared);
     EXPECT_EQ(plan.row_tiles, tile::divide_up(1000, plan.tile_q()));
+  }
+}
+
+// Two threads that launch one kernel must ask for the same shared memory (allow_shared_memory of device.h), and a CTA
+// has no more threads than the instance was compiled for.
+TEST(GeneralPlan, AllProblemsOfAnInstanceAskForTheSameSharedMemory) {
+  DeviceFacts device;
+  device.present = true;
+  device.multiprocessors = 132;
+  Problem precise = problem_of(DType::f32, 64);
+  precise.fp32_products = Fp32Products::full;
+  for (const int shared : {kAda, kAmpere, kHopper}) {
+    device.shared_bytes = shared;
+    std::map<std::tuple<DType, general::Kind, general::Scope, int>, int> asked;
+    for (const Problem& of : {problem_of(DType::bf16, 64), problem_of(DType::f32, 64), precise}) {
+      for (const Pattern& pattern : {Pattern{2, 4}, Pattern{1, 2}, Pattern{1, 4}, Pattern::dense()}) {
+        for (const std::int64_t d : {64, 128, 235, 256, 300, 512}) {
+          for (const std::int64_t n : {1, 16, 19, 64, 65, 129, 1000, 5000}) {
+            for (const bool causal : {false, true}) {
+              for (const bool capped : {false, true}) {
+                Problem problem = of;
+                problem.pattern = pattern;
+                problem.q = problem.k = problem.v = {of.q.data, of.q.dtype, {2, 4, n, d}};
+                problem.mask.causal = causal;
+                if (capped) problem.soft_cap = 30;
+                const general::ForwardPlan plan = general::plan_forward(problem, out_for(problem), device);
+                EXPECT_LE(plan.warps, plan.shape.most_warps);
+                EXPECT_LE(plan.shape.shared_bytes(plan.warps, plan.stages), plan.shared_bytes);
+                EXPECT_LE(plan.shared_bytes + plan.shape.own_bytes, shared);
+                const auto [at, first] =
+                    asked.try_emplace({problem.q.dtype, plan.kind, plan.scope, plan.shape.dim}, plan.shared_bytes);
+                EXPECT_EQ(at->second, plan.shared_bytes) << general::to_string(plan);
+              }
+            }
+          }
+        }
+      }
+    }
   }
 }
 

@@ -131,7 +131,7 @@ Launcher launcher_of(DType type, const ForwardPlan& plan) {
 
 void launch_kernel(const Problem& problem, const ForwardPlan& plan, const ForwardParams& params, cudaStream_t stream) {
   const Launcher launch = launcher_of(problem.q.dtype, plan);
-  launch(params, {grid_of(plan.ctas), plan.threads(), plan.shared_bytes()}, stream);
+  launch(params, {grid_of(plan.ctas), plan.threads(), plan.shared_bytes}, stream);
 }
 
 // The totals of all visible scores, to the workspace.

@@ -119,11 +119,15 @@ void plan_memory(ForwardPlan& plan, std::int64_t n_q, const DeviceFacts& device)
   plan.stages = std::max(plan.stages, shape.least_stages);
   plan.resident = shape.ctas;
   while (plan.resident > 1 && !fit(plan.stages, plan.resident)) --plan.resident;
+  plan.shared_bytes = shape.shared_bytes(shape.warps, plan.stages);
   // Where there is room for one CTA, more warps rather than a second stage.
-  if (plan.resident == 1 && n_q > shape.warps * shape.warp_rows && fits(1, 1, shape.most_warps) &&
-      shape.most_warps > shape.warps) {
-    plan.warps = shape.most_warps;
-    plan.stages = 1;
+  if (plan.resident == 1 && shape.most_warps > shape.warps && fits(1, 1, shape.most_warps)) {
+    // All launches of an instance ask for the same number (allow_shared_memory), the longer rows' and the others'.
+    plan.shared_bytes = std::max(plan.shared_bytes, shape.shared_bytes(shape.most_warps, 1));
+    if (n_q > shape.warps * shape.warp_rows) {
+      plan.warps = shape.most_warps;
+      plan.stages = 1;
+    }
   }
 }
 
@@ -161,10 +165,9 @@ void plan_order(ForwardPlan& plan, const Problem& problem, const DeviceFacts& de
 // No more than half of the keys are seen by the row in the middle.
 bool hides_half(const Problem& problem) {
   const core::Geometry geometry = core::geometry_of(problem);
-  const Reach reach = reach_of(problem.mask);
-  const std::int64_t row = (geometry.n_q - 1) / 2;
-  const std::int64_t end = std::min<std::int64_t>(geometry.n_k, row + reach.right + 1);
-  return 2 * (end - std::max<std::int64_t>(0, row - reach.left)) <= geometry.n_k + 1;
+  const core::KeyRange seen =
+      core::band_of(problem.mask).row((geometry.n_q - 1) / 2, geometry.n_q, geometry.n_k, geometry.n_k);
+  return 2 * (seen.end - seen.begin) <= geometry.n_k + 1;
 }
 
 // Takes the shape for few keys where that is faster.
@@ -239,7 +242,7 @@ std::string to_string(const ForwardPlan& plan) {
   text << "products    " << name_of(plan.kind) << ", compiled for d = " << plan.shape.dim
        << (plan.scope == Scope::all ? ", everything served" : "") << "\nCTA         " << plan.tile_q()
        << " query rows by " << plan.warps << " warps, key tiles of " << plan.shape.tile_k << ", " << plan.stages
-       << (plan.stages == 1 ? " stage, " : " stages, ") << plan.shared_bytes() << " bytes of shared memory, "
+       << (plan.stages == 1 ? " stage, " : " stages, ") << plan.shared_bytes << " bytes of shared memory, "
        << plan.resident << " a multiprocessor"
        << (plan.together ? "\nbefore      what all keys' weights add up to, by which heads choose together" : "")
        << (plan.means.present ? "\nbefore      means of V for the weight of pruned keys" : "")
