@@ -26,8 +26,9 @@ constexpr tile::TileLayout layout_of(Kind kind) {
 //   plain  scores, masks, a pattern, sinks, pages
 //   all    also soft caps, dropout, means of V for what is pruned, heads that choose together, d past 256. It needs
 //          registers, and so has one block of 16 rows a warp. Of `any` and `precise`, which serve every pattern.
-//   brief  what plain has, in a shape for few keys: 16 rows a warp, and a fourth CTA a multiprocessor. Of `fours` at
-//          d = 64, where the plan prefers it.
+//   brief  what plain has, in a shape for few keys: 16 rows a warp, and a fourth CTA a multiprocessor. 16-bit at d =
+//   64,
+//          where the plan prefers it.
 enum class Scope : std::uint8_t { plain, all, brief };
 
 // The head dims it is compiled for; others are filled up with zeros to the next.
@@ -35,9 +36,9 @@ inline constexpr int kDims[] = {64, 128, 256, 512};
 constexpr bool compiled_at(Scope scope, int dim) {
   return scope == Scope::all ? dim >= 128 : scope == Scope::brief ? dim == 64 : dim <= 256;
 }
-constexpr bool compiled_for(Scope scope, Kind kind) {
+constexpr bool compiled_for(Scope scope, DType type, Kind kind) {
   return scope == Scope::all     ? kind == Kind::any || kind == Kind::precise
-         : scope == Scope::brief ? kind == Kind::fours
+         : scope == Scope::brief ? type != DType::f32
                                  : true;
 }
 // Columns of the output that a CTA computes: those of 16 rows take half as many registers a lane. Wider outputs are

@@ -103,10 +103,10 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
 
 template <DType kType, Kind kKind>
 Launcher launcher_in(Scope scope, int dim) {
-  if constexpr (compiled_for(Scope::all, kKind)) {
+  if constexpr (compiled_for(Scope::all, kType, kKind)) {
     if (scope == Scope::all) return launcher<kType, kKind, Scope::all>(dim);
   }
-  if constexpr (compiled_for(Scope::brief, kKind)) {
+  if constexpr (compiled_for(Scope::brief, kType, kKind)) {
     if (scope == Scope::brief) return launcher<kType, kKind, Scope::brief>(dim);
   }
   return launcher<kType, kKind, Scope::plain>(dim);

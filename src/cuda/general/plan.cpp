@@ -40,10 +40,10 @@ Shape shape_at(int dim) {
 
 template <DType kType, Kind kKind>
 Shape shape_in(Scope scope, int dim) {
-  if constexpr (compiled_for(Scope::all, kKind)) {
+  if constexpr (compiled_for(Scope::all, kType, kKind)) {
     if (scope == Scope::all) return shape_at<kType, kKind, Scope::all>(dim);
   }
-  if constexpr (compiled_for(Scope::brief, kKind)) {
+  if constexpr (compiled_for(Scope::brief, kType, kKind)) {
     if (scope == Scope::brief) return shape_at<kType, kKind, Scope::brief>(dim);
   }
   return shape_at<kType, kKind, Scope::plain>(dim);
@@ -173,7 +173,8 @@ bool hides_half(const Problem& problem) {
 // Takes the shape for few keys where that is faster.
 void prefer_brief(ForwardPlan& plan, const Problem& problem, const DeviceFacts& device) {
   const core::Geometry geometry = core::geometry_of(problem);
-  if (plan.scope != Scope::plain || !compiled_for(Scope::brief, plan.kind) ||
+  const bool timed = plan.kind == Kind::fours || problem.pattern.is_dense();
+  if (plan.scope != Scope::plain || !compiled_for(Scope::brief, problem.q.dtype, plan.kind) || !timed ||
       !compiled_at(Scope::brief, plan.shape.dim) || geometry.n_k > kMostBriefKeys || !hides_half(problem)) {
     return;
   }
