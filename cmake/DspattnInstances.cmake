@@ -39,10 +39,10 @@ endfunction()
 # (dspattn_kernels).
 function(dspattn_general_instances result suffix folder)
   set(sources)
-  foreach(unit bf16_all:bf16-any-all,bf16-fours-plain,bf16-any-plain
+  foreach(unit bf16_all:bf16-any-all,bf16-fours-brief,bf16-any-brief,bf16-fours-plain,bf16-any-plain
       f16_f32_all:f16-any-all,f32-any-all,f32-precise-all
       f32_plain:f32-pairs-plain,f32-any-plain,f32-precise-plain
-      f16_plain:f16-fours-plain,f16-any-plain)
+      f16_plain:f16-fours-brief,f16-any-brief,f16-fours-plain,f16-any-plain)
     string(REGEX MATCHALL "[a-z0-9]+-[a-z]+-[a-z]+" instances ${unit})
     string(REGEX REPLACE ":.*" "" unit ${unit})
     set(joined)

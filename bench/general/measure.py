@@ -22,7 +22,6 @@ from bench.common import native, results, timing
 from bench.general import peers
 from bench.general.cells import PATTERNS, chosen, flop, shape, verdict
 
-ROUNDS = 2
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 PEERS = {
     "bf16": {"flash2": SDPBackend.FLASH_ATTENTION},
@@ -79,10 +78,10 @@ def graphs_of(cell, library, passes):
     return graphs, skipped
 
 
-def measure(cell, idle, library, passes):
+def measure(cell, idle, rounds, library, passes):
     graphs, skipped = graphs_of(cell, library, passes)
     times = {name: [] for name in graphs}
-    for i in range(ROUNDS):
+    for i in range(rounds):
         for name in list(graphs) if i % 2 == 0 else reversed(graphs):
             times[name] += timing.burst_times(graphs[name], idle)
     figures = {name: timing.summary(found) for name, found in times.items()}
@@ -105,6 +104,7 @@ def main():
     parser.add_argument("--out")
     parser.add_argument("--pass", dest="passes", choices=("forward", "backward"), default="forward")
     parser.add_argument("--idle", type=float, default=0.3, help="seconds of pause before a burst")
+    parser.add_argument("--rounds", type=int, default=2, help="bursts of each, every second time in the opposite order")
     parser.add_argument("--only", nargs="*", default=[], help="cells to take: n=256,4096 d=64 mask=causal pattern=2:4")
     parser.add_argument("--library", help="the shim to time (default: DSPATTN_BENCH_LIBRARY)")
     parser.add_argument("--seconds", type=float, default=1e9, help="after these no further cell is begun")
@@ -113,11 +113,11 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = True
     facts, rows = results.gpu(), []
     timing.warm_up()
-    deadline = time.monotonic() + arguments.seconds  # of measuring: starting up alone may take several
+    began = time.monotonic()  # of measuring: starting up alone may take several seconds
     for cell in chosen(dict(entry.split("=", 1) for entry in arguments.only), arguments.passes):
-        if time.monotonic() > deadline:
+        if time.monotonic() - began > arguments.seconds:
             break
-        row = measure(cell, arguments.idle, arguments.library, arguments.passes)
+        row = measure(cell, arguments.idle, arguments.rounds, arguments.library, arguments.passes)
         rows.append(row)
         print(
             f"{row['dtype']} {row['pattern']:5} d {row['d']:3} n {row['n_q']:5} {row['mask']:6} "
@@ -128,7 +128,8 @@ def main():
             results.write(arguments.out, facts, rows)
         torch.cuda.empty_cache()
     missed = [row for row in rows if row["verdict"] == "BELOW"]
-    print(f"{len(rows)} cells, {len(missed)} below their floors")
+    took = time.monotonic() - began
+    print(f"{len(rows)} cells, {len(missed)} below their floors; {took:.0f} s of measuring")
     return 1 if arguments.check and (missed or not rows) else 0
 
 

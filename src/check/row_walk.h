@@ -69,6 +69,7 @@ struct RowContext {
 };
 
 // fp16's lowest number as a bias: GPU kernels take sums below -65408 * 2^e for that (docs/fused_kernel.md).
+inline constexpr double kLowestBiasedOnGpu = -65408;
 inline bool lowest_fp16_on_gpu(const CaseData& data) {
   return data.drawn().lowest_bias && data.drawn().bias_dtype == DType::f16 &&
          data.device_problem().device.type == DeviceType::cuda;

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "check/rounding.h"
+#include "check/row_walk.h"
 #include "core/geometry.h"
 
 namespace dspattn::check {
@@ -75,9 +76,11 @@ class RowJudge {
     if (data_.drawn().exact()) return 0.0;
     const double arithmetic = dot_error_ * oracle_.magnitudes.at(row, j) * to_key_units_;
     if (data_.drawn().dtype == DType::f32) return arithmetic;
+    // What is below that is taken for it.
+    const double raised = lowest_fp16_on_gpu(data_) ? std::max(0.0, kLowestBiasedOnGpu - oracle_.keys.at(row, j)) : 0.0;
     // Rounding to fp16 turns the smallest arithmetic error into a whole step.
     const double magnitude = std::max(std::abs(oracle_.keys.at(row, j)), 0x1p-14);
-    return arithmetic + std::exp2(std::floor(std::log2(magnitude)) - 10);
+    return arithmetic + raised + std::exp2(std::floor(std::log2(magnitude)) - 10);
   }
 
   void judge_group(std::int64_t row, const std::vector<std::int64_t>& members) {

@@ -11,8 +11,12 @@
 #include <thread>
 #include <vector>
 
+#include "core/geometry.h"
 #include "core/half.h"
+#include "cuda/blocks/problem_params.h"
+#include "cuda/device/facts.h"
 #include "cuda/device/memory.h"
+#include "cuda/general/plan.h"
 #include "cuda/general_classes.h"
 #include "dspattn/attention.h"
 #include "dspattn/error.h"
@@ -55,6 +59,48 @@ TEST_P(General, GivesTheSameBitsOverReruns) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Classes, General, ::testing::ValuesIn(general_classes()), name_of<GeneralClass>);
+
+// The shape for few keys (Scope::brief): problems that the plan gives it.
+class GeneralBrief : public General {
+ protected:
+  void SetUp() override {
+    General::SetUp();
+    const cuda::general::Shape shape =
+        cuda::general::shape_of(GetParam().dtype, cuda::general::Kind::fours, cuda::general::Scope::brief, 64);
+    const int of_cta = shape.shared_bytes(shape.warps, 2) + shape.own_bytes + cuda::general::kReservedBytes;
+    if (shape.ctas * of_cta > cuda::device_facts(0).shared_bytes + 1024)
+      GTEST_SKIP() << "needs 168 KiB of shared memory";
+  }
+};
+
+TEST_P(GeneralBrief, AgreesWithTheOracle) {
+  const GeneralClass& of = GetParam();
+  const auto options_of_index = [&](std::int64_t index, bool) {
+    check::CheckOptions options = of.options(Pass::forward, index);
+    options.limits.head_dim = index % 4 == 0 ? 40 : 64;
+    options.limits.max_n = 512;
+    return options;
+  };
+  expect_agreement(of.name, of.kernel(), options_of_index, [](const check::Case& drawn) {
+    const check::CaseData data(drawn, {}, core::host_memory());
+    Problem problem = data.host_problem();
+    problem.device = {DeviceType::cuda, 0};
+    if (cuda::blocks::is_empty(core::geometry_of(problem))) return false;
+    const TensorView out = cuda::blocks::contiguous_out(problem);
+    return cuda::general::plan_forward(problem, out, cuda::device_facts(0)).scope == cuda::general::Scope::brief;
+  });
+}
+
+std::vector<GeneralClass> brief_classes() {
+  std::vector<GeneralClass> found;
+  for (const GeneralClass& of : general_classes()) {
+    const Pattern pattern = of.patterns[0];
+    const bool taken = pattern == Pattern{2, 4} || pattern == Pattern{1, 2} || pattern.is_dense();
+    if (of.dtype != DType::f32 && taken) found.push_back(of);
+  }
+  return found;
+}
+INSTANTIATE_TEST_SUITE_P(Classes, GeneralBrief, ::testing::ValuesIn(brief_classes()), name_of<GeneralClass>);
 
 // Pages in any order give the bits that one piece gives; keys in no page are hidden.
 TEST_P(General, PagesInAnyOrder) {

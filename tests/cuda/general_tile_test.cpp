@@ -1,20 +1,22 @@
-// The general kernel's maps, selection and plan, where there is no GPU: which key stands where in a tile
-// (tile/key_tiles.h), which are kept (tile/select_any.h), which tiles rows see, which shapes a card gets.
+// The general kernel's maps and selection, where there is no GPU: which key stands where in a tile (tile/key_tiles.h),
+// which are kept (tile/select_any.h), which tiles rows see.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cmath>
 #include <cstdint>
 #include <random>
 #include <set>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "core/half.h"
 #include "cuda/blocks/random_state.h"
-#include "cuda/general/plan.h"
+#include "cuda/ptx/near_tf32.h"
 #include "cuda/tile/copy_steps.h"
+#include "cuda/tile/group_rows.h"
 #include "cuda/tile/key_row_lanes.h"
 #include "cuda/tile/key_tiles.h"
 #include "cuda/tile/select_any.h"
@@ -258,158 +260,29 @@ TEST(KeepLargest, IsTheContractsChoiceInEveryGroupOfALane) {
   }
 }
 
-// Problems by shape alone; nothing is read.
-Problem problem_of(DType type, std::int64_t d, Pattern pattern = {2, 4}) {
-  auto* stand_in = reinterpret_cast<void*>(std::uintptr_t{1} << 12);
-  Problem problem;
-  problem.device = {DeviceType::cuda, 0};
-  problem.q = {stand_in, type, {2, 4, 1000, d}};
-  problem.k = problem.v = {stand_in, type, {2, 4, 1000, d}};
-  problem.pattern = pattern;
-  return problem;
-}
-TensorView out_for(const Problem& problem) {
-  return {const_cast<void*>(problem.q.data), problem.q.dtype, {2, 4, 1000, problem.v.extent(3)}};
-}
-
-constexpr int kAda = 99 * 1024, kAmpere = 163 * 1024, kHopper = 227 * 1024;
-
-TEST(GeneralPlan, ChoosesStagesByWhatACardHas) {
-  const auto plan = [](DType type, std::int64_t d, int shared) {
-    const Problem problem = problem_of(type, d);
-    DeviceFacts device;
-    device.present = true;
-    device.shared_bytes = shared;
-    return general::plan_forward(problem, out_for(problem), device);
-  };
-  // Two CTAs with two stages where they fit, with one stage where not.
-  EXPECT_EQ(plan(DType::bf16, 64, kAda).stages, 2);
-  EXPECT_EQ(plan(DType::bf16, 64, kAda).resident, 2);
-  EXPECT_EQ(plan(DType::bf16, 128, kHopper).stages, 2);
-  EXPECT_EQ(plan(DType::bf16, 128, kHopper).resident, 2);
-  EXPECT_EQ(plan(DType::bf16, 128, kAmpere).stages, 1);
-  EXPECT_EQ(plan(DType::bf16, 128, kAmpere).resident, 2);
-  // Three at d = 64.
-  for (const int shared : {kAmpere, kHopper}) {
-    EXPECT_EQ(plan(DType::bf16, 64, shared).stages, 2);
-    EXPECT_EQ(plan(DType::bf16, 64, shared).resident, 3);
+// What a tensor core leaves of it: tf32 numbers as they are, others nearly the nearest, on average as large as they
+// were.
+TEST(NearTf32, IsNearAndRightOnAverage) {
+  const auto left = [](float x) { return std::bit_cast<float>(ptx::near_tf32(x) & 0xFFFFE000u); };
+  std::mt19937 random(1);
+  double sum = 0;
+  constexpr int kCount = 100000;
+  for (int i = 0; i < kCount; ++i) {
+    const auto exponent = static_cast<std::uint32_t>(1 + i % 253);
+    const auto x = std::bit_cast<float>((static_cast<std::uint32_t>(random()) & 0x807FFFFFu) | exponent << 23);
+    const double error = static_cast<double>(left(x)) / static_cast<double>(x) - 1;
+    EXPECT_LE(std::abs(error), 1.3101 * 0x1p-11) << x;
+    sum += error;
+    const auto tf32 = std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0xFFFFE000u);
+    EXPECT_EQ(left(tf32), tf32);
   }
-  // One CTA at d = 256, with a second stage where there is room for it.
-  EXPECT_EQ(plan(DType::bf16, 256, kAmpere).stages, 2);
-  EXPECT_EQ(plan(DType::bf16, 256, kAmpere).resident, 1);
-  EXPECT_EQ(plan(DType::bf16, 256, kAda).stages, 1);
-  // Every shape has a place on the smallest card.
-  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
-    for (const std::int64_t d : {1, 64, 65, 128, 200, 256, 257, 512}) {
-      EXPECT_LE(plan(type, d, kAda).shared_bytes() + plan(type, d, kAda).shape.own_bytes, kAda);
-    }
+  EXPECT_LE(std::abs(sum / kCount), 0x1p-17);
+  for (const float x : {0.0f, -0.0f, INFINITY, -INFINITY, 1.0f, std::bit_cast<float>(0x7F7FE000u)}) {
+    EXPECT_EQ(std::bit_cast<std::uint32_t>(left(x)), std::bit_cast<std::uint32_t>(x));
   }
-}
-
-// The same on Hopper with fp32 at d = 256: twice the warps, where a head has the rows for them.
-TEST(GeneralPlan, GivesFp32AtD256AllTheSharedMemoryThereIs) {
-  DeviceFacts device;
-  device.present = true;
-  device.multiprocessors = 132;
-  for (const auto& [shared, warps, stages] :
-       {std::tuple{kAda, 4, 0}, std::tuple{kAmpere, 4, 1}, std::tuple{kHopper, 8, 1}}) {
-    device.shared_bytes = shared;
-    const Problem problem = problem_of(DType::f32, 256);
-    const general::ForwardPlan plan = general::plan_forward(problem, out_for(problem), device);
-    EXPECT_EQ(plan.warps, warps);
-    EXPECT_EQ(plan.stages, stages);
-    EXPECT_EQ(plan.resident, 1);
-    EXPECT_LE(plan.shared_bytes() + plan.shape.own_bytes, shared);
-    EXPECT_EQ(plan.row_tiles, tile::divide_up(1000, plan.tile_q()));
+  for (const std::uint32_t nan : {0x7FFFFFFFu, 0x7FC00000u, 0xFFFFFFFFu}) {
+    EXPECT_TRUE(std::isnan(left(std::bit_cast<float>(nan))));
   }
-}
-
-TEST(GeneralPlan, EveryRowTileIsTakenOnce) {
-  DeviceFacts device;
-  device.present = true;
-  device.shared_bytes = kHopper;
-  for (const int multiprocessors : {1, 3, 132}) {
-    device.multiprocessors = multiprocessors;
-    for (const std::int64_t n : {64, 256, 300, 1000, 1024, 1100, 2048}) {
-      for (const bool causal : {false, true}) {
-        Problem problem = problem_of(DType::bf16, 128);
-        problem.q = problem.k = problem.v = {problem.q.data, DType::bf16, {5, 7, n, 128}};
-        problem.mask.causal = causal;
-        const TensorView out{const_cast<void*>(problem.q.data), DType::bf16, {5, 7, n, 128}};
-        const general::ForwardPlan plan = general::plan_forward(problem, out, device);
-        SCOPED_TRACE(testing::Message() << n << " " << multiprocessors << " " << general::to_string(plan));
-        // Long rows are taken as CTAs become free.
-        EXPECT_EQ(plan.order.rounds > 1, (causal || n <= 1024) && 35 * plan.row_tiles > 2 * multiprocessors);
-        std::vector<int> taken(static_cast<std::size_t>(35 * plan.row_tiles));
-        for (int worker = 0; worker < plan.ctas; ++worker) {
-          for (int round = 0; round < plan.order.rounds; ++round) {
-            const tile::ItemIndex item = tile::item_of_round<false>(plan.order, round, worker);
-            if (item.row_tile >= 0)
-              ++taken[static_cast<std::size_t>(item.sequence_head * plan.row_tiles + item.row_tile)];
-          }
-        }
-        EXPECT_EQ(taken, std::vector<int>(taken.size(), 1));
-      }
-    }
-  }
-}
-
-TEST(GeneralPlan, ChoosesProductsByTypeAndPattern) {
-  using general::Kind, general::Scope;
-  const auto kind_of = [](const Problem& problem) { return general::kind_of(problem, general::scope_of(problem)); };
-  EXPECT_EQ(kind_of(problem_of(DType::bf16, 64, {2, 4})), Kind::fours);
-  EXPECT_EQ(kind_of(problem_of(DType::f16, 64, {1, 2})), Kind::fours);
-  EXPECT_EQ(kind_of(problem_of(DType::f16, 64, {1, 4})), Kind::any);
-  EXPECT_EQ(kind_of(problem_of(DType::bf16, 64, Pattern::dense())), Kind::any);
-  EXPECT_EQ(kind_of(problem_of(DType::f32, 64, {1, 2})), Kind::pairs);
-  EXPECT_EQ(kind_of(problem_of(DType::f32, 64, {2, 4})), Kind::any);
-  Problem precise = problem_of(DType::f32, 64, {1, 2});
-  precise.fp32_products = Fp32Products::full;
-  EXPECT_EQ(kind_of(precise), Kind::precise);
-  EXPECT_EQ(general::dim_of(problem_of(DType::bf16, 65)), 128);
-  EXPECT_EQ(general::dim_of(problem_of(DType::bf16, 129)), 256);
-  EXPECT_EQ(general::dim_of(problem_of(DType::bf16, 257)), 512);
-}
-
-TEST(GeneralPlan, GivesWhatFewProblemsAskForToTheInstancesThatHaveIt) {
-  using general::Kind, general::Scope;
-  const auto expect_all = [](const Problem& problem) {
-    EXPECT_EQ(general::scope_of(problem), Scope::all);
-    EXPECT_EQ(general::kind_of(problem, Scope::all), Kind::any);
-  };
-  const Problem plain = problem_of(DType::bf16, 64);
-  EXPECT_EQ(general::scope_of(plain), Scope::plain);
-  Problem capped = plain, dropped = plain, mean = plain, shared = plain, dense = plain;
-  capped.soft_cap = 30;
-  dropped.dropout.probability = 0.1;
-  mean.rest = Rest::mean;
-  shared.choice = Choice::shared;
-  for (const Problem& problem : {capped, dropped, mean, shared, problem_of(DType::bf16, 257)}) expect_all(problem);
-  // Where nothing is pruned neither the rest nor the choice matters.
-  dense.pattern = Pattern::dense();
-  dense.rest = Rest::mean;
-  dense.choice = Choice::shared;
-  EXPECT_EQ(general::scope_of(dense), Scope::plain);
-}
-
-TEST(GeneralPlan, HeadsThatChooseTogetherShareATile) {
-  Problem problem = problem_of(DType::bf16, 64);
-  problem.choice = Choice::shared;
-  problem.q.shape[1] = 12;  // three a key head
-  DeviceFacts device;
-  device.present = true;
-  device.shared_bytes = kHopper;
-  const general::ForwardPlan plan = general::plan_forward(problem, out_for(problem), device);
-  EXPECT_TRUE(plan.together);
-  EXPECT_EQ(plan.group.heads, 3);
-  EXPECT_EQ(plan.group.rows_log2, 2);
-  EXPECT_EQ(plan.row_tiles, (1000 + plan.tile_q() / 4 - 1) / (plan.tile_q() / 4));
-  EXPECT_EQ(plan.ctas, 2 * 4 * plan.row_tiles);
-  EXPECT_GE(plan.workspace_bytes, 2u * 12 * 1000 * 4);
-  problem.q.shape[1] = 4 * 20;  // two tiles a key head
-  const general::ForwardPlan many = general::plan_forward(problem, out_for(problem), device);
-  EXPECT_EQ(many.row_tiles, (1000 + many.tile_q() / 16 - 1) / (many.tile_q() / 16));
-  EXPECT_EQ(many.ctas, 2 * 4 * 2 * many.row_tiles);
 }
 
 TEST(GroupRows, EveryHeadOfAPositionHasARow) {
@@ -452,20 +325,6 @@ TEST(RandomState, IsTheSameInMemory) {
   const blocks::RandomState read{1, 2, words.data(), 2};
   EXPECT_EQ(read.row(3, 4, 5).state, core::DropoutRow::of(kSeed, kOffset, 3, 4, 5).state);
   EXPECT_EQ(given.row(3, 4, 5).state, read.row(3, 4, 5).state);
-}
-
-// Wide outputs are shared out over CTAs.
-TEST(GeneralPlan, WideOutputsTakeSeveralCtas) {
-  DeviceFacts device;
-  device.present = true;
-  device.shared_bytes = kAda;
-  Problem problem = problem_of(DType::bf16, 512);
-  EXPECT_EQ(general::plan_forward(problem, out_for(problem), device).column_parts, 2);
-  EXPECT_EQ(general::plan_forward(problem, out_for(problem), device).stages, 0);
-  problem.v.shape[3] = 200;
-  EXPECT_EQ(general::plan_forward(problem, out_for(problem), device).column_parts, 1);
-  problem = problem_of(DType::f32, 512);
-  EXPECT_EQ(general::plan_forward(problem, out_for(problem), device).column_parts, 4);
 }
 
 }  // namespace

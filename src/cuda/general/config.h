@@ -26,12 +26,21 @@ constexpr tile::TileLayout layout_of(Kind kind) {
 //   plain  scores, masks, a pattern, sinks, pages
 //   all    also soft caps, dropout, means of V for what is pruned, heads that choose together, d past 256. It needs
 //          registers, and so has one block of 16 rows a warp. Of `any` and `precise`, which serve every pattern.
-enum class Scope : std::uint8_t { plain, all };
+//   brief  what plain has, in a shape for few keys: 16 rows a warp, and a fourth CTA a multiprocessor. 16-bit at d =
+//   64,
+//          where the plan prefers it.
+enum class Scope : std::uint8_t { plain, all, brief };
 
 // The head dims it is compiled for; others are filled up with zeros to the next.
 inline constexpr int kDims[] = {64, 128, 256, 512};
-constexpr bool compiled_at(Scope scope, int dim) { return scope == Scope::all ? dim >= 128 : dim <= 256; }
-constexpr bool has_all(Kind kind) { return kind == Kind::any || kind == Kind::precise; }
+constexpr bool compiled_at(Scope scope, int dim) {
+  return scope == Scope::all ? dim >= 128 : scope == Scope::brief ? dim == 64 : dim <= 256;
+}
+constexpr bool compiled_for(Scope scope, DType type, Kind kind) {
+  return scope == Scope::all     ? kind == Kind::any || kind == Kind::precise
+         : scope == Scope::brief ? type != DType::f32
+                                 : true;
+}
 // Columns of the output that a CTA computes: those of 16 rows take half as many registers a lane. Wider outputs are
 // shared out over CTAs, each of which computes the scores. fp32 at d = 512 has no registers for more than 128.
 constexpr int out_columns(DType type, int dim) { return dim <= 256 ? dim : type == DType::f32 ? 128 : 256; }
@@ -43,6 +52,7 @@ inline constexpr int kMostTileRows = 64;  // where everything is served
 template <DType kElementType, Kind kProducts, int kDim, Scope kScope>
 struct Config {
   static constexpr bool kAll = kScope == Scope::all;
+  static constexpr bool kBrief = kScope == Scope::brief;
   static constexpr DType kType = kElementType;
   static constexpr Kind kKind = kProducts;
   static constexpr tile::TileLayout kLayout = layout_of(kKind);
@@ -55,7 +65,7 @@ struct Config {
 
   // A warp owns 16 query rows, or twice 16: each fragment of K and V that it reads from shared memory, whose bandwidth
   // is what mma.sync lacks first, then serves two products. At d = 256 the output alone takes half of the registers.
-  static constexpr int kRowBlocks = kDim <= 128 && !kAll ? 2 : 1;
+  static constexpr int kRowBlocks = kDim <= 128 && !kAll && !kBrief ? 2 : 1;
   static constexpr bool kNarrow = !kIsFp32 && kDim == 64 && !kAll;
   static constexpr int kNarrowTileK = 64;
   static constexpr int kTileK = (kIsFp32 && kDim > 64) || kDim > 256 ? 32 : kNarrow ? kNarrowTileK : 64;
@@ -68,9 +78,10 @@ struct Config {
   static constexpr int kTileQ = kWarpRows * kWarps;
   static_assert(!kAll || (kTileQ <= kMostTileRows && kMostThreads == 2 * kTileQ));
   // 16-bit at d = 64: a third CTA a multiprocessor, of 168 registers a thread, hides some of the others' waits. For
-  // that scores of half a tile's columns are in registers at once; packed, they take half.
-  static constexpr int kCtas = kNarrow ? 3 : 2;  // a multiprocessor, as far as registers go
-  static constexpr int kScoreParts = kNarrow ? 2 : 1;
+  // that scores of half a tile's columns are in registers at once; packed, they take half. A fourth, with half as many
+  // rows a warp, is slower wherever rows see many keys.
+  static constexpr int kCtas = kBrief ? 4 : kNarrow ? 3 : 2;  // a multiprocessor, as far as registers go
+  static constexpr int kScoreParts = kNarrow && !kBrief ? 2 : 1;
   static constexpr int kPartColumns = kTileK / kScoreParts;
   // Scores that nothing is masked of are computed and packed in one straight piece of code.
   static constexpr bool kStraightScores = kNarrow && kCtas == 2;
@@ -105,10 +116,10 @@ struct Config {
   // registers.
   static constexpr bool kWeighsUnselected = kKind == Kind::any && !kIsFp32 && !kAll && kDim == 256;
   // tf32: K and V are rounded as fragments are read, by every warp, or in shared memory, once for all of them. At d =
-  // 256 every warp has less to wait for so, though it has twice the instructions.
+  // 256 every warp has less to wait for so, though it has half as many instructions again.
   static constexpr bool kRoundsFragments = kIsTf32 && kDim == 256;
   // One stage: the next K is asked for as soon as all have left this one, for which registers must suffice.
-  static constexpr bool kAsksEarly = kIsFp32 && kDim == 256 && !kAll;
+  static constexpr bool kAsksEarly = kKind == Kind::precise && kDim == 256 && !kAll;
 
   // Beside these: the description of the CTA's rows, and addresses (item.h).
   static constexpr int kOwnBytes = kCheapCopies && !kKeepsAddresses ? 3072 : kAll ? 2048 : 1024;

@@ -12,6 +12,7 @@
 #include "cuda/blocks/views.h"
 #include "cuda/general/config.h"
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/near_tf32.h"
 #include "cuda/ptx/pin.h"
 #include "cuda/ptx/single.h"
 #include "cuda/ptx/sm80.h"
@@ -240,11 +241,10 @@ struct NextTile {
   }
 };
 
-// Four values in shared memory, copied by this thread, to the nearest tf32.
+// Four values in shared memory, copied by this thread, as a tf32 product takes them.
 __device__ __forceinline__ void round_chunk(std::uint32_t at) {
   const float4 x = ptx::load_shared_16(at);
-  ptx::store_shared_16(at, ptx::nearest_tf32(x.x), ptx::nearest_tf32(x.y), ptx::nearest_tf32(x.z),
-                       ptx::nearest_tf32(x.w));
+  ptx::store_shared_16(at, ptx::near_tf32(x.x), ptx::near_tf32(x.y), ptx::near_tf32(x.z), ptx::near_tf32(x.w));
 }
 
 // Eight 16-bit values times a power of two, given twice in their type.

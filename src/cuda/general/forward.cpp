@@ -103,8 +103,11 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
 
 template <DType kType, Kind kKind>
 Launcher launcher_in(Scope scope, int dim) {
-  if constexpr (has_all(kKind)) {
+  if constexpr (compiled_for(Scope::all, kType, kKind)) {
     if (scope == Scope::all) return launcher<kType, kKind, Scope::all>(dim);
+  }
+  if constexpr (compiled_for(Scope::brief, kType, kKind)) {
+    if (scope == Scope::brief) return launcher<kType, kKind, Scope::brief>(dim);
   }
   return launcher<kType, kKind, Scope::plain>(dim);
 }
@@ -128,7 +131,7 @@ Launcher launcher_of(DType type, const ForwardPlan& plan) {
 
 void launch_kernel(const Problem& problem, const ForwardPlan& plan, const ForwardParams& params, cudaStream_t stream) {
   const Launcher launch = launcher_of(problem.q.dtype, plan);
-  launch(params, {grid_of(plan.ctas), plan.threads(), plan.shared_bytes()}, stream);
+  launch(params, {grid_of(plan.ctas), plan.threads(), plan.shared_bytes}, stream);
 }
 
 // The totals of all visible scores, to the workspace.

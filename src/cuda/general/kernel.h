@@ -50,15 +50,16 @@ __device__ __forceinline__ void walk(const ForwardParams& params, ItemOf<C>& ite
       }
       const std::uint32_t k = loader.k_tile(stage());
       products.compute_scores(k);
-      // Taking turns, V comes where weights are exchanged before.
-      const bool v_last = C::kSharesOutput && loader.takes_turns();
-      if (v_last) __syncthreads();  // all have left K
-      if (ahead == 0 && pass == 0 && !v_last) loader.wait_for_v(tile);
+      const bool waits = ahead == 0 && pass == 0;
+      if (C::kSharesOutput && loader.takes_turns()) __syncthreads();  // all have left K: there they exchange
+      if (!C::kSharesOutput && waits) loader.wait_for_v(tile);
       if (C::kKeepsAddresses && ahead != 0) loader.load_ahead(tile, stage() ^ 1);  // beside the products
       if (C::kAsksEarly) ask_for_k();
       weigh_warp<C>({params, item, tile, bare, pass}, products, [&](int part) { products.compute_scores(k, part); });
-      if constexpr (C::kSharesOutput) products.exchange_weights(loader.exchange_place());
-      if (v_last) loader.wait_for_v(tile);
+      if constexpr (C::kSharesOutput) {  // V is waited for last: until then warps need not keep step
+        products.exchange_weights(loader.exchange_place());
+        if (waits) loader.wait_for_v(tile);
+      }
     }
     if (!C::kAsksEarly) ask_for_k();
     if (!C::kAll || params.out.data != nullptr) products.add_output(loader.v_tile(stage()));

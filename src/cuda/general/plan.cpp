@@ -29,20 +29,22 @@ Shape shape_from() {
           .key_bytes = {C::key_bytes(0), C::key_bytes(1), C::key_bytes(2)}};
 }
 
-template <DType kType, Kind kKind, Scope kScope>
+template <DType kType, Kind kKind, Scope kScope, std::size_t kIndex = 0>
 Shape shape_at(int dim) {
-  static_assert(std::size(kDims) == 4);
-  constexpr int kOther = kScope == Scope::all ? kDims[3] : kDims[0];
-  static_assert(compiled_at(kScope, kOther));
-  return dim == kOther     ? shape_from<Config<kType, kKind, kOther, kScope>>()
-         : dim == kDims[1] ? shape_from<Config<kType, kKind, kDims[1], kScope>>()
-                           : shape_from<Config<kType, kKind, kDims[2], kScope>>();
+  if constexpr (compiled_at(kScope, kDims[kIndex])) {
+    if (dim == kDims[kIndex]) return shape_from<Config<kType, kKind, kDims[kIndex], kScope>>();
+  }
+  if constexpr (kIndex + 1 < std::size(kDims)) return shape_at<kType, kKind, kScope, kIndex + 1>(dim);
+  return {};
 }
 
 template <DType kType, Kind kKind>
 Shape shape_in(Scope scope, int dim) {
-  if constexpr (has_all(kKind)) {
+  if constexpr (compiled_for(Scope::all, kType, kKind)) {
     if (scope == Scope::all) return shape_at<kType, kKind, Scope::all>(dim);
+  }
+  if constexpr (compiled_for(Scope::brief, kType, kKind)) {
+    if (scope == Scope::brief) return shape_at<kType, kKind, Scope::brief>(dim);
   }
   return shape_at<kType, kKind, Scope::plain>(dim);
 }
@@ -117,13 +119,20 @@ void plan_memory(ForwardPlan& plan, std::int64_t n_q, const DeviceFacts& device)
   plan.stages = std::max(plan.stages, shape.least_stages);
   plan.resident = shape.ctas;
   while (plan.resident > 1 && !fit(plan.stages, plan.resident)) --plan.resident;
+  plan.shared_bytes = shape.shared_bytes(shape.warps, plan.stages);
   // Where there is room for one CTA, more warps rather than a second stage.
-  if (plan.resident == 1 && n_q > shape.warps * shape.warp_rows && fits(1, 1, shape.most_warps) &&
-      shape.most_warps > shape.warps) {
-    plan.warps = shape.most_warps;
-    plan.stages = 1;
+  if (plan.resident == 1 && shape.most_warps > shape.warps && fits(1, 1, shape.most_warps)) {
+    // All launches of an instance ask for the same number (allow_shared_memory), the longer rows' and the others'.
+    plan.shared_bytes = std::max(plan.shared_bytes, shape.shared_bytes(shape.most_warps, 1));
+    if (n_q > shape.warps * shape.warp_rows) {
+      plan.warps = shape.most_warps;
+      plan.stages = 1;
+    }
   }
 }
+
+// Up to how many keys the shape for few is taken where rows see half of them, as measured (docs/log/general.md).
+constexpr std::int64_t kMostBriefKeys = 512;
 
 // Up to how many row tiles of a head a CTA takes several, as measured (docs/log/general.md). `unequal`: they do not see
 // equally many keys.
@@ -153,6 +162,29 @@ void plan_order(ForwardPlan& plan, const Problem& problem, const DeviceFacts& de
   }
 }
 
+// No more than half of the keys are seen by the row in the middle.
+bool hides_half(const Problem& problem) {
+  const core::Geometry geometry = core::geometry_of(problem);
+  const core::KeyRange seen =
+      core::band_of(problem.mask).row((geometry.n_q - 1) / 2, geometry.n_q, geometry.n_k, geometry.n_k);
+  return 2 * (seen.end - seen.begin) <= geometry.n_k + 1;
+}
+
+// Takes the shape for few keys where that is faster.
+void prefer_brief(ForwardPlan& plan, const Problem& problem, const DeviceFacts& device) {
+  const core::Geometry geometry = core::geometry_of(problem);
+  const bool timed = plan.kind == Kind::fours || problem.pattern.is_dense();
+  if (plan.scope != Scope::plain || !compiled_for(Scope::brief, problem.q.dtype, plan.kind) || !timed ||
+      !compiled_at(Scope::brief, plan.shape.dim) || geometry.n_k > kMostBriefKeys || !hides_half(problem)) {
+    return;
+  }
+  ForwardPlan brief = plan;
+  brief.scope = Scope::brief;
+  brief.shape = shape_of(problem.q.dtype, plan.kind, Scope::brief, plan.shape.dim);
+  plan_memory(brief, geometry.n_q, device);
+  if (brief.resident == brief.shape.ctas) plan = brief;
+}
+
 }  // namespace
 
 ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const DeviceFacts& device, Scope least) {
@@ -163,6 +195,7 @@ ForwardPlan plan_forward(const Problem& problem, const TensorView& out, const De
   plan.kind = kind_of(problem, plan.scope);
   plan.shape = shape_of(problem.q.dtype, plan.kind, plan.scope, compiled_dim(plan.scope, dim_of(problem)));
   plan_memory(plan, geometry.n_q, device);
+  prefer_brief(plan, problem, device);
   const std::int64_t sharing = geometry.kv_heads > 0 ? geometry.heads / geometry.kv_heads : 1;
   if (plan.together) plan.group = tile::group_rows(static_cast<int>(sharing));
   plan.row_tiles = std::max(tile::divide_up(geometry.n_q, plan.group.positions(plan.tile_q())), 1);
@@ -210,7 +243,7 @@ std::string to_string(const ForwardPlan& plan) {
   text << "products    " << name_of(plan.kind) << ", compiled for d = " << plan.shape.dim
        << (plan.scope == Scope::all ? ", everything served" : "") << "\nCTA         " << plan.tile_q()
        << " query rows by " << plan.warps << " warps, key tiles of " << plan.shape.tile_k << ", " << plan.stages
-       << (plan.stages == 1 ? " stage, " : " stages, ") << plan.shared_bytes() << " bytes of shared memory, "
+       << (plan.stages == 1 ? " stage, " : " stages, ") << plan.shared_bytes << " bytes of shared memory, "
        << plan.resident << " a multiprocessor"
        << (plan.together ? "\nbefore      what all keys' weights add up to, by which heads choose together" : "")
        << (plan.means.present ? "\nbefore      means of V for the weight of pruned keys" : "")

@@ -39,9 +39,10 @@ struct ForwardPlan {
   Scope scope = Scope::plain;
   Shape shape;
   int warps = 4;
-  int stages = 1;     // of K and V
-  int resident = 1;   // CTAs of a multiprocessor, as far as registers and shared memory go
-  int row_tiles = 0;  // of a head, or of heads that choose together
+  int stages = 1;        // of K and V
+  int resident = 1;      // CTAs of a multiprocessor, as far as registers and shared memory go
+  int shared_bytes = 0;  // dynamic
+  int row_tiles = 0;     // of a head, or of heads that choose together
   int column_parts = 1;
   tile::GroupRows group;
   tile::ItemOrder order;  // an item is a row tile
@@ -56,7 +57,6 @@ struct ForwardPlan {
 
   int tile_q() const { return warps * shape.warp_rows; }
   int threads() const { return 32 * warps; }
-  int shared_bytes() const { return shape.shared_bytes(warps, stages); }
 };
 
 // What the problem asks of an instance, and how weights meet V there.

@@ -10,6 +10,7 @@
 #include "cuda/blocks/references.h"
 #include "cuda/general/config.h"
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/near_tf32.h"
 #include "cuda/ptx/pin.h"
 #include "cuda/ptx/single.h"
 #include "cuda/ptx/sm80.h"
@@ -172,9 +173,9 @@ struct Products {
   }
   __device__ __forceinline__ static void await_neighbour() { ptx::named_barrier_sync(1 + (thread() >> 6), 64); }
 
-  // A word of K or V, to the nearest tf32 where it is not rounded yet.
+  // A word of K or V as the tensor core takes it, where it is not so yet.
   __device__ __forceinline__ static std::uint32_t rounded(std::uint32_t word) {
-    return C::kRoundsFragments ? ptx::nearest_tf32(__uint_as_float(word)) : word;
+    return C::kRoundsFragments ? ptx::near_tf32(__uint_as_float(word)) : word;
   }
   __device__ __forceinline__ void clear_scores() {
 #pragma unroll

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/ptx/near_tf32.h"
 #include "cuda/ptx/packed_half.h"
-#include "cuda/ptx/single.h"
 #include "dspattn/dtype.h"
 
 namespace dspattn::cuda::general::backward {
@@ -90,7 +90,7 @@ struct Chunk {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if constexpr (kType == DType::f32) {
-        words[i] = tf32 ? ptx::nearest_tf32(values[i]) : __float_as_uint(values[i]);
+        words[i] = tf32 ? ptx::near_tf32(values[i]) : __float_as_uint(values[i]);
       } else {
         const std::uint32_t pair = pack_pair<kType>(values[2 * i], values[2 * i + 1]);
         words[i] = kType == DType::bf16 ? ptx::multiply_bf16x2(pair, scale) : ptx::multiply_f16x2(pair, scale);

@@ -62,18 +62,20 @@ ForwardPlan plan_forward(int dim, const Problem& problem, const TensorView& out,
 }
 
 bool yields(int dim, const Problem& problem, const DeviceFacts& device) {
-  constexpr std::int64_t kLeastRows = 512, kGeneralRows = 128;
+  constexpr std::int64_t kLeastRows = 512, kLeastCausalRows = 2048, kGeneralRows = 128;
   const core::Geometry geometry = core::geometry_of(problem);
   if (dim != 256 || std::min(geometry.n_q, geometry.n_k) < kLeastRows || problem.packed) return false;
   const Mask& mask = problem.mask;
   const core::Band band = core::band_of(mask);
-  if (std::min(band.left, band.right) < core::kUnbounded || mask.key_lengths.present() || mask.allowed.present() ||
-      mask.bias.present()) {
-    return false;
-  }
-  // Nine tenths: 128 CTAs on 132 multiprocessors are faster.
+  if (mask.key_lengths.present() || mask.allowed.present() || mask.bias.present()) return false;
   const std::int64_t ctas = geometry.batch * geometry.heads * tile::divide_up(geometry.n_q, kGeneralRows);
-  return 10 * ctas >= 9 * static_cast<std::int64_t>(device.multiprocessors);
+  const auto multiprocessors = static_cast<std::int64_t>(device.multiprocessors);
+  // Nine tenths: 128 CTAs on 132 multiprocessors are faster.
+  if (std::min(band.left, band.right) >= core::kUnbounded) return 10 * ctas >= 9 * multiprocessors;
+  // Under a diagonal, where CTAs are unequal: 512 are (docs/log/general.md).
+  const bool whole_triangle = band.left >= core::kUnbounded && band.right + band.offset == 0;
+  return whole_triangle && geometry.n_q == geometry.n_k && geometry.n_q >= kLeastCausalRows &&
+         2 * ctas >= 7 * multiprocessors;
 }
 
 }  // namespace dspattn::cuda::sm90::tf32
