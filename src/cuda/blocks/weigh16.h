@@ -46,7 +46,7 @@ struct Weigher {
     std::uint32_t word[2] = {}, across[2] = {};
     float values[kHeld][8];
     RestSumOf<How> left_out;
-    constexpr bool kSumsAtOnce = std::is_same_v<How, HalfExponents> || C::kConsumers == 3;
+    constexpr bool kSumsAtOnce = std::is_base_of_v<HalfExponents, How> || C::kConsumers == 3;
     const auto write = [&](int u, const float* value) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -65,8 +65,8 @@ struct Weigher {
       if constexpr (kTakesLower) {
         take_slice<C, kSlice>(packed, slices[kSlice % 2]);
       } else {
-        pairs[kSlice % 2] = select_slice<C, kSlice>(packed, slices[kSlice % 2], [&](const tile::LeftOut& scores) {
-          if constexpr (kSumsAtOnce) left_out.add(exponents, scores);
+        pairs[kSlice % 2] = select_slice<C, kSlice>(packed, slices[kSlice % 2], [&]<int kBlock>(const tile::LeftOut& scores) {
+          if constexpr (kSumsAtOnce) left_out.template add<kBlock>(exponents, scores);
         });
       }
     };
@@ -129,6 +129,15 @@ struct Weigher {
   template <typename Packed, typename Operands, typename BeforeWrite>
   __device__ __forceinline__ void weigh(const Packed& packed, Operands& products, BeforeWrite before_write) {
     weigh_by(exponents(), packed, products, before_write);
+  }
+  // A tile that is not an item's first and of which nothing is hidden.
+  template <typename Packed, typename Operands, typename BeforeWrite>
+  __device__ __forceinline__ void weigh_inner(const Packed& packed, Operands& products, BeforeWrite before_write) {
+    if constexpr (C::kRestMean && C::kHalfExponentials) {
+      weigh_by(CoarseRestExponents{exponents()}, packed, products, before_write);
+    } else {
+      weigh(packed, products, before_write);
+    }
   }
 
   // Sets the reference to the tile's largest score, or a sample of them, and weighs the tile. Consumer::settle() mends
