@@ -23,7 +23,7 @@ inline constexpr std::uint32_t kCoarseFactor = kPhase == 0   ? 0x17B517B5u
                                                : kPhase == 2 ? 0x15731573u
                                                              : 0x14951495u;
 
-// For x < 7: as subnormal numbers count in steps of 2^-24, so does the sum here, in its low bits: 64 an octave, 0 from
+// For x < 6; the halves of others may disturb each other. As subnormal numbers count in steps of 2^-24, so does the sum here, in its low bits: 64 an octave, 0 from
 // x = -24 down. Those above six bits are the exponent of an fp16 number when they are moved to its place.
 template <int kPhase>
 DSPATTN_HOST_DEVICE inline std::uint32_t coarse_exp2(std::uint32_t x) {
