@@ -63,7 +63,8 @@ template <typename C, typename Packed>
 __device__ __forceinline__ void sum_left_out(const Packed& packed, const Exponents& exponents, RestSum& sum) {
 #pragma unroll
   for (int m = 0; m < C::kTileK / 16; ++m) {
-    sum.template add<0>(exponents, left_out<C>(packed.word(m, 0), packed.word(m, 1), packed.word(m, 2), packed.word(m, 3)));
+    sum.template add<0>(exponents,
+                        left_out<C>(packed.word(m, 0), packed.word(m, 1), packed.word(m, 2), packed.word(m, 3)));
   }
 }
 
