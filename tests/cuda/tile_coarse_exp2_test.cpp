@@ -22,14 +22,14 @@ double coarse(std::uint16_t x) {
          core::decode_f16(static_cast<std::uint16_t>(cuda::tile::kCoarseFactor<kPhase>));
 }
 
-// Calls visit(x, 2^x, the four phases' numbers) for every fp16 number that may come: a lane's weights sum up to less
-// than 2^5.
+// Calls visit(x, 2^x, the four phases' numbers) for every fp16 number that may come: weights of pruned keys are
+// below 2^6.
 template <typename Visit>
 void each_argument(Visit visit) {
   for (unsigned bits = 0; bits < 0x10000; ++bits) {
     const auto x = static_cast<std::uint16_t>(bits);
     const double value = core::decode_f16(x);
-    if (!(value < 5) || !std::isfinite(value)) continue;
+    if (!(value < 6) || !std::isfinite(value)) continue;
     visit(value, std::exp2(value), coarse<0>(x), coarse<1>(x), coarse<2>(x), coarse<3>(x));
   }
 }
