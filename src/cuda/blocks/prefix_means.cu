@@ -1,6 +1,6 @@
 // The table of means where rows see all keys before their last: those of a sequence's blocks from its first on, and of
-// its first keys (tile/means.h), of plain rows of V. A CTA has 32 columns of a head of a sequence and goes through its
-// keys once.
+// its first keys (tile/means.h), of plain rows of V. A CTA has 64 columns of a head of a sequence, or 32 where there
+// would be too few CTAs, and goes through its keys once.
 #include "cuda/blocks/means.h"
 #include "cuda/blocks/means_sequence.h"
 #include "cuda/device/device.h"
@@ -10,29 +10,38 @@
 namespace dspattn::cuda::blocks {
 namespace {
 
-constexpr int kWidth = 8;     // columns that a thread loads at once: 16 bytes
-constexpr int kColumns = 32;  // 64 bytes of a row of V: what memory delivers at once
-constexpr int kAcross = kColumns / kWidth;
+constexpr int kWidth = 8;  // columns that a thread loads at once: 16 bytes
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kRunners = kThreads / kAcross;             // threads that share a column
-constexpr int kLoads = tile::kBlockKeys / kRunners;      // keys of a block that a thread adds up
-constexpr int kBatch = 8;                                // blocks whose V is loaded together
 constexpr int kSegmentKeys = tile::kBlockKeys / kWarps;  // first keys: those that a warp adds up one by one
-static_assert(kBatch * kColumns == kThreads, "a thread for every entry's column of a batch");
 
-struct Shared {
+// kColumns: 32 are what memory delivers at once; with 64, a whole line, means of first keys take three quarters of the
+// time (docs/log/forward.md).
+template <int kColumns>
+struct Shares {
+  static constexpr int kAcross = kColumns / kWidth;
+  static constexpr int kRunners = kThreads / kAcross;         // threads that share a column
+  static constexpr int kLoads = tile::kBlockKeys / kRunners;  // keys of a block that a thread adds up
+  static constexpr int kBatch = kThreads / kColumns;          // blocks whose V is loaded together: a thread an entry
+  static constexpr int kLaneColumns = kColumns / 32;          // of means that a lane writes side by side
+};
+
+template <int kColumns>
+struct Shared : Shares<kColumns> {
+  using Shares<kColumns>::kBatch, Shares<kColumns>::kAcross, Shares<kColumns>::kLaneColumns;
   float sums[2][kBatch][kWarps][kColumns];  // of two batches: a warp's share of the sum of all keys so far
   uint4 first[tile::kBlockKeys][kAcross];   // V of the first block
   float segments[kWarps][kColumns];
 };
 
-template <DType kType>
-struct PrefixCta {
+template <DType kType, int kColumns>
+struct PrefixCta : Shares<kColumns> {
+  using Shares<kColumns>::kAcross, Shares<kColumns>::kRunners, Shares<kColumns>::kLoads, Shares<kColumns>::kBatch,
+      Shares<kColumns>::kLaneColumns;
   const MeansParams& params;
   const Sequence& sequence;
   const std::uint16_t* rows;  // of V
-  Shared& shared;
+  Shared<kColumns>& shared;
   int first_column;
   std::int64_t head_entries;  // of the table, before those of this head
 
@@ -67,12 +76,11 @@ struct PrefixCta {
     }
   }
 
-  // Sums of eight columns over the eight lanes that have them: of one column each in the end, column lane_column().
-  __device__ __forceinline__ float over_lanes(const float (&sums)[kWidth]) const {
+  // Sums of eight columns over the lanes that have them: in the end of kLaneColumns each, from lane_column() on.
+  __device__ __forceinline__ void over_lanes(const float (&sums)[kWidth], float (&own)[kLaneColumns]) const {
     const auto exchange = [](float keep, float give, int with) { return keep + __shfl_xor_sync(~0u, give, with); };
     const bool upper = (lane() & 16) != 0;
     const bool middle = (lane() & 8) != 0;
-    const bool lower = (lane() & 4) != 0;
     float fours[4], twos[2];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -82,10 +90,17 @@ struct PrefixCta {
     for (int i = 0; i < 2; ++i) {
       twos[i] = exchange(middle ? fours[2 + i] : fours[i], middle ? fours[i] : fours[2 + i], 8);
     }
-    return exchange(lower ? twos[1] : twos[0], lower ? twos[0] : twos[1], 4);
+    if constexpr (kLaneColumns == 2) {
+      own[0] = twos[0];
+      own[1] = twos[1];
+    } else {
+      const bool lower = (lane() & 4) != 0;
+      own[0] = exchange(lower ? twos[1] : twos[0], lower ? twos[0] : twos[1], 4);
+    }
   }
   __device__ __forceinline__ int lane_column() const {
-    return lane() % kAcross * kWidth + (lane() >> 4 & 1) * 4 + (lane() >> 3 & 1) * 2 + (lane() >> 2 & 1);
+    const int pair = lane() % kAcross * kWidth + (lane() >> 4 & 1) * 4 + (lane() >> 3 & 1) * 2;
+    return kLaneColumns == 2 ? pair : pair + (lane() >> 2 & 1);
   }
 
   // A sequence without a whole block.
@@ -123,17 +138,22 @@ struct PrefixCta {
       for (int block = 0; block < kBatch; ++block) {
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) add(x[block * kLoads + i], sums);
-        if (writes && (!only_last || begin + block + 1 == blocks))
-          parts[block][warp()][lane_column()] = over_lanes(sums);
+        if (writes && (!only_last || begin + block + 1 == blocks)) {
+          float own[kLaneColumns];
+          over_lanes(sums, own);
+#pragma unroll
+          for (int i = 0; i < kLaneColumns; ++i) parts[block][warp()][lane_column() + i] = own[i];
+        }
       }
       if (!writes) continue;
       __syncthreads();  // all warps' parts are known; those of the batch before are read
-      const int block = begin + warp();
+      const int entry = thread() / kColumns, own_column = thread() % kColumns;
+      const int block = begin + entry;
       if (block >= blocks || (only_last && block + 1 < blocks)) continue;
       float sum = 0;
 #pragma unroll
-      for (int i = 0; i < kWarps; ++i) sum += parts[warp()][i][lane()];
-      mean(first + block, lane()) = mean_of(sum, (block + 1) * tile::kBlockKeys);
+      for (int i = 0; i < kWarps; ++i) sum += parts[entry][i][own_column];
+      mean(first + block, own_column) = mean_of(sum, (block + 1) * tile::kBlockKeys);
     }
   }
 
@@ -142,24 +162,44 @@ struct PrefixCta {
     const int length = min(sequence.key_length, params.table.first_keys);
     __syncthreads();  // it is there
     const auto* numbers = reinterpret_cast<const std::uint16_t*>(shared.first);
+    const int own_column = lane() * kLaneColumns;
     const int begin = warp() * kSegmentKeys;
     const int end = min(length, begin + kSegmentKeys);
-    float sum = 0;
-    for (int key = begin; key < end; ++key) sum += number(numbers[key * kColumns + lane()]);
-    shared.segments[warp()][lane()] = sum;
+    float sums[kLaneColumns] = {};
+    const auto add_key = [&](int key) {
+      if constexpr (kLaneColumns == 2) {
+        const std::uint32_t pair = reinterpret_cast<const std::uint32_t*>(numbers)[key * 32 + lane()];
+        sums[0] += number(pair);
+        sums[1] += number(pair >> 16);
+      } else {
+        sums[0] += number(numbers[key * kColumns + lane()]);
+      }
+    };
+    for (int key = begin; key < end; ++key) add_key(key);
+#pragma unroll
+    for (int i = 0; i < kLaneColumns; ++i) shared.segments[warp()][own_column + i] = sums[i];
     __syncthreads();  // all segments' sums are known
-    sum = 0;
-    for (int i = 0; i < warp(); ++i) sum += shared.segments[i][lane()];
+#pragma unroll
+    for (float& sum : sums) sum = 0;
+    for (int before = 0; before < warp(); ++before) {
+#pragma unroll
+      for (int i = 0; i < kLaneColumns; ++i) sums[i] += shared.segments[before][own_column + i];
+    }
     for (int key = begin; key < end; ++key) {
-      sum += number(numbers[key * kColumns + lane()]);
-      mean(params.table.edge_of(sequence.place) + key, lane()) = mean_of(sum, key + 1);
+      add_key(key);
+      float* to = &mean(params.table.edge_of(sequence.place) + key, own_column);
+      if constexpr (kLaneColumns == 2) {
+        *reinterpret_cast<float2*>(to) = make_float2(mean_of(sums[0], key + 1), mean_of(sums[1], key + 1));
+      } else {
+        *to = mean_of(sums[0], key + 1);
+      }
     }
   }
 };
 
-template <DType kType>
+template <DType kType, int kColumns>
 __global__ void __launch_bounds__(kThreads, 2) plain_prefix_means(const MeansParams params) {
-  __shared__ Shared shared;
+  __shared__ Shared<kColumns> shared;
   ptx::wait_for_kernels_before();
   ptx::start_next_kernel();
   // From the last sequence to the first, whose V the kernel that follows then finds in the L2 cache.
@@ -171,8 +211,8 @@ __global__ void __launch_bounds__(kThreads, 2) plain_prefix_means(const MeansPar
   const Sequence sequence = sequence_of(params, index);
   const auto* rows = static_cast<const std::uint16_t*>(params.v.data) +
                      params.v.offset(sequence.batch, params.heads_per_key_head.quotient(head), sequence.place.k_row);
-  const PrefixCta<kType> cta{
-      params, sequence, rows, shared, (task - sequence_head * panels) * kColumns, head * params.table.entries};
+  const PrefixCta<kType, kColumns> cta{
+      {}, params, sequence, rows, shared, (task - sequence_head * panels) * kColumns, head * params.table.entries};
   if (sequence.key_length >= tile::kBlockKeys) {
     cta.average_blocks();
   } else if (params.table.first_keys > 0) {
@@ -180,17 +220,31 @@ __global__ void __launch_bounds__(kThreads, 2) plain_prefix_means(const MeansPar
   }
 }
 
+template <int kColumns>
+void launch_columns(const MeansParams& params, cudaStream_t stream) {
+  const std::int64_t ctas = std::int64_t{params.heads} * params.sequences * (params.stride / kColumns);
+  const auto kernel = params.type == DType::bf16 ? &plain_prefix_means<DType::bf16, kColumns>
+                                                 : &plain_prefix_means<DType::f16, kColumns>;
+  launch("the means of V", kernel, {.ctas = grid_of(ctas), .threads = kThreads, .may_overlap = true}, stream, params);
+}
+
+// From so many on 64 columns were measured faster (n = 1024); 32 CTAs of them, n = 16384, were slower than twice as
+// many.
+constexpr std::int64_t kEnoughCtas = 512;
+
 }  // namespace
 
 bool has_plain_rows(const MeansParams& params) {
-  return params.type != DType::f32 && params.vector != 0 && params.pages.table == nullptr &&
-         params.stride % kColumns == 0;
+  return params.type != DType::f32 && params.vector != 0 && params.pages.table == nullptr && params.stride % 32 == 0;
 }
 
 void launch_plain_prefix_means(const MeansParams& params, cudaStream_t stream) {
-  const std::int64_t ctas = std::int64_t{params.heads} * params.sequences * (params.stride / kColumns);
-  const auto kernel = params.type == DType::bf16 ? &plain_prefix_means<DType::bf16> : &plain_prefix_means<DType::f16>;
-  launch("the means of V", kernel, {.ctas = grid_of(ctas), .threads = kThreads, .may_overlap = true}, stream, params);
+  const std::int64_t wide = std::int64_t{params.heads} * params.sequences * (params.stride / 64);
+  if (params.stride % 64 == 0 && wide >= kEnoughCtas) {
+    launch_columns<64>(params, stream);
+  } else {
+    launch_columns<32>(params, stream);
+  }
 }
 
 }  // namespace dspattn::cuda::blocks

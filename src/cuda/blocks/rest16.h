@@ -8,6 +8,7 @@
 #include "cuda/blocks/references.h"
 #include "cuda/blocks/scores16.h"
 #include "cuda/ptx/packed_half.h"
+#include "cuda/tile/coarse_exp2.h"
 
 namespace dspattn::cuda::blocks {
 
@@ -16,10 +17,22 @@ namespace dspattn::cuda::blocks {
 struct HalfRestSum {
   std::uint32_t sums = 0;
 
+  // Of group block kBlock of a slice.
+  template <int kBlock>
   __device__ __forceinline__ void add(const HalfExponents& exponents, const tile::LeftOut& scores) {
     const std::uint32_t first = ptx::exp2_f16x2(exponents.argument(scores.first));
     const std::uint32_t second = ptx::exp2_f16x2(exponents.argument(scores.second));
     sums = ptx::add_f16x2(sums, ptx::add_f16x2(first, second));
+  }
+  // Whole tiles of keys: their exponentials need not be precise one by one (tile/coarse_exp2.h).
+  template <int kBlock>
+  __device__ __forceinline__ void add(const CoarseRestExponents& exponents, const tile::LeftOut& scores) {
+    add_coarse<2 * kBlock>(exponents.argument(scores.first));
+    add_coarse<2 * kBlock + 1>(exponents.argument(scores.second));
+  }
+  template <int kPhase>
+  __device__ __forceinline__ void add_coarse(std::uint32_t argument) {
+    sums = ptx::fma_f16x2(tile::coarse_exp2<kPhase>(argument), tile::kCoarseFactor<kPhase>, sums);
   }
   __device__ __forceinline__ void set(float row0, float row1) { sums = ptx::pack_f16x2(row0, row1); }
   __device__ __forceinline__ void get(float& row0, float& row1) const { ptx::unpack_f16x2(sums, row0, row1); }
@@ -28,6 +41,7 @@ struct HalfRestSum {
 struct RestSum {
   float sum0 = 0, sum1 = 0;
 
+  template <int kBlock>
   __device__ __forceinline__ void add(const Exponents& exponents, const tile::LeftOut& scores) {
     float values[4];
     exponents.weigh(scores.first, scores.second, values);
@@ -42,14 +56,15 @@ struct RestSum {
 
 // The sum that goes with a way to take exponentials.
 template <typename How>
-using RestSumOf = std::conditional_t<std::is_same_v<How, HalfExponents>, HalfRestSum, RestSum>;
+using RestSumOf = std::conditional_t<std::is_base_of_v<HalfExponents, How>, HalfRestSum, RestSum>;
 
 // Sums up what is not kept of a tile.
 template <typename C, typename Packed>
 __device__ __forceinline__ void sum_left_out(const Packed& packed, const Exponents& exponents, RestSum& sum) {
 #pragma unroll
   for (int m = 0; m < C::kTileK / 16; ++m) {
-    sum.add(exponents, left_out<C>(packed.word(m, 0), packed.word(m, 1), packed.word(m, 2), packed.word(m, 3)));
+    sum.template add<0>(exponents,
+                        left_out<C>(packed.word(m, 0), packed.word(m, 1), packed.word(m, 2), packed.word(m, 3)));
   }
 }
 

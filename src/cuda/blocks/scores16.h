@@ -170,6 +170,9 @@ struct HalfExponents {
   }
 };
 
+// The same, where weights of pruned keys are summed up in whole tiles of keys.
+struct CoarseRestExponents : HalfExponents {};
+
 // A slice of a tile: two neighbouring group blocks (32 keys) after selection: what is exponentiated next.
 struct Slice {
   std::uint32_t first[2], second[2];  // per group block
@@ -196,8 +199,7 @@ __device__ __forceinline__ tile::LeftOut left_out(std::uint32_t a, std::uint32_t
 template <typename C, int kSlice, typename Packed, typename TakeLeftOut>
 __device__ __forceinline__ tile::KeptPair select_slice(const Packed& packed, Slice& slice, TakeLeftOut take_left_out) {
   tile::Kept kept[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  const auto select = [&]<int i> {
     std::uint32_t p[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) p[e] = packed.word(2 * kSlice + i, e);
@@ -206,9 +208,11 @@ __device__ __forceinline__ tile::KeptPair select_slice(const Packed& packed, Sli
     slice.first[i] = kept[i].first;
     slice.second[i] = kept[i].second;
     if constexpr (C::kRestMean) {
-      take_left_out(left_out<C>(p[0], p[1], p[2], p[3]));
+      take_left_out.template operator()<i>(left_out<C>(p[0], p[1], p[2], p[3]));
     }
-  }
+  };
+  select.template operator()<0>();
+  select.template operator()<1>();
   return tile::pair_kept<2 * (kSlice & 1)>(kept[0], kept[1]);
 }
 

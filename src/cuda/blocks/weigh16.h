@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cuda/blocks/quad_sums.h"
 #include "cuda/blocks/rest16.h"
 #include "cuda/blocks/scores16.h"
 #include "cuda/ptx/pin.h"
@@ -21,9 +22,11 @@ struct Weigher {
   RowState state;
   float tile0 = 0, tile1 = 0;  // sums of the last tile's weights, not yet in `state`
   [[no_unique_address]] RestState<C> rest;
+  [[no_unique_address]] std::conditional_t<C::kSumsByProduct, QuadSums, NoQuadSums> quad;
 
   __device__ __forceinline__ Weigher(const ScoreScales& s, int lane) : scales(s) {
     transpose = tile::QuadTranspose::of_lane(lane & 3);
+    quad = decltype(quad)::of_lane();
     ptx::pin(transpose.rotation);
     ptx::pin(transpose.own);
     ptx::pin(transpose.selector);
@@ -46,7 +49,9 @@ struct Weigher {
     std::uint32_t word[2] = {}, across[2] = {};
     float values[kHeld][8];
     RestSumOf<How> left_out;
-    constexpr bool kSumsAtOnce = std::is_same_v<How, HalfExponents> || C::kConsumers == 3;
+    constexpr bool kByProduct = C::kSumsByProduct && std::is_base_of_v<HalfExponents, How>;
+    float sums[4] = {0, 0, 0, 0};  // kByProduct
+    constexpr bool kSumsAtOnce = std::is_base_of_v<HalfExponents, How> || C::kConsumers == 3;
     const auto write = [&](int u, const float* value) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -65,9 +70,10 @@ struct Weigher {
       if constexpr (kTakesLower) {
         take_slice<C, kSlice>(packed, slices[kSlice % 2]);
       } else {
-        pairs[kSlice % 2] = select_slice<C, kSlice>(packed, slices[kSlice % 2], [&](const tile::LeftOut& scores) {
-          if constexpr (kSumsAtOnce) left_out.add(exponents, scores);
-        });
+        pairs[kSlice % 2] =
+            select_slice<C, kSlice>(packed, slices[kSlice % 2], [&]<int kBlock>(const tile::LeftOut& scores) {
+              if constexpr (kSumsAtOnce) left_out.template add<kBlock>(exponents, scores);
+            });
       }
     };
     if constexpr (kAhead) select.template operator()<0>();
@@ -82,8 +88,13 @@ struct Weigher {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
               exponents.weigh(slice.first[i], slice.second[i], value + 4 * i);
-              tile0 += value[4 * i] + value[4 * i + 1];
-              tile1 += value[4 * i + 2] + value[4 * i + 3];
+              const float* x = value + 4 * i;
+              if constexpr (kByProduct) {
+                quad.add(x[0], x[1], x[2], x[3], sums);
+              } else {
+                tile0 += x[0] + x[1];
+                tile1 += x[2] + x[3];
+              }
             }
             if constexpr (u % 2 == (kAhead ? 0 : 1) && !kTakesLower) {
               const std::uint32_t codes = C::kSelection == Selection::two_of_four
@@ -103,6 +114,10 @@ struct Weigher {
           ...);
     }
     (std::make_integer_sequence<int, kSlices>{});
+    if constexpr (kByProduct) {
+      tile0 = sums[0];
+      tile1 = sums[2];
+    }
     // In fp32 the weights of what is left out are taken after the others, for want of registers. Where the upper half
     // of a block is hidden (kTakesLower) nothing is left out.
     if constexpr (C::kRestMean && !kSumsAtOnce && !kTakesLower) {
@@ -129,6 +144,15 @@ struct Weigher {
   template <typename Packed, typename Operands, typename BeforeWrite>
   __device__ __forceinline__ void weigh(const Packed& packed, Operands& products, BeforeWrite before_write) {
     weigh_by(exponents(), packed, products, before_write);
+  }
+  // A tile that is not an item's first and of which nothing is hidden.
+  template <typename Packed, typename Operands, typename BeforeWrite>
+  __device__ __forceinline__ void weigh_inner(const Packed& packed, Operands& products, BeforeWrite before_write) {
+    if constexpr (C::kRestMean && C::kHalfExponentials) {
+      weigh_by(CoarseRestExponents{exponents()}, packed, products, before_write);
+    } else {
+      weigh(packed, products, before_write);
+    }
   }
 
   // Sets the reference to the tile's largest score, or a sample of them, and weighs the tile. Consumer::settle() mends

@@ -240,6 +240,16 @@ DSPATTN_HOST_DEVICE inline std::uint32_t fma_f16x2(std::uint32_t a, std::uint32_
   return host::pack(half_of(0), half_of(16));
 #endif
 }
+// The same, negative results as 0.
+DSPATTN_HOST_DEVICE inline std::uint32_t fma_relu_f16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("fma.rn.relu.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+#else
+  return max_f16x2(fma_f16x2(a, b, c), 0);
+#endif
+}
 DSPATTN_HOST_DEVICE inline std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
 #if defined(__CUDA_ARCH__)
   std::uint32_t result;

@@ -104,6 +104,12 @@ struct Config {
   static constexpr bool kHalfExponentials =
       kType == DType::bf16 && !kGeneral && kHeadDim <= (kSelection == Selection::two_of_four || kRestMean ? 128 : 64);
 
+  // A tile's kept weights are added up by the tensor core, where it is idle enough: two warpgroups, the small head dim,
+  // and with rest = mean the longest way from scores to weights. The limit is then one of a quarter of the quad's sum:
+  // a kept weight may be 2^7, where steps of fp16 are those at 5, and a pruned one, of four, half of that.
+  static constexpr bool kSumsByProduct =
+      kRestMean && kHalfExponentials && kNarrow && kHeadDim == 64 && kSelection == Selection::two_of_four;
+
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
   // slices of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured
   // (docs/log/forward.md): nothing with three warpgroups, 5 % with two.

@@ -219,6 +219,8 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     if constexpr (C::kGeneral) {
       mask_scores();
       weigher.weigh(masked, products, finish_output);
+    } else if constexpr (kHidden == Hidden::nothing) {
+      weigher.weigh_inner(packed_scores<kHidden>(), products, finish_output);
     } else {
       weigher.weigh(packed_scores<kHidden>(), products, finish_output);
     }
