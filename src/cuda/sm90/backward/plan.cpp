@@ -1,6 +1,7 @@
 #include "cuda/sm90/backward/plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <sstream>
 
 #include "core/geometry.h"
@@ -26,7 +27,7 @@ void take_config(BackwardPlan& plan) {
 }
 
 // Parts of the workspace one behind the other, each aligned as copies by TMA need it, and more.
-ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads) {
+ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads, std::int64_t walks) {
   ScratchOffsets at;
   const auto tiles = static_cast<std::size_t>(plan.query_tiles * heads);
   const auto tile_rows = static_cast<std::size_t>(plan.tile_q);
@@ -37,11 +38,17 @@ ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads) {
     offset = at.bytes;
     at.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   };
-  take(at.taken, static_cast<std::size_t>(std::max<std::int64_t>(plan.launches(), 1)) * sizeof(std::int32_t));
+  const auto take_counters = [&](std::size_t& offset, std::size_t count) { take(offset, count * sizeof(std::int32_t)); };
+  take_counters(at.taken, static_cast<std::size_t>(std::max<std::int64_t>(plan.launches(), 1)));
+  take_counters(at.prepared, 1);
+  take_counters(at.finished, 1);
+  take_counters(at.ready, static_cast<std::size_t>(walks));
+  take_counters(at.counts, sums * tiles);
+  at.counters = at.taken;
+  at.counter_bytes = at.bytes - at.counters;
   take(at.q, tiles * tile_rows * dim * 2);
   take(at.d_out, tiles * tile_rows * dim * 2);
   take(at.numbers, tiles * (tile_rows * sizeof(RowNumbers) + kTileNumberBytes));
-  take(at.counts, sums * tiles * sizeof(std::int32_t));
   take(at.sums, sums * tiles * tile_rows * dim * sizeof(float));
   take(at.mask_words, static_cast<std::size_t>(plan.mask.count()) * tile::kMaskTilesOfBlock * tile::kMaskWordsOfTile *
                           sizeof(std::uint32_t));
@@ -67,24 +74,27 @@ bool copies_bias(const Problem& problem) {
 // apart: CTAs work on `group` heads at a time.
 void order_items(BackwardPlan& plan, const core::Geometry& geometry, std::int64_t tiles, bool has_diagonal) {
   const std::int64_t heads = std::max<std::int64_t>(geometry.batch * geometry.kv_heads, 1);
+  // As many heads as a third of the L2 cache holds the query tiles and sums of: of every element Q and dO in 16 bits, dQ
+  // in 32. K, V and their gradients, and what is written ahead, need the rest (docs/log/backward.md: with twice as many
+  // heads everything at d >= 128 is 3 to 12 % slower).
+  constexpr std::int64_t kCacheBytes = std::int64_t{17} << 20;
+  const std::int64_t head_bytes =
+      geometry.n_q * plan.dim * 8 * (geometry.heads / std::max<std::int64_t>(geometry.kv_heads, 1));
+  const std::int64_t cached = kCacheBytes / std::max<std::int64_t>(head_bytes, 1);
   if (has_diagonal) {
-    // Walks begin at different tiles, but differ in length, so that a head's CTAs drift: as many heads as a wave of
-    // CTAs works on, twice over.
+    // Walks begin at different tiles, but differ in length, so that a head's CTAs drift: two heads at least, and no more
+    // than a wave of CTAs works on, twice over.
     const std::int64_t wave = tile::divide_up(plan.ctas, std::max<std::int64_t>(plan.launch_tiles, 1));
-    plan.head_group = static_cast<int>(std::max<std::int64_t>(2 * wave, 1));
+    plan.head_group =
+        static_cast<int>(std::min(std::clamp<std::int64_t>(cached, 2, std::max<std::int64_t>(2 * wave, 2)), heads));
     plan.last_ascends = plan.items > plan.ctas && plan.launches() == 1;  // first keys first: not with others before
     return;
   }
-  // As many heads as the L2 cache, of 50 MB, holds the query tiles and sums of besides other things: of every element Q
-  // and dO in 16 bits, dQ in 32.
-  constexpr std::int64_t kCacheBytes = std::int64_t{32} << 20;
-  const std::int64_t head_bytes =
-      geometry.n_q * plan.dim * 8 * (geometry.heads / std::max<std::int64_t>(geometry.kv_heads, 1));
-  const std::int64_t group = std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(head_bytes, 1), 1, heads);
+  const std::int64_t group = std::clamp<std::int64_t>(cached, 1, heads);
   // All walks may begin at the first query tile: of a head's CTAs each waits for the one before, once, and from then on
   // for whatever delays that one. Where that are many, walks go around; but then there is a second sum, written and
   // read for every query tile.
-  constexpr std::int64_t kMostInStep = 5;
+  constexpr std::int64_t kMostInStep = 8;
   const std::int64_t in_step = std::min<std::int64_t>(tile::divide_up(plan.ctas, group), plan.launch_tiles);
   plan.wraps = tiles > 1 && (in_step > kMostInStep || in_step * plan.ctas > plan.query_tiles * geometry.heads);
   plan.head_group = plan.wraps ? 1 : static_cast<int>(group);
@@ -107,10 +117,29 @@ BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem,
   plan.launch_tiles = plan.mask.count() > 0 ? std::min(plan.key_tiles, parts * plan.mask.key_blocks) : plan.key_tiles;
   plan.items = plan.key_tiles * geometry.batch * geometry.kv_heads;
   const std::int64_t launch_items = plan.launch_tiles * geometry.batch * geometry.kv_heads;
+  const auto given = [&](const char* name, int otherwise) {
+    const bool is_short = geometry.n_k <= 2048;
+    const char* value = std::getenv((std::string("DSPATTN_BW_") + name).c_str());
+    if (value == nullptr) value = std::getenv((std::string("DSPATTN_BW_") + name + (is_short ? "S" : "L")).c_str());
+    return value != nullptr ? std::atoi(value) : otherwise;
+  };
+  const int spare = given("F", 0);
+  plan.ctas = static_cast<int>(std::min<std::int64_t>(launch_items, std::max(device.multiprocessors - spare, 1)));
+  const std::int64_t groups = tile::divide_up(geometry.batch * tiles * geometry.heads, 16);
+  plan.finish_ctas = 4 * device.multiprocessors;
+  plan.prepare_ctas = static_cast<int>(
+      std::clamp<std::int64_t>(groups, 1, std::min(device.multiprocessors, given("G", 132))));
+  const int given_ctas = plan.ctas;
   plan.ctas = static_cast<int>(std::min<std::int64_t>(launch_items, device.multiprocessors));
   order_items(plan, geometry, tiles, tile::clamped_reach(core::band_of(problem.mask).right) < tile::kMaxRows);
+  plan.ctas = given_ctas;
+  if (const char* h = std::getenv("DSPATTN_BW_H"); h != nullptr && std::atoi(h) > 0) {
+    plan.head_group = static_cast<int>(std::min<std::int64_t>(std::atoi(h), geometry.batch * geometry.kv_heads));
+    if (plan.head_group < 1) plan.head_group = 1;
+    if (const char* w = std::getenv("DSPATTN_BW_W"); w != nullptr) plan.wraps = plan.wraps && std::atoi(w) != 0;
+  }
   plan.bias_copied = plan.bias_copied && copies_bias(problem);
-  plan.scratch = lay_out(plan, geometry.heads);
+  plan.scratch = lay_out(plan, geometry.heads, geometry.batch * geometry.kv_heads);
   return plan;
 }
 
