@@ -42,7 +42,23 @@ TEST(BackwardPlan, AnItemIsAKeyTileOfAKeyHead) {
   const BackwardPlan large = plan_of(problem_of(4, 8, 8, 1024, 1000, 256), 256);
   EXPECT_EQ(large.keys, 64);
   EXPECT_EQ(large.key_tiles, 16);
-  EXPECT_EQ(large.ctas, 132);
+  EXPECT_EQ(large.ctas, 128);
+}
+
+// The kernels over rows run beside the main one: short problems leave them multiprocessors.
+TEST(BackwardPlan, ShortProblemsLeaveMultiprocessorsToRows) {
+  const BackwardPlan brief = plan_of(problem_of(16, 16, 16, 1024, 1024, 128), 128);
+  EXPECT_EQ(brief.ctas, 128);
+  EXPECT_EQ(brief.prepare_ctas, 24);
+  const BackwardPlan lengthy = plan_of(problem_of(4, 16, 16, 4096, 4096, 128), 128);
+  EXPECT_EQ(lengthy.ctas, 132);
+  EXPECT_EQ(lengthy.prepare_ctas, 16);
+  EXPECT_EQ(lengthy.finish_ctas, 4 * 132);
+  // A device of few multiprocessors, too.
+  const BackwardPlan few = plan_backward({DType::bf16, blocks::Selection::two_of_four, 128},
+                                         problem_of(16, 16, 16, 1024, 1024, 128), {.present = true, .multiprocessors = 1});
+  EXPECT_EQ(few.ctas, 1);
+  EXPECT_EQ(few.prepare_ctas, 1);
 }
 
 TEST(BackwardPlan, WalksGoAroundWhereHeadsAreTooFewToTakeTurns) {

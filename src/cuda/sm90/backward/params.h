@@ -89,7 +89,7 @@ struct BackwardParams {
   int launch = 0;          // which
   int first_key_tile = 0;  // of every head, that `order` counts from; a key block begins with it
   int items = 0;
-  int prepare_ctas = 0, finish_ctas = 0;
+  int prepare_ctas = 0, finish_ctas = 0;  // of the kernels over rows
   int wraps = 0;  // see tile/gradient_walk.h; then there are two sums
 };
 

@@ -1,7 +1,6 @@
 #include "cuda/sm90/backward/plan.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <sstream>
 
 #include "core/geometry.h"
@@ -100,6 +99,18 @@ void order_items(BackwardPlan& plan, const core::Geometry& geometry, std::int64_
   plan.head_group = plan.wraps ? 1 : static_cast<int>(group);
 }
 
+// The kernels over rows run beside the main one. Theirs is the same work however many keys there are, so that only
+// short problems leave multiprocessors to finish_d_q; prepare_rows has as many as keep ahead of the items. By measurement
+// (docs/log/backward.md): a quarter more or fewer change little.
+void share_multiprocessors(BackwardPlan& plan, const core::Geometry& geometry, int multiprocessors) {
+  constexpr std::int64_t kShortKeys = 2048;
+  const bool is_short = geometry.n_k <= kShortKeys;
+  const int spare = is_short ? multiprocessors / 32 : 0;  // 4 of an H200's 132
+  plan.ctas = std::min(plan.ctas, multiprocessors - spare);
+  plan.prepare_ctas = std::max(is_short ? multiprocessors * 2 / 11 : multiprocessors / 8, 1);  // 24, 16
+  plan.finish_ctas = std::max(4 * multiprocessors, 1);  // as many as are resident at once
+}
+
 }  // namespace
 
 BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem, const DeviceFacts& device) {
@@ -117,27 +128,9 @@ BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem,
   plan.launch_tiles = plan.mask.count() > 0 ? std::min(plan.key_tiles, parts * plan.mask.key_blocks) : plan.key_tiles;
   plan.items = plan.key_tiles * geometry.batch * geometry.kv_heads;
   const std::int64_t launch_items = plan.launch_tiles * geometry.batch * geometry.kv_heads;
-  const auto given = [&](const char* name, int otherwise) {
-    const bool is_short = geometry.n_k <= 2048;
-    const char* value = std::getenv((std::string("DSPATTN_BW_") + name).c_str());
-    if (value == nullptr) value = std::getenv((std::string("DSPATTN_BW_") + name + (is_short ? "S" : "L")).c_str());
-    return value != nullptr ? std::atoi(value) : otherwise;
-  };
-  const int spare = given("F", 0);
-  plan.ctas = static_cast<int>(std::min<std::int64_t>(launch_items, std::max(device.multiprocessors - spare, 1)));
-  const std::int64_t groups = tile::divide_up(geometry.batch * tiles * geometry.heads, 16);
-  plan.finish_ctas = 4 * device.multiprocessors;
-  plan.prepare_ctas = static_cast<int>(
-      std::clamp<std::int64_t>(groups, 1, std::min(device.multiprocessors, given("G", 132))));
-  const int given_ctas = plan.ctas;
   plan.ctas = static_cast<int>(std::min<std::int64_t>(launch_items, device.multiprocessors));
   order_items(plan, geometry, tiles, tile::clamped_reach(core::band_of(problem.mask).right) < tile::kMaxRows);
-  plan.ctas = given_ctas;
-  if (const char* h = std::getenv("DSPATTN_BW_H"); h != nullptr && std::atoi(h) > 0) {
-    plan.head_group = static_cast<int>(std::min<std::int64_t>(std::atoi(h), geometry.batch * geometry.kv_heads));
-    if (plan.head_group < 1) plan.head_group = 1;
-    if (const char* w = std::getenv("DSPATTN_BW_W"); w != nullptr) plan.wraps = plan.wraps && std::atoi(w) != 0;
-  }
+  share_multiprocessors(plan, geometry, device.multiprocessors);
   plan.bias_copied = plan.bias_copied && copies_bias(problem);
   plan.scratch = lay_out(plan, geometry.heads, geometry.batch * geometry.kv_heads);
   return plan;
@@ -152,7 +145,8 @@ std::string to_string(const BackwardPlan& plan) {
        << (plan.last_ascends ? ", of the last of these the first keys first" : "")
        << "\ndQ          shares added in a fixed order, "
        << (plan.wraps ? "two sums: walks begin at their own place and go around" : "one sum") << "\nlaunch      "
-       << plan.ctas << " CTAs of " << plan.threads << " threads\nworkspace   " << plan.scratch.bytes << " bytes";
+       << plan.ctas << " CTAs of " << plan.threads << " threads, beside " << plan.prepare_ctas
+       << " that write query tiles\nworkspace   " << plan.scratch.bytes << " bytes";
   if (plan.mask.count() > 0) text << "\nmask        as bits, " << plan.mask.count() << " blocks of 64 x 128";
   if (plan.launches() > 1) text << " at a time: " << plan.launches() << " launches";
   if (plan.bias_copied) text << "\nbias        by way of shared memory";
