@@ -55,8 +55,9 @@ TEST(BackwardPlan, ShortProblemsLeaveMultiprocessorsToRows) {
   EXPECT_EQ(lengthy.prepare_ctas, 16);
   EXPECT_EQ(lengthy.finish_ctas, 4 * 132);
   // A device of few multiprocessors, too.
-  const BackwardPlan few = plan_backward({DType::bf16, blocks::Selection::two_of_four, 128},
-                                         problem_of(16, 16, 16, 1024, 1024, 128), {.present = true, .multiprocessors = 1});
+  const BackwardPlan few =
+      plan_backward({DType::bf16, blocks::Selection::two_of_four, 128}, problem_of(16, 16, 16, 1024, 1024, 128),
+                    {.present = true, .multiprocessors = 1});
   EXPECT_EQ(few.ctas, 1);
   EXPECT_EQ(few.prepare_ctas, 1);
 }

@@ -18,8 +18,8 @@ __device__ __forceinline__ SequenceRows sequence_rows(const BackwardParams& para
   Work work;
   const int keys = describe_sequence(params.work, sequence, work);
   const int tiles = (params.work.n_q + tile_q - 1) / tile_q;
-  const int first = params.work.cumulative_q.present() ? tile::first_packed_tile(work.q_row, sequence, tile_q)
-                                                       : sequence * tiles;
+  const int first =
+      params.work.cumulative_q.present() ? tile::first_packed_tile(work.q_row, sequence, tile_q) : sequence * tiles;
   return {work.batch, work.q_row, work.rows, work.k_row, keys, first};
 }
 

@@ -35,15 +35,15 @@ inline constexpr int kTileNumberBytes = 16;  // beyond those of its rows
 
 // In the workspace, all indexed by query tile: tile `t` of head `h` is number h * query_tiles + t.
 struct Scratch {
-  std::uint8_t* q = nullptr;        // tiles of Q times 2^-e, as they lie in shared memory; absent rows are zeros
-  std::uint8_t* d_out = nullptr;    // and of dO
-  std::uint8_t* numbers = nullptr;  // TileNumbers
-  float* sums = nullptr;            // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
-  std::int32_t* counts = nullptr;   // [sum][tile]: shares that have been added
-  std::int32_t* ready = nullptr;    // [sequence][key head]: query tiles that prepare_rows has written
-  std::int32_t* prepared = nullptr; // CTAs of it that have written all of theirs
-  std::int32_t* finished = nullptr; // parts of dQ that warps of finish_d_q have taken
-  std::int32_t* taken = nullptr;    // [launch]: items that CTAs have taken
+  std::uint8_t* q = nullptr;         // tiles of Q times 2^-e, as they lie in shared memory; absent rows are zeros
+  std::uint8_t* d_out = nullptr;     // and of dO
+  std::uint8_t* numbers = nullptr;   // TileNumbers
+  float* sums = nullptr;             // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
+  std::int32_t* counts = nullptr;    // [sum][tile]: shares that have been added
+  std::int32_t* ready = nullptr;     // [sequence][key head]: query tiles that prepare_rows has written
+  std::int32_t* prepared = nullptr;  // CTAs of it that have written all of theirs
+  std::int32_t* finished = nullptr;  // parts of dQ that warps of finish_d_q have taken
+  std::int32_t* taken = nullptr;     // [launch]: items that CTAs have taken
 };
 
 // A boolean mask as bits (tile/key_row_masks.h), in the workspace: blocks of 64 queries by 128 keys, those of one
@@ -90,7 +90,7 @@ struct BackwardParams {
   int first_key_tile = 0;  // of every head, that `order` counts from; a key block begins with it
   int items = 0;
   int prepare_ctas = 0, finish_ctas = 0;  // of the kernels over rows
-  int wraps = 0;  // see tile/gradient_walk.h; then there are two sums
+  int wraps = 0;                          // see tile/gradient_walk.h; then there are two sums
 };
 
 }  // namespace dspattn::cuda::sm90::backward

@@ -37,7 +37,9 @@ ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads, std::int64_
     offset = at.bytes;
     at.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   };
-  const auto take_counters = [&](std::size_t& offset, std::size_t count) { take(offset, count * sizeof(std::int32_t)); };
+  const auto take_counters = [&](std::size_t& offset, std::size_t count) {
+    take(offset, count * sizeof(std::int32_t));
+  };
   take_counters(at.taken, static_cast<std::size_t>(std::max<std::int64_t>(plan.launches(), 1)));
   take_counters(at.prepared, 1);
   take_counters(at.finished, 1);
@@ -73,16 +75,16 @@ bool copies_bias(const Problem& problem) {
 // apart: CTAs work on `group` heads at a time.
 void order_items(BackwardPlan& plan, const core::Geometry& geometry, std::int64_t tiles, bool has_diagonal) {
   const std::int64_t heads = std::max<std::int64_t>(geometry.batch * geometry.kv_heads, 1);
-  // As many heads as a third of the L2 cache holds the query tiles and sums of: of every element Q and dO in 16 bits, dQ
-  // in 32. K, V and their gradients, and what is written ahead, need the rest (docs/log/backward.md: with twice as many
-  // heads everything at d >= 128 is 3 to 12 % slower).
+  // As many heads as a third of the L2 cache holds the query tiles and sums of: of every element Q and dO in 16 bits,
+  // dQ in 32. K, V and their gradients, and what is written ahead, need the rest (docs/log/backward.md: with twice as
+  // many heads everything at d >= 128 is 3 to 12 % slower).
   constexpr std::int64_t kCacheBytes = std::int64_t{17} << 20;
   const std::int64_t head_bytes =
       geometry.n_q * plan.dim * 8 * (geometry.heads / std::max<std::int64_t>(geometry.kv_heads, 1));
   const std::int64_t cached = kCacheBytes / std::max<std::int64_t>(head_bytes, 1);
   if (has_diagonal) {
-    // Walks begin at different tiles, but differ in length, so that a head's CTAs drift: two heads at least, and no more
-    // than a wave of CTAs works on, twice over.
+    // Walks begin at different tiles, but differ in length, so that a head's CTAs drift: two heads at least, and no
+    // more than a wave of CTAs works on, twice over.
     const std::int64_t wave = tile::divide_up(plan.ctas, std::max<std::int64_t>(plan.launch_tiles, 1));
     plan.head_group =
         static_cast<int>(std::min(std::clamp<std::int64_t>(cached, 2, std::max<std::int64_t>(2 * wave, 2)), heads));
@@ -100,8 +102,8 @@ void order_items(BackwardPlan& plan, const core::Geometry& geometry, std::int64_
 }
 
 // The kernels over rows run beside the main one. Theirs is the same work however many keys there are, so that only
-// short problems leave multiprocessors to finish_d_q; prepare_rows has as many as keep ahead of the items. By measurement
-// (docs/log/backward.md): a quarter more or fewer change little.
+// short problems leave multiprocessors to finish_d_q; prepare_rows has as many as keep ahead of the items. By
+// measurement (docs/log/backward.md): a quarter more or fewer change little.
 void share_multiprocessors(BackwardPlan& plan, const core::Geometry& geometry, int multiprocessors) {
   constexpr std::int64_t kShortKeys = 2048;
   const bool is_short = geometry.n_k <= kShortKeys;

@@ -54,9 +54,9 @@ struct BackwardPlan {
   bool last_ascends = false;  // the longest walks of the last group come first (tile::GradientItems)
   MaskBlocks mask;
   bool bias_copied = false;  // its tiles come to shared memory; else every element is read from global memory
-  int ctas = 0;          // of the fused kernel, one a multiprocessor
-  int prepare_ctas = 0;  // of prepare_rows, one a multiprocessor, beside it
-  int finish_ctas = 0;   // of finish_d_q, at most
+  int ctas = 0;              // of the fused kernel, one a multiprocessor
+  int prepare_ctas = 0;      // of prepare_rows, one a multiprocessor, beside it
+  int finish_ctas = 0;       // of finish_d_q, at most
   int threads = 0;
   ScratchOffsets scratch;
 };

@@ -145,8 +145,8 @@ __device__ __forceinline__ void correct_row(float correction, Chunk& d_out, RowN
   }
 }
 
-// A tile's rows, by a warp; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32; of 24 chunks 32 lanes).
-// Whether one of this lane's is NaN.
+// A tile's rows, by a warp; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32; of 24 chunks 32
+// lanes). Whether one of this lane's is NaN.
 template <DType kType>
 __device__ __forceinline__ bool write_rows(const BackwardParams& params, const QueryTile& tile, int lane) {
   const int chunks = params.dim / kChunk;
@@ -289,7 +289,8 @@ __device__ __forceinline__ void finish_columns(const BackwardParams& params, con
 // Runs beside the fused backward, on multiprocessors that have no items, or none any more: warps take 32 columns of a
 // tile, which wait for that tile's shares only. The last CTA waits for that kernel's end, so that this one does not end
 // before it.
-__global__ void __launch_bounds__(kThreads, 4) finish_d_q(const __grid_constant__ BackwardParams params, const int units) {
+__global__ void __launch_bounds__(kThreads, 4)
+    finish_d_q(const __grid_constant__ BackwardParams params, const int units) {
   if (blockIdx.x == gridDim.x - 1) ptx::wait_for_kernels_before();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int units_of_tile = params.tile_q * params.dim / (16 * 128);
@@ -376,8 +377,8 @@ void launch_prepare_rows(const BackwardParams& params, cudaStream_t stream) {
     clear(params.d_v, 1, params.kv_heads.value, work.k_rows, work.cumulative_k, params.sequences, stream);
   }
   launch("prepare_rows", params.type == DType::bf16 ? &prepare_rows<DType::bf16> : &prepare_rows<DType::f16>,
-         {.ctas = static_cast<unsigned>(params.prepare_ctas), .threads = kPrepareThreads, .may_overlap = true},
-         stream, params, static_cast<int>(tiles_of(params)));
+         {.ctas = static_cast<unsigned>(params.prepare_ctas), .threads = kPrepareThreads, .may_overlap = true}, stream,
+         params, static_cast<int>(tiles_of(params)));
 }
 
 void launch_finish_d_q(const BackwardParams& params, cudaStream_t stream) {
