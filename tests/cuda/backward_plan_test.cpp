@@ -42,7 +42,24 @@ TEST(BackwardPlan, AnItemIsAKeyTileOfAKeyHead) {
   const BackwardPlan large = plan_of(problem_of(4, 8, 8, 1024, 1000, 256), 256);
   EXPECT_EQ(large.keys, 64);
   EXPECT_EQ(large.key_tiles, 16);
-  EXPECT_EQ(large.ctas, 132);
+  EXPECT_EQ(large.ctas, 128);
+}
+
+// The kernels over rows run beside the main one: short problems leave them multiprocessors.
+TEST(BackwardPlan, ShortProblemsLeaveMultiprocessorsToRows) {
+  const BackwardPlan brief = plan_of(problem_of(16, 16, 16, 1024, 1024, 128), 128);
+  EXPECT_EQ(brief.ctas, 128);
+  EXPECT_EQ(brief.prepare_ctas, 24);
+  const BackwardPlan lengthy = plan_of(problem_of(4, 16, 16, 4096, 4096, 128), 128);
+  EXPECT_EQ(lengthy.ctas, 132);
+  EXPECT_EQ(lengthy.prepare_ctas, 16);
+  EXPECT_EQ(lengthy.finish_ctas, 4 * 132);
+  // A device of few multiprocessors, too.
+  const BackwardPlan few =
+      plan_backward({DType::bf16, blocks::Selection::two_of_four, 128}, problem_of(16, 16, 16, 1024, 1024, 128),
+                    {.present = true, .multiprocessors = 1});
+  EXPECT_EQ(few.ctas, 1);
+  EXPECT_EQ(few.prepare_ctas, 1);
 }
 
 TEST(BackwardPlan, WalksGoAroundWhereHeadsAreTooFewToTakeTurns) {
@@ -55,28 +72,35 @@ TEST(BackwardPlan, WalksGoAroundWhereHeadsAreTooFewToTakeTurns) {
   EXPECT_FALSE(plan_of(problem_of(2, 4, 4, 64, 1024, 128), 128).wraps);  // one query tile
 }
 
-// As many heads at a time as the cache holds, 8 bytes for every row and column of a query head.
+// As many heads at a time as a third of the cache holds, 8 bytes for every row and column of a query head.
 TEST(BackwardPlan, HeadsTakeTurnsWithoutADiagonal) {
   const auto expect = [](const Problem& problem, int dim, bool wraps, int group) {
     const BackwardPlan plan = plan_of(problem, dim);
     EXPECT_EQ(plan.wraps, wraps);
     EXPECT_EQ(plan.head_group, group);
   };
-  expect(problem_of(16, 16, 16, 1024, 1024, 128), 128, false, 32);
-  expect(problem_of(16, 16, 4, 1024, 1024, 128), 128, true, 1);  // 17 CTAs of a key head at a time
-  expect(problem_of(16, 32, 32, 1024, 1024, 64), 64, false, 64);
+  expect(problem_of(16, 16, 16, 1024, 1024, 128), 128, false, 17);
+  expect(problem_of(16, 16, 4, 1024, 1024, 128), 128, false, 4);
+  expect(problem_of(16, 32, 32, 1024, 1024, 64), 64, false, 34);
+  expect(problem_of(8, 16, 16, 2048, 2048, 128), 128, true, 1);  // 16 CTAs of a head at a time
   expect(problem_of(4, 32, 32, 4096, 4096, 64), 64, true, 1);
   expect(problem_of(1, 16, 16, 16384, 16384, 128), 128, true, 1);
 }
 
-// Twice the heads that 132 CTAs work on at a time.
+// As many as there, but two at least, and at most twice the heads that 132 CTAs work on.
 TEST(BackwardPlan, HeadsTakeTurnsUnderADiagonal) {
   Problem problem = problem_of(4, 32, 32, 4096, 4096, 64);
   problem.mask.causal = true;
-  EXPECT_EQ(plan_of(problem, 64).head_group, 10);
-  problem = problem_of(1, 32, 32, 16384, 16384, 64);
+  EXPECT_EQ(plan_of(problem, 64).head_group, 8);
+  problem = problem_of(1, 16, 16, 16384, 16384, 128);
   problem.mask.causal = true;
-  EXPECT_EQ(plan_of(problem, 64).head_group, 4);
+  EXPECT_EQ(plan_of(problem, 128).head_group, 2);
+  problem = problem_of(4, 16, 16, 4096, 4096, 128);
+  problem.mask.causal = true;
+  EXPECT_EQ(plan_of(problem, 128).head_group, 4);
+  problem = problem_of(32, 32, 32, 512, 512, 64);
+  problem.mask.causal = true;
+  EXPECT_EQ(plan_of(problem, 64).head_group, 66);
 }
 
 // Where a CTA has more than one item, and they differ in length.
@@ -141,14 +165,23 @@ TEST(BackwardPlan, PartsOfTheWorkspaceDoNotOverlap) {
   const BackwardPlan plan = plan_of(problem_of(3, 5, 5, 100, 300, 128), 128);
   const std::size_t tiles = static_cast<std::size_t>(plan.query_tiles) * 5;
   const ScratchOffsets& at = plan.scratch;
-  EXPECT_LE(at.taken + 4, at.q);
+  EXPECT_LE(at.taken + 4, at.prepared);
+  EXPECT_LE(at.prepared + 4, at.finished);
+  EXPECT_LE(at.finished + 4, at.ready);
+  EXPECT_LE(at.ready + std::size_t{3} * 5 * 4, at.counts);
+  EXPECT_LE(at.counts + 2 * tiles * 4, at.q);
   EXPECT_LE(at.q + tiles * 64 * 128 * 2, at.d_out);
   EXPECT_LE(at.d_out + tiles * 64 * 128 * 2, at.numbers);
-  EXPECT_LE(at.numbers + tiles * (64 * 8 + kTileNumberBytes), at.counts);
-  EXPECT_LE(at.counts + 2 * tiles * 4, at.sums);
+  EXPECT_LE(at.numbers + tiles * (64 * 8 + kTileNumberBytes), at.sums);
   EXPECT_LE(at.sums + 2 * tiles * 64 * 128 * 4, at.bytes);
-  for (const std::size_t offset : {at.taken, at.q, at.d_out, at.numbers, at.counts, at.sums})
+  for (const std::size_t offset :
+       {at.taken, at.prepared, at.finished, at.ready, at.counts, at.q, at.d_out, at.numbers, at.sums}) {
     EXPECT_EQ(offset % 256, 0u);
+  }
+  // Those that begin with 0 are one range.
+  EXPECT_EQ(at.counters, at.taken);
+  EXPECT_GE(at.counters + at.counter_bytes, at.counts + 2 * tiles * 4);
+  EXPECT_LE(at.counters + at.counter_bytes, at.q);
 }
 
 TEST(BackwardPlan, SaysWhatItDoes) {

@@ -121,20 +121,30 @@ struct GradientItem {
 };
 struct GradientItems {
   Divisor key_tiles;
-  int heads;                  // (sequence, key head) pairs
-  int group;                  // of heads; where they are no multiple of it, the first has fewer
+  int heads = 1;              // (sequence, key head) pairs
+  Divisor group;              // of heads; where they are no multiple of it, the first has fewer
+  Divisor first_group;        // heads of the first
   bool last_ascends = false;  // the last group does
 
+  constexpr GradientItems() = default;
+  constexpr GradientItems(Divisor tiles, int all_heads, int heads_of_group, bool ascends = false)
+      : key_tiles(tiles),
+        heads(all_heads),
+        group(heads_of_group),
+        first_group(all_heads % heads_of_group != 0 ? all_heads % heads_of_group : heads_of_group),
+        last_ascends(ascends) {}
+
+  // One thread of a CTA asks, and others wait for it: no division.
   DSPATTN_HOST_DEVICE constexpr GradientItem item(int index) const {
-    const int absent = (group - heads % group) % group;  // of the first group
+    const int absent = group.value - first_group.value;
     const int row = key_tiles.quotient(index);  // as if groups were rows of heads: all before a group are whole
-    const int first = (row + absent) / group * group - absent;
+    const int first = group.quotient(row + absent) * group.value - absent;
     const int begin = first > 0 ? first : 0;
-    const int size = first + group - begin;
+    const Divisor& size = first >= 0 ? group : first_group;
     const int within = index - begin * key_tiles.value;
-    const int turn = within / size;
-    const bool ascends = last_ascends && first + group == heads;
-    return {begin + within - turn * size, ascends ? turn : key_tiles.value - 1 - turn, ascends};
+    const int turn = size.quotient(within);
+    const bool ascends = last_ascends && first + group.value == heads;
+    return {begin + within - turn * size.value, ascends ? turn : key_tiles.value - 1 - turn, ascends};
   }
 };
 

@@ -20,6 +20,9 @@ Scratch scratch_of(const ScratchOffsets& at, void* workspace) {
           base + at.numbers,
           reinterpret_cast<float*>(base + at.sums),
           reinterpret_cast<std::int32_t*>(base + at.counts),
+          reinterpret_cast<std::int32_t*>(base + at.ready),
+          reinterpret_cast<std::int32_t*>(base + at.prepared),
+          reinterpret_cast<std::int32_t*>(base + at.finished),
           reinterpret_cast<std::int32_t*>(base + at.taken)};
 }
 
@@ -78,11 +81,13 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.vector_d_k = flag(args.d_k);
   p.vector_d_v = flag(args.d_v);
   p.sequences = static_cast<int>(geometry.batch);
-  p.kv_heads = static_cast<int>(geometry.kv_heads);
+  p.kv_heads = tile::Divisor(static_cast<int>(std::max<std::int64_t>(geometry.kv_heads, 1)));
   p.query_tiles = static_cast<int>(plan.query_tiles);
   p.block_tiles = tile::kBlockKeys / plan.keys;
   p.launches = static_cast<int>(plan.launches());
   p.wraps = plan.wraps ? 1 : 0;
+  p.prepare_ctas = plan.prepare_ctas;
+  p.finish_ctas = plan.finish_ctas;
   return p;
 }
 
@@ -91,7 +96,7 @@ void set_launch(BackwardParams& p, const BackwardPlan& plan, int launch) {
   const std::int64_t range = plan.launches() - 1 - launch;
   const std::int64_t first = range * plan.launch_tiles;
   const std::int64_t tiles = std::min(plan.launch_tiles, plan.key_tiles - first);
-  const int heads = p.sequences * p.kv_heads;
+  const int heads = p.sequences * p.kv_heads.value;
   p.launch = launch;
   p.first_key_tile = static_cast<int>(first);
   p.order = {tile::Divisor(static_cast<int>(tiles)), heads, plan.head_group, plan.last_ascends};
@@ -142,6 +147,8 @@ void fused_backward_launch(const BackwardKernel& kernel,
                              static_cast<int>(k.extent(1)), static_cast<int>(k.extent(2)), stream);
   }
   BackwardParams params = params_of(kernel, plan, args);
+  launch_clear_counters(static_cast<std::uint8_t*>(args.run.workspace) + plan.scratch.counters,
+                        plan.scratch.counter_bytes, stream);
   launch_prepare_rows(params, stream);
   for (int launch = 0; plan.ctas > 0 && launch < params.launches; ++launch) {
     set_launch(params, plan, launch);

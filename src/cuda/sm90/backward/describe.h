@@ -14,12 +14,12 @@ struct SequenceRows {
   int first_tile;   // in the workspace
 };
 
-__device__ __forceinline__ SequenceRows sequence_rows(const BackwardParams& params, int sequence) {
+__device__ __forceinline__ SequenceRows sequence_rows(const BackwardParams& params, int sequence, int tile_q) {
   Work work;
   const int keys = describe_sequence(params.work, sequence, work);
-  const int tiles = (params.work.n_q + params.tile_q - 1) / params.tile_q;
-  const int first = params.work.cumulative_q.present() ? tile::first_packed_tile(work.q_row, sequence, params.tile_q)
-                                                       : sequence * tiles;
+  const int tiles = (params.work.n_q + tile_q - 1) / tile_q;
+  const int first =
+      params.work.cumulative_q.present() ? tile::first_packed_tile(work.q_row, sequence, tile_q) : sequence * tiles;
   return {work.batch, work.q_row, work.rows, work.k_row, keys, first};
 }
 

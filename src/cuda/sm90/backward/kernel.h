@@ -21,9 +21,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_backward(const __grid_co
   auto& shared = *reinterpret_cast<Shared<C>*>(unaligned + (-ptx::shared_address(unaligned) & 1023u));
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (threadIdx.x == 0) shared.init_barriers();
-  __syncthreads();  // the barriers are initialised for everyone
-  ptx::wait_for_kernels_before();
+  __syncthreads();           // the barriers are initialised for everyone
   ptx::start_next_kernel();  // finish_d_q() waits for what it reads, tile by tile
+  if (params.mask_words.data != nullptr) ptx::wait_for_kernels_before();
   // setmaxnreg stands before the code whose registers it grants, on either side: ptxas goes by that (else C7507).
   if (warpgroup > 0) {
     ptx::grow_registers<C::kKeyRegisters>();

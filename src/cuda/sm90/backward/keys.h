@@ -7,6 +7,7 @@
 #include "cuda/blocks/scores16.h"
 #include "cuda/blocks/thread_copy.h"
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/ordered_sums.h"
 #include "cuda/sm90/backward/describe.h"
 #include "cuda/sm90/backward/shared.h"
 #include "cuda/tile/finite.h"
@@ -14,16 +15,30 @@
 
 namespace dspattn::cuda::sm90::backward {
 
+// Until prepare_rows, which runs beside this kernel, has written the item's query tiles; by one thread.
+__device__ __forceinline__ void await_tiles(const BackwardParams& params, int sequence_head, int tile_q,
+                                            std::int32_t ctas_done, Item& item, std::int32_t& all_prepared) {
+  item.fresh = all_prepared == 0 ? 1 : 0;
+  if (all_prepared != 0) return;
+  if (ctas_done == params.prepare_ctas) {
+    ptx::await_count(params.scratch.prepared, params.prepare_ctas);
+    all_prepared = 1;
+  } else {
+    const int tiles = (item.rows + tile_q - 1) / tile_q * params.work.heads_per_kv_head.value;
+    ptx::await_count(params.scratch.ready + sequence_head, tiles);
+  }
+}
+
 // Takes the next item and describes it; by one thread.
 template <typename C>
-__device__ __forceinline__ void take_item(const BackwardParams& params, Item& item) {
-  const int number = atomicAdd(params.scratch.taken + params.launch, 1);
+__device__ __forceinline__ void take_item(const BackwardParams& params, int number, std::int32_t ctas_done, Item& item,
+                                          std::int32_t& all_prepared) {
   item.valid = number < params.items ? 1 : 0;
   if (item.valid == 0) return;
   const tile::GradientItem index = params.order.item(number);
-  item.sequence = index.sequence_head / params.kv_heads;
-  item.kv_head = index.sequence_head - item.sequence * params.kv_heads;
-  const SequenceRows rows = sequence_rows(params, item.sequence);
+  item.sequence = params.kv_heads.quotient(index.sequence_head);
+  item.kv_head = index.sequence_head - item.sequence * params.kv_heads.value;
+  const SequenceRows rows = sequence_rows(params, item.sequence, C::kTileQ);
   item.batch = rows.batch;
   item.rows = rows.rows;
   item.keys = rows.keys;
@@ -38,6 +53,7 @@ __device__ __forceinline__ void take_item(const BackwardParams& params, Item& it
   item.ascends = index.ascends ? 1 : 0;
   item.walk =
       index.ascends ? item.tiles.end - 1 : tile::first_of_walk(item.tiles, item.block, C::kTileQ, params.wraps != 0);
+  await_tiles(params, index.sequence_head, C::kTileQ, ctas_done, item, all_prepared);
 }
 
 // A thread's chunks of 16 bytes of a tile of K or V: of every 16th row the same, in each panel.

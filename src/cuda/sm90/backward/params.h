@@ -35,12 +35,15 @@ inline constexpr int kTileNumberBytes = 16;  // beyond those of its rows
 
 // In the workspace, all indexed by query tile: tile `t` of head `h` is number h * query_tiles + t.
 struct Scratch {
-  std::uint8_t* q = nullptr;        // tiles of Q times 2^-e, as they lie in shared memory; absent rows are zeros
-  std::uint8_t* d_out = nullptr;    // and of dO
-  std::uint8_t* numbers = nullptr;  // TileNumbers
-  float* sums = nullptr;            // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
-  std::int32_t* counts = nullptr;   // [sum][tile]: shares that have been added
-  std::int32_t* taken = nullptr;    // [launch]: items that CTAs have taken
+  std::uint8_t* q = nullptr;         // tiles of Q times 2^-e, as they lie in shared memory; absent rows are zeros
+  std::uint8_t* d_out = nullptr;     // and of dO
+  std::uint8_t* numbers = nullptr;   // TileNumbers
+  float* sums = nullptr;             // [sum][tile]: dQ / scale, in fp32 (tile/gradient_walk.h)
+  std::int32_t* counts = nullptr;    // [sum][tile]: shares that have been added
+  std::int32_t* ready = nullptr;     // [sequence][key head]: query tiles that prepare_rows has written
+  std::int32_t* prepared = nullptr;  // CTAs of it that have written all of theirs
+  std::int32_t* finished = nullptr;  // parts of dQ that warps of finish_d_q have taken
+  std::int32_t* taken = nullptr;     // [launch]: items that CTAs have taken
 };
 
 // A boolean mask as bits (tile/key_row_masks.h), in the workspace: blocks of 64 queries by 128 keys, those of one
@@ -78,15 +81,16 @@ struct BackwardParams {
   int vector_q = 0, vector_k = 0, vector_v = 0, vector_out = 0, vector_d_out = 0;  // rows are 16-byte aligned
   int vector_d_q = 0, vector_d_k = 0, vector_d_v = 0;
   int sequences = 0;
-  int kv_heads = 0;
+  tile::Divisor kv_heads;
   int query_tiles = 0;  // of a head, of all sequences
-  tile::GradientItems order = {};
+  tile::GradientItems order;
   int block_tiles = 1;     // key tiles of a key block
   int launches = 1;        // of the kernel, a range of key tiles each; what follows is of one
   int launch = 0;          // which
   int first_key_tile = 0;  // of every head, that `order` counts from; a key block begins with it
   int items = 0;
-  int wraps = 0;  // see tile/gradient_walk.h; then there are two sums
+  int prepare_ctas = 0, finish_ctas = 0;  // of the kernels over rows
+  int wraps = 0;                          // see tile/gradient_walk.h; then there are two sums
 };
 
 }  // namespace dspattn::cuda::sm90::backward

@@ -26,7 +26,7 @@ void take_config(BackwardPlan& plan) {
 }
 
 // Parts of the workspace one behind the other, each aligned as copies by TMA need it, and more.
-ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads) {
+ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads, std::int64_t walks) {
   ScratchOffsets at;
   const auto tiles = static_cast<std::size_t>(plan.query_tiles * heads);
   const auto tile_rows = static_cast<std::size_t>(plan.tile_q);
@@ -37,11 +37,19 @@ ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads) {
     offset = at.bytes;
     at.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   };
-  take(at.taken, static_cast<std::size_t>(std::max<std::int64_t>(plan.launches(), 1)) * sizeof(std::int32_t));
+  const auto take_counters = [&](std::size_t& offset, std::size_t count) {
+    take(offset, count * sizeof(std::int32_t));
+  };
+  take_counters(at.taken, static_cast<std::size_t>(std::max<std::int64_t>(plan.launches(), 1)));
+  take_counters(at.prepared, 1);
+  take_counters(at.finished, 1);
+  take_counters(at.ready, static_cast<std::size_t>(walks));
+  take_counters(at.counts, sums * tiles);
+  at.counters = at.taken;
+  at.counter_bytes = at.bytes - at.counters;
   take(at.q, tiles * tile_rows * dim * 2);
   take(at.d_out, tiles * tile_rows * dim * 2);
   take(at.numbers, tiles * (tile_rows * sizeof(RowNumbers) + kTileNumberBytes));
-  take(at.counts, sums * tiles * sizeof(std::int32_t));
   take(at.sums, sums * tiles * tile_rows * dim * sizeof(float));
   take(at.mask_words, static_cast<std::size_t>(plan.mask.count()) * tile::kMaskTilesOfBlock * tile::kMaskWordsOfTile *
                           sizeof(std::uint32_t));
@@ -67,27 +75,42 @@ bool copies_bias(const Problem& problem) {
 // apart: CTAs work on `group` heads at a time.
 void order_items(BackwardPlan& plan, const core::Geometry& geometry, std::int64_t tiles, bool has_diagonal) {
   const std::int64_t heads = std::max<std::int64_t>(geometry.batch * geometry.kv_heads, 1);
+  // As many heads as a third of the L2 cache holds the query tiles and sums of: of every element Q and dO in 16 bits,
+  // dQ in 32. K, V and their gradients, and what is written ahead, need the rest (docs/log/backward.md: with twice as
+  // many heads everything at d >= 128 is 3 to 12 % slower).
+  constexpr std::int64_t kCacheBytes = std::int64_t{17} << 20;
+  const std::int64_t head_bytes =
+      geometry.n_q * plan.dim * 8 * (geometry.heads / std::max<std::int64_t>(geometry.kv_heads, 1));
+  const std::int64_t cached = kCacheBytes / std::max<std::int64_t>(head_bytes, 1);
   if (has_diagonal) {
-    // Walks begin at different tiles, but differ in length, so that a head's CTAs drift: as many heads as a wave of
-    // CTAs works on, twice over.
+    // Walks begin at different tiles, but differ in length, so that a head's CTAs drift: two heads at least, and no
+    // more than a wave of CTAs works on, twice over.
     const std::int64_t wave = tile::divide_up(plan.ctas, std::max<std::int64_t>(plan.launch_tiles, 1));
-    plan.head_group = static_cast<int>(std::max<std::int64_t>(2 * wave, 1));
+    plan.head_group =
+        static_cast<int>(std::min(std::clamp<std::int64_t>(cached, 2, std::max<std::int64_t>(2 * wave, 2)), heads));
     plan.last_ascends = plan.items > plan.ctas && plan.launches() == 1;  // first keys first: not with others before
     return;
   }
-  // As many heads as the L2 cache, of 50 MB, holds the query tiles and sums of besides other things: of every element Q
-  // and dO in 16 bits, dQ in 32.
-  constexpr std::int64_t kCacheBytes = std::int64_t{32} << 20;
-  const std::int64_t head_bytes =
-      geometry.n_q * plan.dim * 8 * (geometry.heads / std::max<std::int64_t>(geometry.kv_heads, 1));
-  const std::int64_t group = std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(head_bytes, 1), 1, heads);
+  const std::int64_t group = std::clamp<std::int64_t>(cached, 1, heads);
   // All walks may begin at the first query tile: of a head's CTAs each waits for the one before, once, and from then on
   // for whatever delays that one. Where that are many, walks go around; but then there is a second sum, written and
   // read for every query tile.
-  constexpr std::int64_t kMostInStep = 5;
+  constexpr std::int64_t kMostInStep = 8;
   const std::int64_t in_step = std::min<std::int64_t>(tile::divide_up(plan.ctas, group), plan.launch_tiles);
   plan.wraps = tiles > 1 && (in_step > kMostInStep || in_step * plan.ctas > plan.query_tiles * geometry.heads);
   plan.head_group = plan.wraps ? 1 : static_cast<int>(group);
+}
+
+// The kernels over rows run beside the main one. Theirs is the same work however many keys there are, so that only
+// short problems leave multiprocessors to finish_d_q; prepare_rows has as many as keep ahead of the items. By
+// measurement (docs/log/backward.md): a quarter more or fewer change little.
+void share_multiprocessors(BackwardPlan& plan, const core::Geometry& geometry, int multiprocessors) {
+  constexpr std::int64_t kShortKeys = 2048;
+  const bool is_short = geometry.n_k <= kShortKeys;
+  const int spare = is_short ? multiprocessors / 32 : 0;  // 4 of an H200's 132
+  plan.ctas = std::min(plan.ctas, multiprocessors - spare);
+  plan.prepare_ctas = std::max(is_short ? multiprocessors * 2 / 11 : multiprocessors / 8, 1);  // 24, 16
+  plan.finish_ctas = std::max(4 * multiprocessors, 1);  // as many as are resident at once
 }
 
 }  // namespace
@@ -109,8 +132,9 @@ BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem,
   const std::int64_t launch_items = plan.launch_tiles * geometry.batch * geometry.kv_heads;
   plan.ctas = static_cast<int>(std::min<std::int64_t>(launch_items, device.multiprocessors));
   order_items(plan, geometry, tiles, tile::clamped_reach(core::band_of(problem.mask).right) < tile::kMaxRows);
+  share_multiprocessors(plan, geometry, device.multiprocessors);
   plan.bias_copied = plan.bias_copied && copies_bias(problem);
-  plan.scratch = lay_out(plan, geometry.heads);
+  plan.scratch = lay_out(plan, geometry.heads, geometry.batch * geometry.kv_heads);
   return plan;
 }
 
@@ -123,7 +147,8 @@ std::string to_string(const BackwardPlan& plan) {
        << (plan.last_ascends ? ", of the last of these the first keys first" : "")
        << "\ndQ          shares added in a fixed order, "
        << (plan.wraps ? "two sums: walks begin at their own place and go around" : "one sum") << "\nlaunch      "
-       << plan.ctas << " CTAs of " << plan.threads << " threads\nworkspace   " << plan.scratch.bytes << " bytes";
+       << plan.ctas << " CTAs of " << plan.threads << " threads, beside " << plan.prepare_ctas
+       << " that write query tiles\nworkspace   " << plan.scratch.bytes << " bytes";
   if (plan.mask.count() > 0) text << "\nmask        as bits, " << plan.mask.count() << " blocks of 64 x 128";
   if (plan.launches() > 1) text << " at a time: " << plan.launches() << " launches";
   if (plan.bias_copied) text << "\nbias        by way of shared memory";

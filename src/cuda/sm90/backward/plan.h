@@ -20,7 +20,9 @@ struct BackwardKernel {
 
 // Where the parts of the workspace begin, in bytes from its own begin.
 struct ScratchOffsets {
-  std::size_t q = 0, d_out = 0, numbers = 0, sums = 0, counts = 0, taken = 0, mask_words = 0;
+  std::size_t q = 0, d_out = 0, numbers = 0, sums = 0, mask_words = 0;
+  std::size_t counters = 0, counter_bytes = 0;  // all of the following, which begin with 0
+  std::size_t taken = 0, prepared = 0, finished = 0, ready = 0, counts = 0;
   std::size_t bytes = 0;  // of all
 };
 
@@ -52,7 +54,9 @@ struct BackwardPlan {
   bool last_ascends = false;  // the longest walks of the last group come first (tile::GradientItems)
   MaskBlocks mask;
   bool bias_copied = false;  // its tiles come to shared memory; else every element is read from global memory
-  int ctas = 0;
+  int ctas = 0;              // of the fused kernel, one a multiprocessor
+  int prepare_ctas = 0;      // of prepare_rows, one a multiprocessor, beside it
+  int finish_ctas = 0;       // of finish_d_q, at most
   int threads = 0;
   ScratchOffsets scratch;
 };

@@ -10,6 +10,7 @@
 
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/ordered_sums.h"
+#include "cuda/ptx/proxies.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/ptx/wgmma_stored_shapes.h"
@@ -34,6 +35,8 @@ struct QueryWarpgroup {
   int load_left = -1;                // steps of it that are not asked for yet; -1: none of it
   Step load_step = {};               // the next
   int taken = 0;                     // items
+  int drawn = 0;                     // number of the next item, of thread 0
+  std::int32_t ctas_done = 0;        // of prepare_rows, when it was drawn
   std::int32_t* to_count = nullptr;  // where a share is added, but not counted yet
 
   using SumPart = float[C::kSumColumns / 2];  // of a thread: of 64 rows
@@ -50,10 +53,16 @@ struct QueryWarpgroup {
     if (leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&barriers[which % 2]));
   }
 
+  // The number of the CTA's next item is asked for ahead of time.
+  __device__ __forceinline__ void draw_next() {
+    if (thread() != 0) return;
+    drawn = atomicAdd(params.scratch.taken + params.launch, 1);
+    ctas_done = ptx::count_now(params.scratch.prepared);
+  }
   // The CTA's next item, when there is room for its description.
   __device__ __forceinline__ void take_next() {
     if (taken > 1) await(shared.left, taken - 2);
-    if (thread() == 0) take_item<C>(params, item(taken));
+    if (thread() == 0) take_item<C>(params, drawn, ctas_done, item(taken), shared.all_prepared);
     ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // it is described for these threads
     ++taken;
   }
@@ -111,6 +120,7 @@ struct QueryWarpgroup {
       load_number = next;
       load_left = steps_of(params, item(next));
       load_step = Step::first(params, item(next));
+      if (item(next).fresh != 0) ptx::fence_async_proxy_global();
     }
     return true;
   }
@@ -239,6 +249,7 @@ struct QueryWarpgroup {
     Step step = Step::first(params, own);
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
+      if (i == max(steps - kStepsAhead - 1, 0)) draw_next();
       if (i == max(steps - kStepsAhead, 0)) {
         take_next();
         if (kEarlyKeys) copy_next_keys();
@@ -262,7 +273,10 @@ struct QueryWarpgroup {
     }
     count_last();
     arrive(shared.keys_free, item_number);
-    if (steps == 0) take_next();
+    if (steps == 0) {
+      draw_next();
+      take_next();
+    }
     if (steps == 0 || !kEarlyKeys) copy_next_keys();
     if (steps == 0) copy_next_values();
     if (steps > 0 && kEarlyKeys) return;
@@ -274,6 +288,8 @@ struct QueryWarpgroup {
 
   // All of this CTA's items.
   __device__ __forceinline__ void run() {
+    if (thread() == 0) shared.all_prepared = 0;
+    draw_next();
     take_next();
     load_free();
     copy_next_keys();
@@ -283,6 +299,7 @@ struct QueryWarpgroup {
     arrive(shared.described, 0);
 #pragma unroll 1
     for (; uniform(item(item_number).valid) != 0; ++item_number) run_item();
+    ptx::wait_for_kernels_before();  // this kernel does not end before prepare_rows
   }
 
   static constexpr int kLoadingWarp = 0, kCountingWarp = 1;

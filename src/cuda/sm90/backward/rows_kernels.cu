@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "cuda/blocks/sink.h"
@@ -14,7 +15,7 @@ namespace dspattn::cuda::sm90::backward {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPrepareThreads = 128;  // fewer, with more rows each: what every thread computes once costs as much
+constexpr int kPrepareThreads = 512;  // of prepare_rows, whose warps take a query tile each: as many as registers allow
 constexpr int kChunk = 8;             // elements of 16 bytes
 constexpr float kCoarseLse = 16384;   // below it tile::coarse_correction() is 1
 
@@ -26,16 +27,19 @@ struct QueryTile {
   SequenceRows rows;
 };
 
-// One for every CTA: heads of a tile follow each other. False where the sequence has
-// fewer tiles.
-__device__ __forceinline__ bool own_tile(const BackwardParams& params, QueryTile& tile) {
-  if (params.work.n_q == 0) return false;
-  tile.head = static_cast<int>(blockIdx.x) % params.work.heads.value;
-  const int rest = static_cast<int>(blockIdx.x) / params.work.heads.value;
-  const int tiles = (params.work.n_q + params.tile_q - 1) / params.tile_q;
-  tile.sequence = rest / tiles;
-  const int in_sequence = rest - tile.sequence * tiles;
-  tile.rows = sequence_rows(params, tile.sequence);
+// Query tiles of the problem: of a head one behind the other, heads in the order in which items are taken.
+__device__ __forceinline__ int sequence_tiles(const BackwardParams& params) {
+  return (params.work.n_q + params.tile_q - 1) / params.tile_q;
+}
+
+// Number `index` of them. False where the sequence has fewer tiles.
+__device__ __forceinline__ bool find_tile(const BackwardParams& params, int index, QueryTile& tile) {
+  const int tiles = sequence_tiles(params);
+  const int sequence_head = index / tiles;
+  const int in_sequence = index - sequence_head * tiles;
+  tile.sequence = params.work.heads.quotient(sequence_head);
+  tile.head = sequence_head - tile.sequence * params.work.heads.value;
+  tile.rows = sequence_rows(params, tile.sequence, params.tile_q);
   tile.first = in_sequence * params.tile_q;
   tile.number = tile.head * params.query_tiles + tile.rows.first_tile + in_sequence;
   return tile.first < tile.rows.rows;
@@ -109,19 +113,21 @@ __device__ __forceinline__ RowNumbers* numbers_of_tile(const BackwardParams& par
 // What a thread has of a row: its sum of dO * O, NaN where a Q is not finite; and its Q times 2^-e.
 template <DType kType>
 __device__ __forceinline__ float scale_and_sum(std::uint32_t q_scale, Chunk& q, const Chunk& d_out, const Chunk& out) {
+  const auto multiply = [](std::uint32_t a, std::uint32_t b) {
+    return kType == DType::bf16 ? ptx::multiply_bf16x2(a, b) : ptx::multiply_f16x2(a, b);
+  };
   float sum = 0;
+  std::uint32_t zeros = 0;  // or NaN
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    float a0, a1, b0, b1, q0, q1;
+    float a0, a1, b0, b1;
     unpack<kType>(d_out.words[i], a0, a1);
     unpack<kType>(out.words[i], b0, b1);
-    unpack<kType>(q.words[i], q0, q1);
     sum = fmaf(a0, b0, fmaf(a1, b1, sum));
-    sum = fmaf(q0, 0.0f, fmaf(q1, 0.0f, sum));
-    q.words[i] =
-        kType == DType::bf16 ? ptx::multiply_bf16x2(q.words[i], q_scale) : ptx::multiply_f16x2(q.words[i], q_scale);
+    zeros |= multiply(q.words[i], 0);
+    q.words[i] = multiply(q.words[i], q_scale);
   }
-  return sum;
+  return (zeros & 0x7FFF7FFFu) == 0 ? sum : NAN;
 }
 
 // dO and D of a row times what its weights must be multiplied by.
@@ -139,17 +145,17 @@ __device__ __forceinline__ void correct_row(float correction, Chunk& d_out, RowN
   }
 }
 
-// A tile's rows; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32; of 24 chunks 32 lanes). Whether
-// one of this thread's is NaN.
+// A tile's rows, by a warp; as many lanes share a row as it has chunks of 16 bytes (8, 16 or 32; of 24 chunks 32
+// lanes). Whether one of this lane's is NaN.
 template <DType kType>
-__device__ __forceinline__ bool write_rows(const BackwardParams& params, const QueryTile& tile) {
+__device__ __forceinline__ bool write_rows(const BackwardParams& params, const QueryTile& tile, int lane) {
   const int chunks = params.dim / kChunk;
   const int lanes = chunks == 24 ? 32 : chunks;
   const std::int64_t bytes = static_cast<std::int64_t>(params.tile_q) * params.dim * 2;
   std::uint8_t* q_tile = params.scratch.q + tile.number * bytes;
   std::uint8_t* d_out_tile = params.scratch.d_out + tile.number * bytes;
   RowNumbers* numbers_tile = numbers_of_tile(params, tile.number);
-  const int chunk = static_cast<int>(threadIdx.x) % lanes;
+  const int chunk = lane % lanes;
   const ChunkReader read_q(params.q, tile, chunk * kChunk, params.d, params.vector_q);
   const ChunkReader read_d_out(params.d_out, tile, chunk * kChunk, params.value_d, params.vector_d_out);
   const ChunkReader read_out(params.out, tile, chunk * kChunk, params.value_d, params.vector_out);
@@ -158,10 +164,10 @@ __device__ __forceinline__ bool write_rows(const BackwardParams& params, const Q
   const float* d_lses = params.d_lse.data + params.d_lse.offset(tile.rows.batch, tile.head, first_row);
   bool has_nan = false;
   // A batch of rows is loaded before any of it is used: with one at a time the kernel waited for memory.
-  constexpr int kBatch = 2;
-  const int apart = kPrepareThreads / lanes;
+  constexpr int kBatch = 4;
+  const int apart = 32 / lanes;
 #pragma unroll 1
-  for (int first = static_cast<int>(threadIdx.x) / lanes; first < params.tile_q; first += kBatch * apart) {
+  for (int first = lane / lanes; first < params.tile_q; first += kBatch * apart) {
     Chunk q[kBatch], d_out[kBatch], out[kBatch];
     float lse[kBatch], d_lse[kBatch];
 #pragma unroll
@@ -197,26 +203,38 @@ __device__ __forceinline__ bool write_rows(const BackwardParams& params, const Q
   return has_nan;
 }
 
+// Runs beside the fused backward, on a few multiprocessors: this one is bound by memory, that one hardly uses it. So a
+// head's tiles are counted when they are written, and items wait for their own.
 template <DType kType>
-__global__ void __launch_bounds__(kPrepareThreads, 6) prepare_rows(const __grid_constant__ BackwardParams params) {
+__global__ void __launch_bounds__(kPrepareThreads, 1)
+    prepare_rows(const __grid_constant__ BackwardParams params, const int tiles) {
+  ptx::wait_for_kernels_before();  // counters are 0
   ptx::start_next_kernel();
-  if (blockIdx.x == 0) {
-    for (int i = static_cast<int>(threadIdx.x); i < params.launches; i += kPrepareThreads) params.scratch.taken[i] = 0;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int ctas = static_cast<int>(gridDim.x);
+#pragma unroll 1
+  for (int index = static_cast<int>(blockIdx.x) + warp * ctas; index < tiles; index += kPrepareThreads / 32 * ctas) {
+    QueryTile tile;
+    if (!find_tile(params, index, tile)) continue;
+    const bool has_nan = __all_sync(~0u, write_rows<kType>(params, tile, lane) ? 0 : 1) == 0;
+    if (lane < kMarkCopies) {
+      reinterpret_cast<std::int32_t*>(numbers_of_tile(params, tile.number) + params.tile_q)[lane] = has_nan ? 1 : 0;
+    }
+    __syncwarp();  // the tile is written
+    if (lane == 0) {
+      const int kv_head = params.work.heads_per_kv_head.quotient(tile.head);
+      ptx::count_up(params.scratch.ready + tile.sequence * params.kv_heads.value + kv_head);
+    }
   }
-  QueryTile tile;
-  if (!own_tile(params, tile)) return;
-  __shared__ std::int32_t has_nan;
-  if (threadIdx.x == 0) has_nan = 0;
-  __syncthreads();  // before anybody sets it
-  if (write_rows<kType>(params, tile)) has_nan = 1;
-  __syncthreads();  // everybody has
-  if (threadIdx.x < kMarkCopies) {
-    reinterpret_cast<std::int32_t*>(numbers_of_tile(params, tile.number) + params.tile_q)[threadIdx.x] = has_nan;
-  }
-  const int sums = params.wraps != 0 ? 2 : 1;
-  const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
-  for (int sum = 0; sum < sums; ++sum) {
-    if (threadIdx.x == 0) params.scratch.counts[sum * tiles + tile.number] = 0;
+  __syncthreads();  // all warps have counted theirs
+  if (threadIdx.x == 0) ptx::count_up(params.scratch.prepared);
+}
+
+__global__ void __launch_bounds__(kThreads) clear_counters(std::int32_t* counters, const int count) {
+  ptx::start_next_kernel();
+  for (int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x); i < count;
+       i += static_cast<int>(gridDim.x) * kThreads) {
+    counters[i] = 0;
   }
 }
 
@@ -268,29 +286,38 @@ __device__ __forceinline__ void finish_columns(const BackwardParams& params, con
   }
 }
 
-// Runs beside the last items of the fused backward, on multiprocessors that have none left: a tile waits for its own
-// shares only. The last CTA waits for that kernel's end, so that this one does not end before it.
-__global__ void __launch_bounds__(kThreads) finish_d_q(const __grid_constant__ BackwardParams params) {
+// Runs beside the fused backward, on multiprocessors that have no items, or none any more: warps take 32 columns of a
+// tile, which wait for that tile's shares only. The last CTA waits for that kernel's end, so that this one does not end
+// before it.
+__global__ void __launch_bounds__(kThreads, 4)
+    finish_d_q(const __grid_constant__ BackwardParams params, const int units) {
   if (blockIdx.x == gridDim.x - 1) ptx::wait_for_kernels_before();
-  QueryTile tile;
-  if (!own_tile(params, tile)) return;
-  const int last = min(tile.first + params.tile_q, tile.rows.rows) - 1;
-  const tile::KeyBlockRange seen = tile::key_blocks_of(band_of(params, tile.sequence, tile.rows), tile.first, last);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int units_of_tile = params.tile_q * params.dim / (16 * 128);
   const std::int64_t tiles = static_cast<std::int64_t>(params.query_tiles) * params.work.heads.value;
-  bool sums[2];  // that hold anything
-#pragma unroll
-  for (int sum = 0; sum < 2; ++sum) {
-    const int shares =
-        tile::shares_of(seen, tile.first / params.tile_q, params.tile_q, params.block_tiles, params.wraps != 0, sum);
-    sums[sum] = shares > 0;
-    if (sums[sum] && threadIdx.x == 0) {
-      ptx::await_count(params.scratch.counts + sum * tiles + tile.number, shares);
-    }
-  }
-  __syncthreads();  // all shares are in, for everybody
 #pragma unroll 1
-  for (int part = static_cast<int>(threadIdx.x); part < params.tile_q * params.dim / 16; part += kThreads) {
-    finish_columns(params, tile, sums, part);
+  for (;;) {
+    int unit = lane == 0 ? atomicAdd(params.scratch.finished, 1) : 0;
+    unit = __shfl_sync(~0u, unit, 0);
+    if (unit >= units) return;
+    QueryTile tile;
+    const int index = unit / units_of_tile;
+    if (!find_tile(params, index, tile)) continue;
+    const int last = min(tile.first + params.tile_q, tile.rows.rows) - 1;
+    const tile::KeyBlockRange seen = tile::key_blocks_of(band_of(params, tile.sequence, tile.rows), tile.first, last);
+    bool sums[2];  // that hold anything
+#pragma unroll
+    for (int sum = 0; sum < 2; ++sum) {
+      const int shares =
+          tile::shares_of(seen, tile.first / params.tile_q, params.tile_q, params.block_tiles, params.wraps != 0, sum);
+      sums[sum] = shares > 0;
+      if (sums[sum] && lane == 0) ptx::await_count(params.scratch.counts + sum * tiles + tile.number, shares);
+    }
+    __syncwarp();  // all shares are in, for all lanes
+#pragma unroll 2
+    for (int part = 0; part < 128; part += 32) {
+      finish_columns(params, tile, sums, (unit - index * units_of_tile) * 128 + part + lane);
+    }
   }
 }
 
@@ -336,22 +363,30 @@ void launch_clear_keys(const OutView& d_k, const OutView& d_v, std::int64_t batc
   clear(d_v, batch, kv_heads, keys, {}, 0, stream);
 }
 
+void launch_clear_counters(void* counters, std::size_t bytes, cudaStream_t stream) {
+  constexpr std::size_t kEach = 16 * kThreads * sizeof(std::int32_t);
+  const std::size_t ctas = std::min<std::size_t>((bytes + kEach - 1) / kEach, 64);
+  launch("clear_counters", &clear_counters, {.ctas = static_cast<unsigned>(ctas), .threads = kThreads}, stream,
+         static_cast<std::int32_t*>(counters), static_cast<int>(bytes / sizeof(std::int32_t)));
+}
+
 void launch_prepare_rows(const BackwardParams& params, cudaStream_t stream) {
   if (const WorkParams& work = params.work; work.cumulative_q.present()) {
     clear(params.d_q, 1, work.heads.value, work.q_rows, work.cumulative_q, params.sequences, stream);
-    clear(params.d_k, 1, params.kv_heads, work.k_rows, work.cumulative_k, params.sequences, stream);
-    clear(params.d_v, 1, params.kv_heads, work.k_rows, work.cumulative_k, params.sequences, stream);
+    clear(params.d_k, 1, params.kv_heads.value, work.k_rows, work.cumulative_k, params.sequences, stream);
+    clear(params.d_v, 1, params.kv_heads.value, work.k_rows, work.cumulative_k, params.sequences, stream);
   }
-  // At least one CTA, which clears the count of items.
-  const unsigned ctas = tiles_of(params);
   launch("prepare_rows", params.type == DType::bf16 ? &prepare_rows<DType::bf16> : &prepare_rows<DType::f16>,
-         {.ctas = ctas > 0 ? ctas : 1, .threads = kPrepareThreads}, stream, params);
+         {.ctas = static_cast<unsigned>(params.prepare_ctas), .threads = kPrepareThreads, .may_overlap = true}, stream,
+         params, static_cast<int>(tiles_of(params)));
 }
 
 void launch_finish_d_q(const BackwardParams& params, cudaStream_t stream) {
-  if (const unsigned ctas = tiles_of(params); ctas > 0) {
-    launch("finish_d_q", &finish_d_q, {.ctas = ctas, .threads = kThreads, .may_overlap = true}, stream, params);
-  }
+  const std::int64_t units = std::int64_t{tiles_of(params)} * (params.tile_q * params.dim / (16 * 128));
+  if (units == 0) return;
+  const std::int64_t ctas = std::min<std::int64_t>((units + kThreads / 32 - 1) / (kThreads / 32), params.finish_ctas);
+  launch("finish_d_q", &finish_d_q, {.ctas = static_cast<unsigned>(ctas), .threads = kThreads, .may_overlap = true},
+         stream, params, static_cast<int>(units));
 }
 
 }  // namespace dspattn::cuda::sm90::backward

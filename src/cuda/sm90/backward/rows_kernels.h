@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/sm90/backward/params.h"
@@ -16,6 +17,9 @@ void launch_prepare_rows(const BackwardParams& params, cudaStream_t stream);
 // Gradients of 0 for all keys, where there is no query.
 void launch_clear_keys(const OutView& d_k, const OutView& d_v, std::int64_t batch, int kv_heads, int keys,
                        cudaStream_t stream);
+
+// The counters of the workspace, `bytes` of them, begin with 0.
+void launch_clear_counters(void* counters, std::size_t bytes, cudaStream_t stream);
 
 // dQ from its sums.
 void launch_finish_d_q(const BackwardParams& params, cudaStream_t stream);

@@ -33,6 +33,7 @@ struct Item {
   int first_tile;      // the sequence's first query tile in the workspace
   int walk;            // query tile that the walk begins with
   int ascends;         // 1: and it goes back from there (tile::GradientItems)
+  int fresh;           // 1: its query tiles were not all written when the item before was taken
   tile::RowBand band;  // of the sequence
   tile::TileRange tiles;
   tile::TileRange inside;  // those that see all of the key block, as far as diagonal, window and length go
@@ -104,6 +105,7 @@ struct alignas(1024) Shared {
   std::uint64_t values_free[2];  // nobody needs its V any more
   std::uint64_t left[2];         // the key warpgroups do not need items[] any more
   Item items[2];
+  std::int32_t all_prepared;  // 1: all query tiles are written, as this CTA has seen; thread 0 alone uses it
 
   // For one thread, before anybody waits. Arrivals are those of warps, but of a bias those of threads.
   __device__ __forceinline__ void init_barriers() {
