@@ -28,7 +28,7 @@ from ..functional import attention, varlen_attention
 from ..patterns import INTERLEAVE_BLOCK, Grouping, Rest, Selection, group_period, parse_rest, parse_selection
 from ..plans import Plan, by_heads
 from ..weights import attention_weights
-from . import _bands, _refusal
+from . import _bands, _cache_sums, _refusal
 
 PATTERNS = ("2:4", "1:2", "1:4", "4:8")
 GROUPINGS: tuple[Grouping, ...] = ("interleaved", "consecutive")
@@ -77,6 +77,7 @@ def register() -> None:
     from transformers import PreTrainedModel
 
     _refusal.install(PreTrainedModel)
+    _cache_sums.install()
     register_pattern("dense")
     for pattern in PATTERNS:
         for grouping in GROUPINGS:
@@ -171,6 +172,7 @@ def make_mask(period: int, *, left_padding: bool = False, one_row: bool = False)
         starts = _first_keys(kwargs.get("attention_mask")) if left_padding and period > 1 else None
         dropped = kv_offset % period
         if one_row:
+            _cache_sums.want()
             row = _bands.band_mask(dropped, kv_offset=kv_offset, **kwargs)
             if row is not None:
                 return row
@@ -335,9 +337,15 @@ def _attention_function(
         # A piece of a longer sequence may have one row, too.
         causal = (n_q > 1 or stand_in() is not None) and attention_mask is None and is_causal
         window = _window(sliding_window, is_causal) if causal else None
-        if attention_mask is None and position_bias is None and plan.heads is None and not wants_weights:
+        plain = position_bias is None and plan.heads is None and not wants_weights
+        undisturbed = plain and dropout == 0 and softcap is None and s_aux is None
+        if undisturbed and plan.rest == "mean":
+            by_sums = _cache_sums.attention(plan, query, key, value, attention_mask, scaling)
+            if by_sums is not None:
+                return by_sums, None
+        if attention_mask is None and plain:
             # What follows comes to this; said shortly, since a layer of a small model waits for Python.
-            if dropout == 0 and softcap is None and s_aux is None:
+            if undisturbed:
                 short = _joined_heads(query, key, value, plan, causal, scaling, window)
                 if short is not None:
                     return short, None

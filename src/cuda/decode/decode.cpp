@@ -49,7 +49,7 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.results.out = blocks::out_of(args.out);
   p.results.lse = blocks::lse_of(args.lse);
   p.results.fp32 = args.out.dtype == DType::f32 ? 1 : 0;
-  if (plan.merges()) {
+  if (plan.splits > plan.cluster) {
     auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
     p.partials = {reinterpret_cast<float*>(workspace), reinterpret_cast<RowStats*>(workspace + plan.stats_offset)};
   }
@@ -59,6 +59,11 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
     p.together = {reinterpret_cast<std::uint16_t*>(workspace + plan.scores_offset),
                   reinterpret_cast<RowStats*>(workspace + plan.whole_offset),
                   tile::divide_up(geometry.n_k, tile::kBlockKeys) * tiles_of_block};
+  }
+  if (plan.teams.cooperative != 0) {
+    auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
+    p.partials.done = reinterpret_cast<unsigned*>(workspace + plan.done_offset);
+    p.together.stats = reinterpret_cast<RowStats*>(workspace + plan.whole_offset);
   }
   p.value_sums = blocks::read_sums_of(problem.value_sums);
   p.pages = pages_of(problem);
@@ -96,6 +101,7 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.k_row_bytes = plain_row_bytes(problem.k);
   p.v_row_bytes = plain_row_bytes(problem.v);
   const int keys_of_run = tile_keys(problem.q.dtype, plan.dim) / 4 * p.keys.group_step;
+  p.near_bytes = plan.near_bytes;
   p.runs = p.pages.table == nullptr || p.pages.size.value % keys_of_run == 0 ? 1 : 0;
   return p;
 }
@@ -187,9 +193,12 @@ std::size_t workspace(const DecodeRow& row, const ForwardArgs& args) {
 }
 
 void forward_launch(const DecodeRow& row, const ForwardArgs& args) {
-  const CurrentDevice device(args.problem.device.index);
   if (is_empty(core::geometry_of(args.problem))) return;
-  const Plan plan = plan_for(row, args.problem);
+  forward_launch(row, args, plan_for(row, args.problem));
+}
+
+void forward_launch(const DecodeRow& row, const ForwardArgs& args, const Plan& plan) {
+  const CurrentDevice device(args.problem.device.index);
   const Params params = params_of(args, plan);
   auto* stream = static_cast<cudaStream_t>(args.run.stream);
   const auto launch = row.type == DType::bf16 ? launch_bf16 : row.type == DType::f16 ? launch_f16 : launch_f32;

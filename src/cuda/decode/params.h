@@ -45,6 +45,7 @@ static_assert(sizeof(ToldStats) == kToldBytes);
 struct Partials {
   float* out = nullptr;       // [units, clusters, rows, d_v], relative to the references; null: the results are final
   RowStats* stats = nullptr;  // [units, clusters, rows]
+  unsigned* done = nullptr;   // [units]: CTAs that have left theirs, of which the last joins all; null: a kernel does
 };
 
 // Where final results go.
@@ -97,6 +98,9 @@ struct Params {
   std::uint32_t k_row_bytes = 0, v_row_bytes = 0;
   // 1: keys of a tile that are the same element of their groups lie evenly spaced: in one page, or there are none.
   int runs = 1;
+
+  // Of K, or of K and V together: what a CTA brings to the L2 cache before inputs may be read.
+  int near_bytes = 0;
 
   // rest = mean: the weight of pruned keys counts.
   DSPATTN_HOST_DEVICE bool keeps_rest() const { return value_sums.data != nullptr; }

@@ -25,20 +25,22 @@ struct Plan {
   int cluster = 1;         // of those, CTAs that join their results in shared memory
   int ctas_per_multiprocessor = 1;
   SharedLayout layout;
+  int near_bytes = 0;  // of K, or of K and V, that a CTA brings to the L2 cache before inputs may be read
   // Where things lie in the workspace: partial results, their stats; scores and stats of heads that choose together.
-  std::size_t stats_offset = 0, scores_offset = 0, whole_offset = 0;
+  std::size_t stats_offset = 0, scores_offset = 0, whole_offset = 0, done_offset = 0;
   std::size_t workspace_bytes = 0;
 
   std::int64_t ctas() const { return units * splits; }
   // A second kernel joins the results of a unit's clusters.
-  bool merges() const { return splits > cluster; }
+  bool merges() const { return splits > cluster && teams.cooperative == 0; }
 };
 
 // Query rows of a key head: those of all heads that share it, side by side.
 std::int64_t rows_of_key_head(const core::Geometry& geometry);
 
 // Clusters of so many CTAs, each of which fills a multiprocessor, that a device has room for at once, as its driver
-// says (room.cu). Cards of a kind differ, since not the same of their multiprocessors are in use. 0: nobody asked.
+// says (room.cu). Cards of a kind differ, since not the same of their multiprocessors are in use. 0: nobody asked;
+// negative: none.
 struct ClusterRoom {
   std::array<int, kMaxCluster + 1> clusters{};
 };

@@ -12,12 +12,21 @@
 
 namespace dspattn::cuda::decode {
 
+// Stats of row `row` by warp `warp` of the unit's.
+template <typename C>
+__device__ __forceinline__ ToldStats* lane_stats(const Team<C>& team, int warp, int row) {
+  const std::int64_t warps = team.part.unit * std::int64_t{team.p.splits.value * team.p.teams.count} + warp;
+  return reinterpret_cast<ToldStats*>(team.p.together.stats) + warps * team.p.teams.rows + row;
+}
+
 template <typename C>
 __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
   ptx::start_next_kernel();
   touch_parameters(p, shared);
-  const Part part = Part::of_cta<C>(p);
+  Part part = Part::early<C>(p);
+  bring_first_near<C>(p, part, false);
+  part.see_length<C>(p);
   const Mail<C> mail{p, part, shared};
   mail.open();
   Team<C> team(p, part, shared);
@@ -29,15 +38,24 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __gri
   RegisterRows<C> products(team);
   TogetherRows<C> rows(team, products, shared + team.layout.kept + team.team * team.layout.kept_bytes, 1);
   rows.score();
-  mail.wait();
-  rows.tell(mail);
-  if (p.cluster.value == 1) {
-    __syncthreads();  // every warp's stats are there
+  if (p.partials.done != nullptr) {
+    const ToldStats own = rows.own_stats();
+    if (rows.t == 0 && rows.g == rows.row) *lane_stats(team, part.split * p.teams.count + team.team, rows.row) = own;
+    clear_done(p, part);
+    ptx::await_grid(ptx::arrive_at_grid());  // every warp's stats are there
+    rows.choose_all(rows.template whole_row<16>(p.splits.value * p.teams.count,
+                                                [&](int i) { return *lane_stats(team, i, rows.row); }));
   } else {
-    ptx::await_from_cluster(mail.arrived(0));
+    mail.wait();
+    rows.tell(mail);
+    if (p.cluster.value == 1) {
+      __syncthreads();  // every warp's stats are there
+    } else {
+      ptx::await_from_cluster(mail.arrived(0));
+    }
+    rows.choose_all(
+        rows.template whole_row<4>(p.cluster.value * p.teams.count, [&](int i) { return *mail.told(i, rows.row); }));
   }
-  rows.choose_all(
-      rows.template whole_row<4>(p.cluster.value * p.teams.count, [&](int i) { return *mail.told(i, rows.row); }));
   rows.deposit_results(stats_of_warp(team, shared));
   finish(team, mail, shared);
 }
@@ -49,19 +67,14 @@ __device__ __forceinline__ void* lane_scores(const Team<C>& team) {
   return team.p.together.scores + tile * team.p.teams.rows * C::kTileK;
 }
 
-// Stats of row `row` by warp `warp` of the unit's.
-template <typename C>
-__device__ __forceinline__ ToldStats* lane_stats(const Team<C>& team, int warp, int row) {
-  const std::int64_t warps = team.part.unit * std::int64_t{team.p.splits.value * team.p.teams.count} + warp;
-  return reinterpret_cast<ToldStats*>(team.p.together.stats) + warps * team.p.teams.rows + row;
-}
-
 template <typename C>
 __global__ void __launch_bounds__(32 * kMaxWarps, 1) lane_scores_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
   ptx::start_next_kernel();  // the choice kernel, which waits for the end of this one
   touch_parameters(p, shared);
-  const Part part = Part::of_cta<C>(p);
+  Part part = Part::early<C>(p);
+  bring_first_near<C>(p, part, false);
+  part.see_length<C>(p);
   Team<C> team(p, part, shared);
   ptx::wait_for_kernels_before();  // inputs are written
   team.load_q(p.teams.rows);
