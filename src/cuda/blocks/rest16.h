@@ -17,18 +17,21 @@ namespace dspattn::cuda::blocks {
 struct HalfRestSum {
   std::uint32_t sums = 0;
 
-  // Of group block kBlock of a slice.
-  template <int kBlock>
-  __device__ __forceinline__ void add(const HalfExponents& exponents, const tile::LeftOut& scores) {
+  // Of a slice's group block: 0 or 1, known when this is compiled.
+  __device__ __forceinline__ void add(const HalfExponents& exponents, const tile::LeftOut& scores, int /*block*/) {
     const std::uint32_t first = ptx::exp2_f16x2(exponents.argument(scores.first));
     const std::uint32_t second = ptx::exp2_f16x2(exponents.argument(scores.second));
     sums = ptx::add_f16x2(sums, ptx::add_f16x2(first, second));
   }
   // Whole tiles of keys: their exponentials need not be precise one by one (tile/coarse_exp2.h).
-  template <int kBlock>
-  __device__ __forceinline__ void add(const CoarseRestExponents& exponents, const tile::LeftOut& scores) {
-    add_coarse<2 * kBlock>(exponents.argument(scores.first));
-    add_coarse<2 * kBlock + 1>(exponents.argument(scores.second));
+  __device__ __forceinline__ void add(const CoarseRestExponents& exponents, const tile::LeftOut& scores, int block) {
+    if (block == 0) {
+      add_coarse<0>(exponents.argument(scores.first));
+      add_coarse<1>(exponents.argument(scores.second));
+    } else {
+      add_coarse<2>(exponents.argument(scores.first));
+      add_coarse<3>(exponents.argument(scores.second));
+    }
   }
   template <int kPhase>
   __device__ __forceinline__ void add_coarse(std::uint32_t argument) {
@@ -41,8 +44,7 @@ struct HalfRestSum {
 struct RestSum {
   float sum0 = 0, sum1 = 0;
 
-  template <int kBlock>
-  __device__ __forceinline__ void add(const Exponents& exponents, const tile::LeftOut& scores) {
+  __device__ __forceinline__ void add(const Exponents& exponents, const tile::LeftOut& scores, int /*block*/ = 0) {
     float values[4];
     exponents.weigh(scores.first, scores.second, values);
     sum0 += values[0] + values[1];
@@ -63,8 +65,7 @@ template <typename C, typename Packed>
 __device__ __forceinline__ void sum_left_out(const Packed& packed, const Exponents& exponents, RestSum& sum) {
 #pragma unroll
   for (int m = 0; m < C::kTileK / 16; ++m) {
-    sum.template add<0>(exponents,
-                        left_out<C>(packed.word(m, 0), packed.word(m, 1), packed.word(m, 2), packed.word(m, 3)));
+    sum.add(exponents, left_out<C>(packed.word(m, 0), packed.word(m, 1), packed.word(m, 2), packed.word(m, 3)));
   }
 }
 

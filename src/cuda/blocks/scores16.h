@@ -195,11 +195,12 @@ __device__ __forceinline__ tile::LeftOut left_out(std::uint32_t a, std::uint32_t
                                                  : tile::left_out_of_two(a, b, c, d);
 }
 
-// take_left_out() is given what is not kept, where that counts (rest = mean).
+// take_left_out() is given what is not kept, and of which group block, where that counts (rest = mean).
 template <typename C, int kSlice, typename Packed, typename TakeLeftOut>
 __device__ __forceinline__ tile::KeptPair select_slice(const Packed& packed, Slice& slice, TakeLeftOut take_left_out) {
   tile::Kept kept[2];
-  const auto select = [&]<int i> {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
     std::uint32_t p[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) p[e] = packed.word(2 * kSlice + i, e);
@@ -208,11 +209,9 @@ __device__ __forceinline__ tile::KeptPair select_slice(const Packed& packed, Sli
     slice.first[i] = kept[i].first;
     slice.second[i] = kept[i].second;
     if constexpr (C::kRestMean) {
-      take_left_out.template operator()<i>(left_out<C>(p[0], p[1], p[2], p[3]));
+      take_left_out(left_out<C>(p[0], p[1], p[2], p[3]), i);
     }
-  };
-  select.template operator()<0>();
-  select.template operator()<1>();
+  }
   return tile::pair_kept<2 * (kSlice & 1)>(kept[0], kept[1]);
 }
 

@@ -71,8 +71,8 @@ struct Weigher {
         take_slice<C, kSlice>(packed, slices[kSlice % 2]);
       } else {
         pairs[kSlice % 2] =
-            select_slice<C, kSlice>(packed, slices[kSlice % 2], [&]<int kBlock>(const tile::LeftOut& scores) {
-              if constexpr (kSumsAtOnce) left_out.template add<kBlock>(exponents, scores);
+            select_slice<C, kSlice>(packed, slices[kSlice % 2], [&](const tile::LeftOut& scores, int block) {
+              if constexpr (kSumsAtOnce) left_out.add(exponents, scores, block);
             });
       }
     };
