@@ -49,10 +49,10 @@ TEST(BackwardPlan, AnItemIsAKeyTileOfAKeyHead) {
 TEST(BackwardPlan, ShortProblemsLeaveMultiprocessorsToRows) {
   const BackwardPlan brief = plan_of(problem_of(16, 16, 16, 1024, 1024, 128), 128);
   EXPECT_EQ(brief.ctas, 128);
-  EXPECT_EQ(brief.prepare_ctas, 24);
+  EXPECT_EQ(brief.prepare_ctas, 132);
   const BackwardPlan lengthy = plan_of(problem_of(4, 16, 16, 4096, 4096, 128), 128);
-  EXPECT_EQ(lengthy.ctas, 132);
-  EXPECT_EQ(lengthy.prepare_ctas, 16);
+  EXPECT_EQ(lengthy.ctas, 130);
+  EXPECT_EQ(lengthy.prepare_ctas, 32);
   EXPECT_EQ(lengthy.finish_ctas, 4 * 132);
   // A device of few multiprocessors, too.
   const BackwardPlan few =

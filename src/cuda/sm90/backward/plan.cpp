@@ -101,15 +101,15 @@ void order_items(BackwardPlan& plan, const core::Geometry& geometry, std::int64_
   plan.head_group = plan.wraps ? 1 : static_cast<int>(group);
 }
 
-// The kernels over rows run beside the main one. Theirs is the same work however many keys there are, so that only
-// short problems leave multiprocessors to finish_d_q; prepare_rows has as many as keep ahead of the items. By
-// measurement (docs/log/backward.md): a quarter more or fewer change little.
+// The kernels over rows run beside the main one. Theirs is the same work however many keys there are: short problems
+// leave more multiprocessors to finish_d_q, and have their query tiles written at memory's speed. By measurement
+// (docs/log/backward.md).
 void share_multiprocessors(BackwardPlan& plan, const core::Geometry& geometry, int multiprocessors) {
   constexpr std::int64_t kShortKeys = 2048;
   const bool is_short = geometry.n_k <= kShortKeys;
-  const int spare = is_short ? multiprocessors / 32 : 0;  // 4 of an H200's 132
+  const int spare = multiprocessors / (is_short ? 32 : 64);  // 4 or 2 of an H200's 132
   plan.ctas = std::min(plan.ctas, multiprocessors - spare);
-  plan.prepare_ctas = std::max(is_short ? multiprocessors * 2 / 11 : multiprocessors / 8, 1);  // 24, 16
+  plan.prepare_ctas = std::max(is_short ? multiprocessors : multiprocessors * 8 / 33, 1);  // 132 or 32
   plan.finish_ctas = std::max(4 * multiprocessors, 1);  // as many as are resident at once
 }
 

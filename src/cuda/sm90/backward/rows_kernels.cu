@@ -203,7 +203,7 @@ __device__ __forceinline__ bool write_rows(const BackwardParams& params, const Q
   return has_nan;
 }
 
-// Runs beside the fused backward, on a few multiprocessors: this one is bound by memory, that one hardly uses it. So a
+// Runs beside the fused backward, which begins on multiprocessors that have no CTA of this one, or none any more. So a
 // head's tiles are counted when they are written, and items wait for their own.
 template <DType kType>
 __global__ void __launch_bounds__(kPrepareThreads, 1)
