@@ -62,7 +62,7 @@ struct Teams {
   int lanes = 0;        // 1: of one query and few heads, kept as lanes have them (together_registers.h)
   int stay = 0;         // and of so many tiles a team these stay in shared memory; 0: they are in the workspace
   int scoring = 0;      // 1: these scores are what is computed, of K alone
-  int cooperative = 0;  // 1: all CTAs are resident: they tell each other by the workspace, and the last of a unit joins
+  int cooperative = 0;  // 1: all CTAs are resident, and tell each other by the workspace, not within clusters
 
   DSPATTN_HOST_DEVICE constexpr int cta_warps() const { return warps * count; }
 };

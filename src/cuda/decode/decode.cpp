@@ -49,7 +49,7 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.results.out = blocks::out_of(args.out);
   p.results.lse = blocks::lse_of(args.lse);
   p.results.fp32 = args.out.dtype == DType::f32 ? 1 : 0;
-  if (plan.splits > plan.cluster) {
+  if (plan.merges()) {
     auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
     p.partials = {reinterpret_cast<float*>(workspace), reinterpret_cast<RowStats*>(workspace + plan.stats_offset)};
   }
@@ -62,8 +62,8 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   }
   if (plan.teams.cooperative != 0) {
     auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
-    p.partials.done = reinterpret_cast<unsigned*>(workspace + plan.done_offset);
     p.together.stats = reinterpret_cast<RowStats*>(workspace + plan.whole_offset);
+    p.together.arrived = reinterpret_cast<unsigned*>(workspace + plan.arrived_offset);
   }
   p.value_sums = blocks::read_sums_of(problem.value_sums);
   p.pages = pages_of(problem);
@@ -101,7 +101,6 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.k_row_bytes = plain_row_bytes(problem.k);
   p.v_row_bytes = plain_row_bytes(problem.v);
   const int keys_of_run = tile_keys(problem.q.dtype, plan.dim) / 4 * p.keys.group_step;
-  p.near_bytes = plan.near_bytes;
   p.runs = p.pages.table == nullptr || p.pages.size.value % keys_of_run == 0 ? 1 : 0;
   return p;
 }
@@ -202,6 +201,7 @@ void forward_launch(const DecodeRow& row, const ForwardArgs& args, const Plan& p
   const Params params = params_of(args, plan);
   auto* stream = static_cast<cudaStream_t>(args.run.stream);
   const auto launch = row.type == DType::bf16 ? launch_bf16 : row.type == DType::f16 ? launch_f16 : launch_f32;
+  if (plan.teams.cooperative != 0) launch_clear(params.together.arrived, plan.units, stream);
   launch(row.dim, params, plan.ctas(), stream);
   if (plan.merges()) launch_merge(params, row.type, plan.units, stream);
 }

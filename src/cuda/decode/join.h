@@ -9,7 +9,6 @@
 #include "cuda/decode/results.h"
 #include "cuda/decode/team.h"
 #include "cuda/ptx/cluster.h"
-#include "cuda/ptx/cooperative.h"
 
 namespace dspattn::cuda::decode {
 
@@ -64,8 +63,7 @@ struct Mail {
 template <typename C>
 struct CtaResults {
   static constexpr int kChunks = Mail<C>::kChunks;
-  static constexpr int kAtOnce = 4;        // parts
-  static constexpr int kPartsAtOnce = 16;  // of the workspace
+  static constexpr int kAtOnce = 4;  // parts
   const Params& p;
   const Part& part;
   const SharedLayout& layout;
@@ -142,21 +140,17 @@ struct CtaResults {
                       fmaf(factor, x.w, sum.w));
   }
 
-  // Row `row` of part `number` of the unit, among partial results.
-  __device__ __forceinline__ std::int64_t partial(int number, int row) const {
-    const int parts = p.cluster.quotient(p.splits.value);
-    return (static_cast<std::int64_t>(part.unit) * parts + number) * p.rows + row;
-  }
   // Joined values of four columns, final or not.
-  __device__ __forceinline__ void store(int row, int column, const float4& x, const RowStats& row_stats) const {
-    if (p.partials.out == nullptr) return store_final(row, column, x, row_stats);
+  __device__ __forceinline__ void store(int row, int column, float4 x, const RowStats& row_stats) const {
     const int columns = p.results.out.columns;
-    const std::int64_t own = partial(p.cluster.quotient(part.split), row);
-    store_floats(p.partials.out + own * columns + column, x, columns - column);
-    if (column == 0) p.partials.stats[own] = row_stats;
-  }
-  __device__ __forceinline__ void store_final(int row, int column, float4 x, const RowStats& row_stats) const {
-    const int columns = p.results.out.columns;
+    if (p.partials.out != nullptr) {
+      const int parts = p.cluster.quotient(p.splits.value);
+      const std::int64_t partial =
+          (static_cast<std::int64_t>(part.unit) * parts + p.cluster.quotient(part.split)) * p.rows + row;
+      store_floats(p.partials.out + partial * columns + column, x, columns - column);
+      if (column == 0) p.partials.stats[partial] = row_stats;
+      return;
+    }
     const tile::PackedRow which = part.packed_row(p, row);
     const int head = part.kv_head * p.heads_per_kv_head + which.head;
     const float factor = normaliser(row_stats.sum);
@@ -176,49 +170,6 @@ struct CtaResults {
     each_chunk(0, part.rows * kChunks, [&](int row, int column) {
       const Joined joined = join_teams(row, column);
       store(row, column, joined.x, joined.stats);
-    });
-  }
-
-  // Joins what a unit's CTAs have left in the workspace, if this is the last of them.
-  __device__ __forceinline__ void join_if_last() const {
-    const std::uint32_t word = ptx::shared_address(shared + layout.touched);
-    __syncthreads();  // this CTA's are written
-    if (threadIdx.x == 0) {
-      ptx::store_shared(word, ptx::arrives_last(p.partials.done + part.unit, p.splits.value) ? 1 : 0);
-    }
-    __syncthreads();  // all CTAs' are, if it is
-    if (ptx::load_shared(word) == 0) return;
-    const int columns = p.results.out.columns;
-    each_chunk(0, part.rows * kChunks, [&](int row, int column) {
-      if (column >= columns) return;
-      Joined joined;
-#pragma unroll 1
-      for (int base = 0; base < p.splits.value; base += kPartsAtOnce) {
-        RowStats stats_of[kPartsAtOnce];
-        float4 values[kPartsAtOnce];
-#pragma unroll
-        for (int i = 0; i < kPartsAtOnce; ++i) {
-          const std::int64_t at = partial(min(base + i, p.splits.value - 1), row);
-          stats_of[i] = p.partials.stats[at];
-          values[i] = load_floats(p.partials.out + at * columns + column, columns - column);
-        }
-        float largest = joined.stats.reference;
-#pragma unroll
-        for (const RowStats& own : stats_of) largest = fmaxf(largest, own.reference);
-        const float before = part_factor(joined.stats, largest, p.scales.exponent);
-        const float4 x = joined.x;
-        joined = {{largest, joined.stats.sum * before, joined.stats.rest * before}};
-        add(joined.x, before, x);
-#pragma unroll
-        for (int i = 0; i < kPartsAtOnce; ++i) {
-          if (base + i >= p.splits.value) stats_of[i].sum = stats_of[i].rest = 0;
-          const float factor = part_factor(stats_of[i], largest, p.scales.exponent);
-          joined.stats.sum = fmaf(stats_of[i].sum, factor, joined.stats.sum);
-          joined.stats.rest = fmaf(stats_of[i].rest, factor, joined.stats.rest);
-          add(joined.x, factor, values[i]);
-        }
-      }
-      store_final(row, column, joined.x, joined.stats);
     });
   }
 
@@ -261,12 +212,6 @@ __device__ __forceinline__ RowStats* stats_of_warp(const Team<C>& team, std::uin
   return reinterpret_cast<RowStats*>(shared + team.layout.stats) + team.warp * kWarpRows;
 }
 
-// By all threads, when the workspace may be written: nobody has left partial results. Visible after the grid's next
-// barrier.
-__device__ __forceinline__ void clear_done(const Params& p, const Part& part) {
-  if (part.split == 0 && threadIdx.x == 0) p.partials.done[part.unit] = 0;
-}
-
 // Joins the teams' results and writes them, after the stats of every warp's rows.
 template <typename C>
 __device__ __forceinline__ void finish(Team<C>& team, const Mail<C>& mail, std::uint8_t* shared) {
@@ -274,11 +219,7 @@ __device__ __forceinline__ void finish(Team<C>& team, const Mail<C>& mail, std::
   team.products.deposit(reinterpret_cast<float*>(shared + team.warp * team.layout.out_bytes), team.rows, team.lane);
   const CtaResults<C> results{team.p, team.part, team.layout, shared};
   __syncthreads();  // results and stats are there
-  if (team.p.cluster.value == 1) {
-    results.store_teams();
-    if (team.p.partials.done != nullptr) results.join_if_last();
-    return;
-  }
+  if (team.p.cluster.value == 1) return results.store_teams();
   results.send(mail);
   ptx::await_from_cluster(mail.arrived(1));
   results.store_sent(mail);

@@ -22,7 +22,6 @@
 #include <cstdint>
 
 #include "cuda/decode/join.h"
-#include "cuda/decode/near.h"
 #include "cuda/decode/team.h"
 #include "cuda/decode/weigh16.h"
 
@@ -164,9 +163,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode_kernel(const __grid_
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
   ptx::start_next_kernel();  // which waits for the end of this one
   touch_parameters(p, shared);
-  Part part = Part::early<C>(p);
-  bring_first_near<C>(p, part, p.teams.gather == 0);
-  part.see_length<C>(p);
+  const Part part = Part::of_cta<C>(p);
   const Mail<C> mail{p, part, shared};
   mail.open();
   Team<C> team(p, part, shared);
@@ -178,11 +175,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode_kernel(const __grid_
     ptx::cp_async_commit();  // of nothing: three groups of copies either way
   } else {
     begin_whole(team);
-  }
-  unsigned arrival = 0;
-  if (p.partials.done != nullptr) {
-    clear_done(p, part);
-    arrival = ptx::arrive_at_grid();
   }
   if constexpr (!weighs_in_registers(C::kType, C::kHeadDim)) {
     team.clear_weights();
@@ -198,7 +190,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode_kernel(const __grid_
     rows.deposit_stats(stats_of_warp(team, shared));
   }
   mail.wait();
-  if (p.partials.done != nullptr) ptx::await_grid(arrival);
   finish(team, mail, shared);
 }
 

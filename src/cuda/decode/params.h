@@ -45,7 +45,6 @@ static_assert(sizeof(ToldStats) == kToldBytes);
 struct Partials {
   float* out = nullptr;       // [units, clusters, rows, d_v], relative to the references; null: the results are final
   RowStats* stats = nullptr;  // [units, clusters, rows]
-  unsigned* done = nullptr;   // [units]: CTAs that have left theirs, of which the last joins all; null: a kernel does
 };
 
 // Where final results go.
@@ -61,7 +60,8 @@ struct Together {
   std::uint16_t* scores = nullptr;  // [units, tiles, rows, tile keys] fp16: compared scores, -inf where hidden
   // Of all visible keys: [units, splits, rows], or where lanes choose ToldStats [units, splits, teams, rows of lanes].
   RowStats* stats = nullptr;
-  int tiles = 0;  // of a unit
+  int tiles = 0;                // of a unit
+  unsigned* arrived = nullptr;  // [units]: CTAs that have left their stats, of a cooperative launch; else null
 };
 
 struct Params {
@@ -98,9 +98,6 @@ struct Params {
   std::uint32_t k_row_bytes = 0, v_row_bytes = 0;
   // 1: keys of a tile that are the same element of their groups lie evenly spaced: in one page, or there are none.
   int runs = 1;
-
-  // Of K, or of K and V together: what a CTA brings to the L2 cache before inputs may be read.
-  int near_bytes = 0;
 
   // rest = mean: the weight of pruned keys counts.
   DSPATTN_HOST_DEVICE bool keeps_rest() const { return value_sums.data != nullptr; }

@@ -3,7 +3,6 @@
 
 #include "cuda/decode/params.h"
 #include "cuda/ptx/barrier.h"
-#include "cuda/ptx/near.h"
 
 namespace dspattn::cuda::decode {
 
@@ -31,39 +30,8 @@ struct Part {
 
   template <typename C>
   __device__ __forceinline__ static Part of_cta(const Params& p) {
-    Part part = place(p);
-    if (p.key_lengths.present()) ptx::wait_for_kernels_before();  // lengths are inputs
-    part.see<C>(p, tile::visible_keys(p.key_lengths, part.batch, p.n_k));
-    return part;
-  }
-
-  // Of a length that may still be written, before anything may be read: what it will nearly be.
-  template <typename C>
-  __device__ __forceinline__ static Part early(const Params& p) {
-    Part part = place(p);
-    int length = p.n_k;
-    if (p.key_lengths.present()) {
-      length = tile::clamp_length(ptx::peek(p.key_lengths.data + part.batch * p.key_lengths.stride), 0, p.n_k);
-    }
-    part.see<C>(p, length);
-    return part;
-  }
-  // After early(): what it is.
-  template <typename C>
-  __device__ __forceinline__ void see_length(const Params& p) {
-    if (!p.key_lengths.present()) return;
-    ptx::wait_for_kernels_before();
-    see<C>(p, tile::visible_keys(p.key_lengths, batch, p.n_k));
-  }
-
-  // Head of the key head's, and query, of row `row` of this part; past the last, of that.
-  __device__ __forceinline__ tile::PackedRow packed_row(const Params& p, int row) const {
-    return p.packed_row(first_row + min(row, rows - 1));
-  }
-
- private:
-  __device__ __forceinline__ static Part place(const Params& p) {
     Part part;
+    if (p.key_lengths.present()) ptx::wait_for_kernels_before();  // lengths are inputs
     part.unit = p.splits.quotient(static_cast<int>(blockIdx.x));
     part.split = static_cast<int>(blockIdx.x) - part.unit * p.splits.value;
     const int key_head = p.row_tiles.quotient(part.unit);
@@ -74,15 +42,18 @@ struct Part {
     const tile::PackedRow first = p.packed_row(part.first_row), last = p.packed_row(part.first_row + part.rows - 1);
     part.first_query = first.head == last.head ? first.query : 0;
     part.last_query = first.head == last.head ? last.query : p.n_q - 1;
+    part.band = {p.left, p.right, p.diagonal, tile::visible_keys(p.key_lengths, part.batch, p.n_k)};
+    part.begin = part.band.begin(part.first_query);
+    part.end = part.band.end(part.last_query);
+    const tile::KeyBlockRange blocks = tile::visible_key_blocks(part.band, part.first_query, part.last_query);
+    part.tiles =
+        tile::part_of_range({blocks.begin * C::kTilesPerBlock, blocks.end * C::kTilesPerBlock}, part.split, p.splits);
     return part;
   }
-  template <typename C>
-  __device__ __forceinline__ void see(const Params& p, int length) {
-    band = {p.left, p.right, p.diagonal, length};
-    begin = band.begin(first_query);
-    end = band.end(last_query);
-    const tile::KeyBlockRange blocks = tile::visible_key_blocks(band, first_query, last_query);
-    tiles = tile::part_of_range({blocks.begin * C::kTilesPerBlock, blocks.end * C::kTilesPerBlock}, split, p.splits);
+
+  // Head of the key head's, and query, of row `row` of this part; past the last, of that.
+  __device__ __forceinline__ tile::PackedRow packed_row(const Params& p, int row) const {
+    return p.packed_row(first_row + min(row, rows - 1));
   }
 };
 

@@ -20,12 +20,11 @@ constexpr std::int64_t kClusterCycles = 400;     // joining a cluster's results,
 constexpr std::int64_t kClusterCtaCycles = 500;  // of few rows
 constexpr std::int64_t kMergeCycles = 7500;      // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
-constexpr std::int64_t kCooperativeCycles = 7500;  // where the CTAs of a unit join by themselves
+constexpr std::int64_t kCooperativeCycles = 3500;  // clearing counters, and waiting for each other at them
 constexpr std::int64_t kChoiceCycles = 20000;      // a kernel for scores before the one that chooses
 // Idle multiprocessors: with 64 of 132 at work the card reads 15 to 30 percent less, with 120 of them 3 percent.
 constexpr double kIdleLoss = 0.4;
-constexpr int kNearBytes = 64 * 1024;  // more was slower (docs/log/decode.md)
-constexpr int kReserved = 1024;        // of a multiprocessor's shared memory, by every CTA
+constexpr int kReserved = 1024;  // of a multiprocessor's shared memory, by every CTA
 
 // Tiles that some row of a sequence may see: of windows, wherever they stand.
 int most_tiles(const Problem& problem, const core::Geometry& geometry, int keys_of_tile) {
@@ -102,7 +101,7 @@ class Dealer {
         if (!stay || splits == 1) consider(splits, 1);
         if (device_.major >= 9 && splits > 1) consider(splits, splits);
       }
-      if (device_.major >= 9 && packed == 1) consider_cooperative(stay, most, found);
+      if (stay && packed == 1) consider_cooperative(most, found);
       if (stay) continue;
       // Beyond a cluster: the most that a number of rounds has room for.
       for (int rounds = 1; rounds <= 4; ++rounds) {
@@ -114,12 +113,11 @@ class Dealer {
   }
 
  private:
-  // All CTAs of all units are resident at once: they tell each other by the workspace, and join by themselves.
-  void consider_cooperative(bool stay, int most, Deal& found) const {
-    if (!stay) return;
+  // Scores stay, and all CTAs of all units are resident at once.
+  void consider_cooperative(int most, Deal& found) const {
     const std::int64_t splits = std::min<std::int64_t>(tiles_, slots_of(device_, 1, 1) / units_);
-    if (splits < 2) return;
-    const Deal deal = deal_of(1, most, static_cast<int>(splits), 1, stay, true);
+    if (device_.major < 9 || splits < 2) return;
+    const Deal deal = deal_of(1, most, static_cast<int>(splits), 1, true);
     if (deal.cost < found.cost) found = deal;
   }
   bool fits(const Teams& teams, int packed) const {
@@ -143,13 +141,13 @@ class Dealer {
     }
     return teams.count;
   }
-  Deal deal_of(int packed, int most, int splits, int cluster, bool stay, bool cooperative = false) const {
+  Deal deal_of(int packed, int most, int splits, int cluster, bool stay) const {
     Deal deal;
     deal.teams = teams_;
     const int tiles_of_cta = tile::divide_up(tiles_, splits);
     deal.teams.count = std::min(most, std::max(tiles_of_cta, 1));
     deal.teams.cluster = cluster;
-    deal.teams.cooperative = cooperative ? 1 : 0;
+    deal.teams.cooperative = stay && splits > cluster ? 1 : 0;
     for (; deal.teams.count > 0; --deal.teams.count) {
       if (stay) deal.teams.stay = std::max(tile::divide_up(tiles_of_cta, deal.teams.count), 1);
       if (fits(deal.teams, packed)) break;
@@ -175,7 +173,7 @@ class Dealer {
     const auto joining = [&]() -> std::int64_t {
       if (splits == 1) return 0;
       if (cluster > 1) return (kClusterCycles + cluster * kClusterCtaCycles) * (kWarpRows + rows) / kWarpRows;
-      return (cooperative ? kCooperativeCycles : kMergeCycles) + splits * kMergePartCycles;
+      return kMergeCycles + splits * kMergePartCycles + (deal.teams.cooperative != 0 ? kCooperativeCycles : 0);
     };
     deal.cost = std::max(rounds * of_cta, of_card) + kCtaCycles +
                 (rounds - 1) * (packed > 1 ? kLaterCtaCycles : kCtaCycles) + joining();
@@ -223,18 +221,16 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device, const C
   plan.cluster = deal.cluster;
   plan.ctas_per_multiprocessor = deal.ctas_per_multiprocessor;
   plan.layout = shared_layout(type, dim, plan.teams);
-  // Of later rounds nothing is brought near before the kernels before have ended.
-  if (plan.ctas() <= slots_of(device, 1, plan.ctas_per_multiprocessor)) plan.near_bytes = kNearBytes;
-  if (plan.splits > plan.cluster) {
+  if (plan.merges()) {
     const auto rows = static_cast<std::size_t>(plan.ctas() / plan.cluster) * static_cast<std::size_t>(plan.rows);
     plan.stats_offset = aligned(rows * static_cast<std::size_t>(geometry.d_v) * sizeof(float));
     plan.workspace_bytes = plan.stats_offset + aligned(rows * kStatsBytes);
   }
   if (plan.teams.cooperative != 0) {
-    plan.done_offset = plan.workspace_bytes;
-    plan.whole_offset = plan.done_offset + aligned(static_cast<std::size_t>(plan.units) * sizeof(unsigned));
     const std::int64_t told = plan.ctas() * plan.teams.count * plan.teams.rows * kToldBytes;
-    plan.workspace_bytes = plan.whole_offset + (plan.teams.stay != 0 ? aligned(static_cast<std::size_t>(told)) : 0);
+    plan.whole_offset = plan.workspace_bytes;
+    plan.arrived_offset = plan.whole_offset + aligned(static_cast<std::size_t>(told));
+    plan.workspace_bytes = plan.arrived_offset + aligned(static_cast<std::size_t>(plan.units) * sizeof(unsigned));
   }
   if (plan.teams.chosen != 0 && plan.teams.stay == 0) {
     const auto rows =
@@ -264,11 +260,8 @@ std::string to_string(const Plan& plan) {
        << 32 * plan.teams.cta_warps() << " threads";
   if (plan.cluster > 1) text << ", clusters of " << plan.cluster;
   text << ", " << plan.layout.bytes << " bytes of shared memory, " << plan.ctas_per_multiprocessor
-       << " a multiprocessor"
-       << (plan.teams.cooperative != 0 ? ", all at once"
-           : plan.merges()             ? ", then a merge"
-                                       : "")
-       << "\nworkspace   " << plan.workspace_bytes << " bytes";
+       << " a multiprocessor" << (plan.teams.cooperative != 0 ? ", all at once" : "")
+       << (plan.merges() ? ", then a merge" : "") << "\nworkspace   " << plan.workspace_bytes << " bytes";
   return text.str();
 }
 

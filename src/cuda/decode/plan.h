@@ -25,14 +25,13 @@ struct Plan {
   int cluster = 1;         // of those, CTAs that join their results in shared memory
   int ctas_per_multiprocessor = 1;
   SharedLayout layout;
-  int near_bytes = 0;  // of K, or of K and V, that a CTA brings to the L2 cache before inputs may be read
   // Where things lie in the workspace: partial results, their stats; scores and stats of heads that choose together.
-  std::size_t stats_offset = 0, scores_offset = 0, whole_offset = 0, done_offset = 0;
+  std::size_t stats_offset = 0, scores_offset = 0, whole_offset = 0, arrived_offset = 0;
   std::size_t workspace_bytes = 0;
 
   std::int64_t ctas() const { return units * splits; }
   // A second kernel joins the results of a unit's clusters.
-  bool merges() const { return splits > cluster && teams.cooperative == 0; }
+  bool merges() const { return splits > cluster; }
 };
 
 // Query rows of a key head: those of all heads that share it, side by side.

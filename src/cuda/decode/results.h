@@ -60,11 +60,6 @@ __device__ __forceinline__ void store_floats(float* to, const float4& x, int cou
     if (i < count) to[i] = values[i];
   }
 }
-// The same the other way; zeros for those past the count.
-__device__ __forceinline__ float4 load_floats(const float* from, int count) {
-  if (count >= 4 && (reinterpret_cast<std::uintptr_t>(from) & 15) == 0) return *reinterpret_cast<const float4*>(from);
-  return make_float4(from[0], count > 1 ? from[1] : 0.0f, count > 2 ? from[2] : 0.0f, count > 3 ? from[3] : 0.0f);
-}
 // The same of results, in their type.
 __device__ __forceinline__ void store_results(const Results& results, DType type, std::int64_t offset, const float4& x,
                                               int count) {

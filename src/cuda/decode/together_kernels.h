@@ -1,7 +1,8 @@
 // The kernels of heads that choose together where lanes do (together_registers.h):
 //
-//   together_kernel       a CTA or a cluster has a unit: scores stay in shared memory, rows' references and sums are
-//                         told to every warp of the cluster, then keys are chosen and V is gathered
+//   together_kernel       a CTA, a cluster, or CTAs of a cooperative launch have a unit: scores stay in shared memory,
+//                         rows' references and sums are told to every warp of the unit (in shared memory, or by the
+//                         workspace), then keys are chosen and V is gathered
 //   lane_scores_kernel,   the same where a cluster has no room, or clusters would leave too many multiprocessors idle:
 //   lane_choice_kernel    scores, references and sums in the workspace
 #pragma once
@@ -9,6 +10,7 @@
 #include <cstdint>
 
 #include "cuda/decode/together_registers.h"
+#include "cuda/ptx/cooperative.h"
 
 namespace dspattn::cuda::decode {
 
@@ -19,14 +21,28 @@ __device__ __forceinline__ ToldStats* lane_stats(const Team<C>& team, int warp, 
   return reinterpret_cast<ToldStats*>(team.p.together.stats) + warps * team.p.teams.rows + row;
 }
 
+// Leaves the stats of this warp's rows to all warps of the unit, whose CTAs are resident, and waits for theirs.
+template <typename C>
+__device__ __forceinline__ void tell_by_workspace(const Team<C>& team, const TogetherRows<C>& rows) {
+  const Params& p = team.p;
+  const ToldStats own = rows.own_stats();
+  if (rows.t == 0 && rows.g == rows.row) {
+    *lane_stats(team, team.part.split * p.teams.count + team.team, rows.row) = own;
+  }
+  __syncthreads();  // the CTA's stats are written
+  if (threadIdx.x == 0) {
+    ptx::arrive_at(p.together.arrived + team.part.unit);
+    ptx::await_arrivals(p.together.arrived + team.part.unit, static_cast<unsigned>(p.splits.value));
+  }
+  __syncthreads();  // all CTAs' are
+}
+
 template <typename C>
 __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __grid_constant__ Params p) {
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
   ptx::start_next_kernel();
   touch_parameters(p, shared);
-  Part part = Part::early<C>(p);
-  bring_first_near<C>(p, part, false);
-  part.see_length<C>(p);
+  const Part part = Part::of_cta<C>(p);
   const Mail<C> mail{p, part, shared};
   mail.open();
   Team<C> team(p, part, shared);
@@ -38,11 +54,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) together_kernel(const __gri
   RegisterRows<C> products(team);
   TogetherRows<C> rows(team, products, shared + team.layout.kept + team.team * team.layout.kept_bytes, 1);
   rows.score();
-  if (p.partials.done != nullptr) {
-    const ToldStats own = rows.own_stats();
-    if (rows.t == 0 && rows.g == rows.row) *lane_stats(team, part.split * p.teams.count + team.team, rows.row) = own;
-    clear_done(p, part);
-    ptx::await_grid(ptx::arrive_at_grid());  // every warp's stats are there
+  if (p.together.arrived != nullptr) {
+    tell_by_workspace(team, rows);
     rows.choose_all(rows.template whole_row<16>(p.splits.value * p.teams.count,
                                                 [&](int i) { return *lane_stats(team, i, rows.row); }));
   } else {
@@ -72,9 +85,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) lane_scores_kernel(const __
   DSPATTN_ALIGNED_SHARED(std::uint8_t, shared, 1024);
   ptx::start_next_kernel();  // the choice kernel, which waits for the end of this one
   touch_parameters(p, shared);
-  Part part = Part::early<C>(p);
-  bring_first_near<C>(p, part, false);
-  part.see_length<C>(p);
+  const Part part = Part::of_cta<C>(p);
   Team<C> team(p, part, shared);
   ptx::wait_for_kernels_before();  // inputs are written
   team.load_q(p.teams.rows);

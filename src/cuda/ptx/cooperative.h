@@ -1,28 +1,24 @@
-// CTAs of a grid that run side by side wait for each other.
+// CTAs of a grid that are all resident wait for each other, at a counter in global memory.
 #pragma once
 
-#include <cooperative_groups.h>
 #include <cuda_runtime.h>
-
-#include <utility>
 
 namespace dspattn::cuda::ptx {
 
-// A barrier of all threads of a grid that launch_cooperatively() has launched: who arrives waits later, with what it
-// was given. What was written before the one is seen after the other.
-__device__ __forceinline__ unsigned arrive_at_grid() { return cooperative_groups::this_grid().barrier_arrive(); }
-__device__ __forceinline__ void await_grid(unsigned arrival) {
-  cooperative_groups::this_grid().barrier_wait(std::move(arrival));
-}
-
-// By one thread of a CTA, after a barrier of it: whether it is the last of `count` that arrive at a counter, which was
-// 0. The last one, and after another barrier its CTA, sees what the others' CTAs have written.
-__device__ __forceinline__ bool arrives_last(unsigned* counter, unsigned count) {
-  unsigned before = 0;
+// By one thread, after a barrier of its CTA: what the CTA has written is seen by whoever sees the arrival.
+__device__ __forceinline__ void arrive_at(unsigned* counter) {
 #if __CUDA_ARCH__ >= 700
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 #endif
-  return before == count - 1;
+}
+// Until so many have arrived; then a barrier tells the thread's CTA.
+__device__ __forceinline__ void await_arrivals(const unsigned* counter, unsigned count) {
+#if __CUDA_ARCH__ >= 700
+  unsigned arrived = 0;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(counter) : "memory");
+  } while (arrived < count);
+#endif
 }
 
 // Launches a kernel when there is room for all of its CTAs.

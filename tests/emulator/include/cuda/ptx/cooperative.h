@@ -1,4 +1,4 @@
-// CTAs that wait for each other, emulated: as if they were a cluster.
+// CTAs that wait for each other, emulated: those of a cooperative launch run side by side, as if they were a cluster.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,9 +7,17 @@
 
 namespace dspattn::cuda::ptx {
 
-inline unsigned arrive_at_grid() { return 0; }
-inline void await_grid(unsigned) { emulator::Machine::get().cluster_sync(); }
-inline bool arrives_last(unsigned* counter, unsigned count) { return (*counter)++ == count - 1; }
+inline emulator::WaitList& waiting_for_arrivals() {
+  static thread_local emulator::WaitList list;
+  return list;
+}
+inline void arrive_at(unsigned* counter) {
+  ++*counter;
+  emulator::Machine::get().wake(waiting_for_arrivals());
+}
+inline void await_arrivals(const unsigned* counter, unsigned count) {
+  while (*counter < count) emulator::Machine::get().wait(waiting_for_arrivals(), "arrivals");
+}
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_cooperatively(const cudaLaunchConfig_t& config, void (*kernel)(Parameters...),
