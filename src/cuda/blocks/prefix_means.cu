@@ -16,7 +16,7 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kSegmentKeys = tile::kBlockKeys / kWarps;  // first keys: those that a warp adds up one by one
 
 // kColumns: 32 are what memory delivers at once; with 64, a whole line, means of first keys take three quarters of the
-// time (docs/log/forward.md).
+// time (docs/log/rest.md).
 template <int kColumns>
 struct Shares {
   static constexpr int kAcross = kColumns / kWidth;

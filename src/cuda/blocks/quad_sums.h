@@ -1,6 +1,6 @@
 // Sums over the four lanes that share a row, on the tensor core: two numbers of either row are A of a small product,
 // and B is one in some columns. One instruction where additions take four; beside the products of a main loop it has to
-// wait for these, though, and pays only where they leave the tensor core idle (docs/log/forward.md).
+// wait for these, though, and pays only where they leave the tensor core idle (docs/log/rest.md).
 #pragma once
 
 #include <cstdint>
