@@ -53,15 +53,16 @@ struct Config {
 
 // What a launch decides: how the warps are teamed, how many rows each has room for, and whether V's rows are gathered.
 struct Teams {
-  int warps = 1;    // of a team: 1, 2 or 4
-  int rows = 16;    // of a warp, rounded up to a power of two: 1, 2, 4, 8 or 16
-  int gather = 0;   // 1: only the kept rows of V are read: all rows of a key head keep the same
-  int count = 4;    // of a CTA
-  int cluster = 1;  // CTAs that send each other their results
-  int chosen = 0;   // 1: heads choose together, from scores that are there already
-  int lanes = 0;    // 1: of one query and few heads, kept as lanes have them (together_registers.h)
-  int stay = 0;     // and of so many tiles a team these stay in shared memory; 0: they are in the workspace
-  int scoring = 0;  // 1: these scores are what is computed, of K alone
+  int warps = 1;        // of a team: 1, 2 or 4
+  int rows = 16;        // of a warp, rounded up to a power of two: 1, 2, 4, 8 or 16
+  int gather = 0;       // 1: only the kept rows of V are read: all rows of a key head keep the same
+  int count = 4;        // of a CTA
+  int cluster = 1;      // CTAs that send each other their results
+  int chosen = 0;       // 1: heads choose together, from scores that are there already
+  int lanes = 0;        // 1: of one query and few heads, kept as lanes have them (together_registers.h)
+  int stay = 0;         // and of so many tiles a team these stay in shared memory; 0: they are in the workspace
+  int scoring = 0;      // 1: these scores are what is computed, of K alone
+  int cooperative = 0;  // 1: all CTAs are resident, and tell each other by the workspace, not within clusters
 
   DSPATTN_HOST_DEVICE constexpr int cta_warps() const { return warps * count; }
 };
@@ -146,7 +147,8 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
   s.stats = ((walked > ended ? walked : ended) + 15) / 16 * 16;
   s.whole = s.stats + warps * kWarpRows * kStatsBytes;
   s.told = s.whole + (teams.chosen != 0 && teams.lanes == 0 ? kWarpRows * kStatsBytes : 0);
-  s.sent = s.told + (teams.stay != 0 ? teams.cluster * teams.count * teams.rows * kToldBytes : 0);
+  s.sent =
+      s.told + (teams.stay != 0 && teams.cooperative == 0 ? teams.cluster * teams.count * teams.rows * kToldBytes : 0);
   const int rows = teams.warps * teams.rows;
   s.chunks = (rows * dim / 4 + teams.cluster - 1) / teams.cluster;
   s.arrived = s.sent + (teams.cluster > 1 ? teams.cluster * (rows * kStatsBytes + s.chunks * 16) : 0);

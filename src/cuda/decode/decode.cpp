@@ -60,6 +60,11 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
                   reinterpret_cast<RowStats*>(workspace + plan.whole_offset),
                   tile::divide_up(geometry.n_k, tile::kBlockKeys) * tiles_of_block};
   }
+  if (plan.teams.cooperative != 0) {
+    auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
+    p.together.stats = reinterpret_cast<RowStats*>(workspace + plan.whole_offset);
+    p.together.arrived = reinterpret_cast<unsigned*>(workspace + plan.arrived_offset);
+  }
   p.value_sums = blocks::read_sums_of(problem.value_sums);
   p.pages = pages_of(problem);
   p.values = {p.v, p.pages, problem.v.dtype, static_cast<int>(geometry.d_v)};
@@ -187,12 +192,16 @@ std::size_t workspace(const DecodeRow& row, const ForwardArgs& args) {
 }
 
 void forward_launch(const DecodeRow& row, const ForwardArgs& args) {
-  const CurrentDevice device(args.problem.device.index);
   if (is_empty(core::geometry_of(args.problem))) return;
-  const Plan plan = plan_for(row, args.problem);
+  forward_launch(row, args, plan_for(row, args.problem));
+}
+
+void forward_launch(const DecodeRow& row, const ForwardArgs& args, const Plan& plan) {
+  const CurrentDevice device(args.problem.device.index);
   const Params params = params_of(args, plan);
   auto* stream = static_cast<cudaStream_t>(args.run.stream);
   const auto launch = row.type == DType::bf16 ? launch_bf16 : row.type == DType::f16 ? launch_f16 : launch_f32;
+  if (plan.teams.cooperative != 0) launch_clear(params.together.arrived, plan.units, stream);
   launch(row.dim, params, plan.ctas(), stream);
   if (plan.merges()) launch_merge(params, row.type, plan.units, stream);
 }

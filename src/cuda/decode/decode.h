@@ -8,6 +8,8 @@
 
 namespace dspattn::cuda::decode {
 
+struct Plan;
+
 // One row of the kernel table.
 struct DecodeRow {
   DType type;
@@ -20,5 +22,7 @@ void why_not(const DecodeRow& row, const Problem& problem, core::Refusals& refus
 std::string describe_plan(const DecodeRow& row, const Problem& problem);
 std::size_t workspace(const DecodeRow& row, const ForwardArgs& args);
 void forward_launch(const DecodeRow& row, const ForwardArgs& args);
+// By another plan than the one that would be chosen, of plan_of(): the workspace is what that one wants.
+void forward_launch(const DecodeRow& row, const ForwardArgs& args, const Plan& plan);
 
 }  // namespace dspattn::cuda::decode

@@ -60,7 +60,22 @@ __global__ void __launch_bounds__(kThreads, 8) merge_kernel(const __grid_constan
   }
 }
 
+__global__ void __launch_bounds__(kThreads) clear_kernel(unsigned* counters, int count) {
+  ptx::start_next_kernel();
+  ptx::wait_for_kernels_before();  // whoever counted is done
+  const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (i < count) counters[i] = 0;
+}
+
 }  // namespace
+
+void launch_clear(unsigned* counters, std::int64_t count, cudaStream_t stream) {
+  launch("decode clear", clear_kernel,
+         {.ctas = grid_of((count + kThreads - 1) / kThreads),
+          .threads = kThreads,
+          .may_overlap = current_device_facts().major >= 9},
+         stream, counters, static_cast<int>(count));
+}
 
 void launch_merge(const Params& params, DType type, std::int64_t units, cudaStream_t stream) {
   const bool overlaps = current_device_facts().major >= 9;  // with the kernel before, for whose end it waits

@@ -60,7 +60,8 @@ struct Together {
   std::uint16_t* scores = nullptr;  // [units, tiles, rows, tile keys] fp16: compared scores, -inf where hidden
   // Of all visible keys: [units, splits, rows], or where lanes choose ToldStats [units, splits, teams, rows of lanes].
   RowStats* stats = nullptr;
-  int tiles = 0;  // of a unit
+  int tiles = 0;                // of a unit
+  unsigned* arrived = nullptr;  // [units]: CTAs that have left their stats, of a cooperative launch; else null
 };
 
 struct Params {

@@ -20,7 +20,8 @@ constexpr std::int64_t kClusterCycles = 400;     // joining a cluster's results,
 constexpr std::int64_t kClusterCtaCycles = 500;  // of few rows
 constexpr std::int64_t kMergeCycles = 7500;      // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
-constexpr std::int64_t kChoiceCycles = 20000;  // a kernel for scores before the one that chooses
+constexpr std::int64_t kCooperativeCycles = 1500;  // clearing counters and waiting at them: fitted to the log
+constexpr std::int64_t kChoiceCycles = 20000;      // a kernel for scores before the one that chooses
 // Idle multiprocessors: with 64 of 132 at work the card reads 15 to 30 percent less, with 120 of them 3 percent.
 constexpr double kIdleLoss = 0.4;
 constexpr int kReserved = 1024;  // of a multiprocessor's shared memory, by every CTA
@@ -55,6 +56,7 @@ std::int64_t rows_of_key_head(const core::Geometry& geometry) {
 std::int64_t slots_of(const DeviceFacts& device, int cluster, int ctas_per_multiprocessor, const ClusterRoom& room) {
   constexpr int kPair = 2;  // multiprocessors that share a cluster of two, always
   const int known = room.clusters[static_cast<std::size_t>(cluster)];
+  if (known < 0) return 0;
   if (ctas_per_multiprocessor == 1 && known > 0) return std::int64_t{known} * cluster;
   if (cluster <= kPair || device.multiprocessors < kMaxCluster) {
     return std::int64_t{device.multiprocessors} * ctas_per_multiprocessor / cluster * cluster;
@@ -99,6 +101,7 @@ class Dealer {
         if (!stay || splits == 1) consider(splits, 1);
         if (device_.major >= 9 && splits > 1) consider(splits, splits);
       }
+      if (stay && packed == 1) consider_cooperative(most, found);
       if (stay) continue;
       // Beyond a cluster: the most that a number of rounds has room for.
       for (int rounds = 1; rounds <= 4; ++rounds) {
@@ -110,6 +113,13 @@ class Dealer {
   }
 
  private:
+  // Scores stay, and all CTAs of all units are resident at once.
+  void consider_cooperative(int most, Deal& found) const {
+    const std::int64_t splits = std::min<std::int64_t>(tiles_, slots_of(device_, 1, 1) / units_);
+    if (device_.major < 9 || splits < 2) return;
+    const Deal deal = deal_of(1, most, static_cast<int>(splits), 1, true);
+    if (deal.cost < found.cost) found = deal;
+  }
   bool fits(const Teams& teams, int packed) const {
     return packed * (shared_layout(type_, dim_, teams).bytes + kReserved) <= device_.shared_bytes + kReserved;
   }
@@ -137,6 +147,7 @@ class Dealer {
     const int tiles_of_cta = tile::divide_up(tiles_, splits);
     deal.teams.count = std::min(most, std::max(tiles_of_cta, 1));
     deal.teams.cluster = cluster;
+    deal.teams.cooperative = stay && splits > cluster ? 1 : 0;
     for (; deal.teams.count > 0; --deal.teams.count) {
       if (stay) deal.teams.stay = std::max(tile::divide_up(tiles_of_cta, deal.teams.count), 1);
       if (fits(deal.teams, packed)) break;
@@ -159,12 +170,13 @@ class Dealer {
     const auto of_card = static_cast<std::int64_t>(
         static_cast<double>(busy) * (1 + kIdleLoss * static_cast<double>(idle) / static_cast<double>(all)));
     const int rows = teams_.warps * teams_.rows;
-    const std::int64_t joining = splits == 1 ? 0
-                                 : cluster > 1
-                                     ? (kClusterCycles + cluster * kClusterCtaCycles) * (kWarpRows + rows) / kWarpRows
-                                     : kMergeCycles + splits * kMergePartCycles;
+    const auto joining = [&]() -> std::int64_t {
+      if (splits == 1) return 0;
+      if (cluster > 1) return (kClusterCycles + cluster * kClusterCtaCycles) * (kWarpRows + rows) / kWarpRows;
+      return kMergeCycles + splits * kMergePartCycles + (deal.teams.cooperative != 0 ? kCooperativeCycles : 0);
+    };
     deal.cost = std::max(rounds * of_cta, of_card) + kCtaCycles +
-                (rounds - 1) * (packed > 1 ? kLaterCtaCycles : kCtaCycles) + joining;
+                (rounds - 1) * (packed > 1 ? kLaterCtaCycles : kCtaCycles) + joining();
     return deal;
   }
 
@@ -214,6 +226,12 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device, const C
     plan.stats_offset = aligned(rows * static_cast<std::size_t>(geometry.d_v) * sizeof(float));
     plan.workspace_bytes = plan.stats_offset + aligned(rows * kStatsBytes);
   }
+  if (plan.teams.cooperative != 0) {
+    const std::int64_t told = plan.ctas() * plan.teams.count * plan.teams.rows * kToldBytes;
+    plan.whole_offset = plan.workspace_bytes;
+    plan.arrived_offset = plan.whole_offset + aligned(static_cast<std::size_t>(told));
+    plan.workspace_bytes = plan.arrived_offset + aligned(static_cast<std::size_t>(plan.units) * sizeof(unsigned));
+  }
   if (plan.teams.chosen != 0 && plan.teams.stay == 0) {
     const auto rows =
         static_cast<std::size_t>(plan.units) * static_cast<std::size_t>(std::max(plan.rows, plan.teams.rows));
@@ -242,8 +260,8 @@ std::string to_string(const Plan& plan) {
        << 32 * plan.teams.cta_warps() << " threads";
   if (plan.cluster > 1) text << ", clusters of " << plan.cluster;
   text << ", " << plan.layout.bytes << " bytes of shared memory, " << plan.ctas_per_multiprocessor
-       << " a multiprocessor" << (plan.merges() ? ", then a merge" : "") << "\nworkspace   " << plan.workspace_bytes
-       << " bytes";
+       << " a multiprocessor" << (plan.teams.cooperative != 0 ? ", all at once" : "")
+       << (plan.merges() ? ", then a merge" : "") << "\nworkspace   " << plan.workspace_bytes << " bytes";
   return text.str();
 }
 

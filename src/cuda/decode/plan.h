@@ -26,7 +26,7 @@ struct Plan {
   int ctas_per_multiprocessor = 1;
   SharedLayout layout;
   // Where things lie in the workspace: partial results, their stats; scores and stats of heads that choose together.
-  std::size_t stats_offset = 0, scores_offset = 0, whole_offset = 0;
+  std::size_t stats_offset = 0, scores_offset = 0, whole_offset = 0, arrived_offset = 0;
   std::size_t workspace_bytes = 0;
 
   std::int64_t ctas() const { return units * splits; }
@@ -38,7 +38,8 @@ struct Plan {
 std::int64_t rows_of_key_head(const core::Geometry& geometry);
 
 // Clusters of so many CTAs, each of which fills a multiprocessor, that a device has room for at once, as its driver
-// says (room.cu). Cards of a kind differ, since not the same of their multiprocessors are in use. 0: nobody asked.
+// says (room.cu). Cards of a kind differ, since not the same of their multiprocessors are in use. 0: nobody asked;
+// negative: none.
 struct ClusterRoom {
   std::array<int, kMaxCluster + 1> clusters{};
 };
