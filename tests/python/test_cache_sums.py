@@ -1,5 +1,5 @@
 """Caches of transformers keep sums of V for names with ``_mean``: a generation uses them, and nothing that happens to a
-cache leaves old ones behind. Where there is a GPU, generations run on it too."""
+cache leaves old ones behind. On the CPU, where calls with and without sums round alike."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ from dspattn.integrations import _cache_sums
 transformers = pytest.importorskip("transformers")
 
 NAME = "dspattn_2_4_mean"
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
-]
 
 
 @pytest.fixture
@@ -33,8 +29,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     def compared(query: Any, key: Any, value: Any, lengths: Any = None, **options: Any) -> Any:
         found = by_sums(query, key, value, lengths, **options)
         options["sums"] = None
-        close = 1e-4 if query.device.type == "cpu" else 5e-3  # on a GPU of another kernel, whose products are tf32
-        torch.testing.assert_close(found, by_sums(query, key, value, lengths, **options), atol=close, rtol=close)
+        torch.testing.assert_close(found, by_sums(query, key, value, lengths, **options), atol=1e-4, rtol=1e-4)
         calls.append(query.shape[2])
         return found
 
@@ -65,12 +60,11 @@ def expect_same(one: Any, other: Any) -> None:
     torch.testing.assert_close(torch.stack(one.logits), torch.stack(other.logits), atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", [NAME, "dspattn_1_2_consecutive_mean"])
-def test_a_generation_uses_sums(used: list[int], cache: str, name: str, device: str) -> None:
-    model = decoder(name).to(device)
-    ids = prompt(250).to(device)  # a block becomes whole at 256
+def test_a_generation_uses_sums(used: list[int], cache: str, name: str) -> None:
+    model = decoder(name)
+    ids = prompt(250)  # a block becomes whole at 256
     with torch.no_grad():
         fresh = generated(model, ids, 9, use_cache=False)
         assert used == []
@@ -191,14 +185,12 @@ def test_a_compiled_step_keeps_sums_of_a_static_cache(reorders: bool) -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_compiled_generation(device: str) -> None:
-    model = decoder().to(device)
-    ids = prompt(250).to(device)
+def test_compiled_generation() -> None:
+    model = decoder()
+    ids = prompt(250)
     with torch.no_grad():
         fresh = generated(model, ids, 9, use_cache=False)
-        how = {"backend": "eager", "mode": None} if device == "cpu" else {"mode": "reduce-overhead"}  # CUDA graphs
-        options = transformers.CompileConfig(dynamic=False, **how)
+        options = transformers.CompileConfig(backend="eager", mode=None, dynamic=False)
         expect_same(generated(model, ids, 9, cache_implementation="static", compile_config=options), fresh)
     torch._dynamo.reset()
 

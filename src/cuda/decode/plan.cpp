@@ -20,7 +20,7 @@ constexpr std::int64_t kClusterCycles = 400;     // joining a cluster's results,
 constexpr std::int64_t kClusterCtaCycles = 500;  // of few rows
 constexpr std::int64_t kMergeCycles = 7500;      // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
-constexpr std::int64_t kCooperativeCycles = 3500;  // clearing counters, and waiting for each other at them
+constexpr std::int64_t kCooperativeCycles = 1500;  // clearing counters and waiting at them: fitted to the log
 constexpr std::int64_t kChoiceCycles = 20000;      // a kernel for scores before the one that chooses
 // Idle multiprocessors: with 64 of 132 at work the card reads 15 to 30 percent less, with 120 of them 3 percent.
 constexpr double kIdleLoss = 0.4;
