@@ -50,13 +50,17 @@ TEST(CoarseExp2, OneNumberIsWithinFivePercent) {
 
 TEST(CoarseExp2, TheMeanOfFourIsWithinOnePercent) {
   each_argument([&](double x, double power, double a, double b, double c, double d) {
-    if (x >= -22) EXPECT_NEAR((a + b + c + d) / 4 / power, 1, 0.0105) << x;
+    if (x >= -22) {
+      EXPECT_NEAR((a + b + c + d) / 4 / power, 1, 0.0105) << x;
+    }
   });
 }
 
 TEST(CoarseExp2, IntegersAreWhatTheyAre) {
   each_argument([&](double x, double power, double a, double b, double c, double d) {
-    if (x == std::floor(x) && x >= -22) EXPECT_NEAR((a + b + c + d) / 4 / power, 1, 3e-4) << x;
+    if (x == std::floor(x) && x >= -22) {
+      EXPECT_NEAR((a + b + c + d) / 4 / power, 1, 3e-4) << x;
+    }
   });
 }
 
@@ -65,7 +69,9 @@ TEST(CoarseExp2, SmallOnesFadeAndMaskedOnesAreZero) {
     for (const double one : {a, b, c, d}) {
       EXPECT_GE(one, 0) << x;
       EXPECT_LE(one, 1.03 * std::max(power, 0x1p-23)) << x;
-      if (x <= -25) EXPECT_EQ(one, 0) << x;
+      if (x <= -25) {
+        EXPECT_EQ(one, 0) << x;
+      }
     }
   });
 }
