@@ -17,9 +17,9 @@ fi
 export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1
 
 # pip_install ARGUMENTS...: pip in the virtual environment. Package sources that a machine's settings name and that are not
-# there make it warn once for every package; what else it says stays. Python compiles a module when it is first imported:
-# to compile all 11,000 of the packages takes a minute, and most are never used.
+# there make it warn once for every package; what else it says stays. Modules are compiled now: where Python may write none
+# later (PYTHONDONTWRITEBYTECODE), every process would compile all of PyTorch that it imports, for ten seconds.
 pip_install() {
-  { .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "$@" 2>&1 >&3 |
+  { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@" 2>&1 >&3 |
     sed "/^WARNING: Location '.*' is ignored/d" >&2; } 3>&1
 }
