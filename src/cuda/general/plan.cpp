@@ -119,16 +119,13 @@ void plan_memory(ForwardPlan& plan, std::int64_t n_q, const DeviceFacts& device)
   plan.stages = std::max(plan.stages, shape.least_stages);
   plan.resident = shape.ctas;
   while (plan.resident > 1 && !fit(plan.stages, plan.resident)) --plan.resident;
-  plan.shared_bytes = shape.shared_bytes(shape.warps, plan.stages);
   // Where there is room for one CTA, more warps rather than a second stage.
-  if (plan.resident == 1 && shape.most_warps > shape.warps && fits(1, 1, shape.most_warps)) {
-    // All launches of an instance ask for the same number (allow_shared_memory), the longer rows' and the others'.
-    plan.shared_bytes = std::max(plan.shared_bytes, shape.shared_bytes(shape.most_warps, 1));
-    if (n_q > shape.warps * shape.warp_rows) {
-      plan.warps = shape.most_warps;
-      plan.stages = 1;
-    }
+  if (plan.resident == 1 && shape.most_warps > shape.warps && fits(1, 1, shape.most_warps) &&
+      n_q > shape.warps * shape.warp_rows) {
+    plan.warps = shape.most_warps;
+    plan.stages = 1;
   }
+  plan.shared_bytes = shape.shared_bytes(plan.warps, plan.stages);
 }
 
 // Up to how many keys the shape for few is taken where rows see half of them, as measured (docs/log/general.md).
