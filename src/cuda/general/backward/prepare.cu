@@ -57,6 +57,11 @@ inline constexpr int kRowsAtOnce = kVectors ? 4 : 2;
 template <DType kType, bool kVectors>
 using Loaded = std::conditional_t<kVectors, uint4, Chunk<kType>>;
 
+// The 16 bytes between a prepared row and the next mean nothing, but are copied with it.
+__device__ __forceinline__ void clear_padding(std::uint8_t* row, int stride) {
+  *reinterpret_cast<uint4*>(row + stride - 16) = uint4{};
+}
+
 // A CTA's kRowUnit rows of a (sequence, head). kVectors: rows of Q, dO and O are aligned to 16 bytes, and of type
 // kType.
 template <DType kType, bool kVectors>
@@ -143,7 +148,11 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_rows(const __grid_constan
         Chunk<kType> next_q(load_q(i, chunk)), next_d_out(load_d_out(i, chunk));
         store(chunk, next_q, next_d_out);
       }
-      if (own.lane == 0) params.prepared.numbers[to] = numbers;
+      if (own.lane == 0) {
+        params.prepared.numbers[to] = numbers;
+        clear_padding(params.prepared.q + to * params.stride, params.stride);
+        clear_padding(params.prepared.d_out + to * params.stride, params.stride);
+      }
     }
   }
 }
@@ -184,11 +193,16 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_keys(const __grid_constan
         const int at = first + i * own.step;
         const std::int64_t tile =
             kv_head * params.prepared.head_tiles + rows.prepared_tile + unit * kTileUnit + at / kTileK;
-        std::uint8_t* to = params.prepared.keys + (tile * 2 * kTileK + at % kTileK) * params.stride + 16 * chunk;
+        std::uint8_t* k_row = params.prepared.keys + (tile * 2 * kTileK + at % kTileK) * params.stride;
+        std::uint8_t* v_row = k_row + kTileK * params.stride;
         k[i].clean_keys();
-        k[i].store(to, params.tf32 != 0, kOnePair<kType>);
+        k[i].store(k_row + 16 * chunk, params.tf32 != 0, kOnePair<kType>);
         v[i].clean_values();
-        v[i].store(to + kTileK * params.stride, params.tf32 != 0, kOnePair<kType>);
+        v[i].store(v_row + 16 * chunk, params.tf32 != 0, kOnePair<kType>);
+        if (chunk == 0) {
+          clear_padding(k_row, params.stride);
+          clear_padding(v_row, params.stride);
+        }
       }
     }
   }
