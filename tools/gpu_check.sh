@@ -177,7 +177,17 @@ sanitize() {
       return 1
     }
   fi
-  "$sanitizer" --tool "$tool" --error-exitcode 9 "$@"
+  # Now and then the tool loses track of a launch, says so, and fails: that says nothing of the program. Again, then.
+  local attempt status printed
+  printed=$(mktemp)
+  for attempt in 1 2 3; do
+    "$sanitizer" --tool "$tool" --error-exitcode 9 "$@" 2>&1 | tee "$printed"
+    status=${PIPESTATUS[0]}
+    grep -q '^=* *Internal Sanitizer Error' "$printed" || break
+    echo "gpu_check: $sanitizer failed itself (run $attempt of at most 3)"
+  done
+  rm "$printed"
+  return "$status"
 }
 
 listing_and_bench() {

@@ -89,6 +89,17 @@ def test_the_sanitizer_may_lie_elsewhere(tmp_path):
     assert check(tmp_path, part, sanitizer="2025.3.1.0", COMPUTE_SANITIZER=str(tmp_path / "other")).returncode == 0
 
 
+@pytest.mark.parametrize("times, passes", [(2, True), (3, False)])
+def test_a_sanitizer_that_fails_itself_is_run_again(tmp_path, times, passes):
+    own_error = "echo '========= Internal Sanitizer Error: Detected a failure to track a kernel launch.'"
+    count = f'n=$(cat "{tmp_path}/$TOOL" 2>/dev/null || echo 0); echo $((n + 1)) > "{tmp_path}/$TOOL"'
+    fails = f"{count}; if [ $TOOL = memcheck ] && [ $n -lt {times} ]; then {own_error}; exit 9; fi; {PASSES}"
+    result = check(tmp_path, "sanitizers-few_queries", fails)
+    assert (result.returncode == 0) == passes, result.stdout
+    assert (tmp_path / "memcheck").read_text().strip() == "3"
+    assert (tmp_path / "synccheck").read_text().strip() == "1"
+
+
 HANGS_ONCE = f'case "$GTEST_SHARD_INDEX$TOOL" in 1 | 0memcheck) sleep 100 ;; esac; {PASSES}'
 
 
