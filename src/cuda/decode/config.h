@@ -20,6 +20,7 @@ inline constexpr int kMaxCluster = 16;           // CTAs
 inline constexpr int kPortableCluster = 8;       // CTAs; for more a kernel must say that it may
 inline constexpr int kStatsBytes = 16;           // of a row (RowStats)
 inline constexpr int kToldBytes = 8;             // of a row (ToldStats)
+inline constexpr int kTaggedBytes = 16;          // the same with a tag (ptx/tagged.h)
 inline constexpr int kSharedLimit = 227 * 1024;  // a CTA may ask for on Hopper; on Ampere 163 KiB
 
 DSPATTN_HOST_DEVICE constexpr int element_bytes(DType type) { return type == DType::f32 ? 4 : 2; }
@@ -62,7 +63,7 @@ struct Teams {
   int lanes = 0;        // 1: of one query and few heads, kept as lanes have them (together_registers.h)
   int stay = 0;         // and of so many tiles a team these stay in shared memory; 0: they are in the workspace
   int scoring = 0;      // 1: these scores are what is computed, of K alone
-  int cooperative = 0;  // 1: all CTAs are resident, and tell each other by the workspace, not within clusters
+  int spread = 0;       // 1: and a unit's CTAs are no cluster: they tell each other by the workspace
 
   DSPATTN_HOST_DEVICE constexpr int cta_warps() const { return warps * count; }
 };
@@ -85,10 +86,11 @@ inline constexpr int kRowsOfLanes = 8;  // at most, where lanes choose
 //
 //   stats    of every warp's rows: reference and sums
 //   whole    of every row, where heads choose together by the workspace: of all keys
-//   told     of every warp of the cluster, where scores stay: reference and sum of its rows, 8 bytes each
+//   told     of every warp of the cluster, where scores stay: reference and sum of its rows, 8 bytes each; of the CTA's,
+//            where CTAs tell each other by the workspace
 //   sent     of every CTA of a cluster: its rows' stats, and its results of those columns that this CTA joins
 //   arrived  two barriers, of what is told and of what is sent
-//   touched  a word of every warp (touch_parameters())
+//   touched  two words of every warp (touch_parameters(); whether it has heard of all CTAs)
 struct SharedLayout {
   int tile_bytes = 0, v_bytes = 0;
   int ring = 0, ring_bytes = 0;                  // of a team
@@ -147,13 +149,12 @@ DSPATTN_HOST_DEVICE constexpr SharedLayout shared_layout(DType type, int dim, co
   s.stats = ((walked > ended ? walked : ended) + 15) / 16 * 16;
   s.whole = s.stats + warps * kWarpRows * kStatsBytes;
   s.told = s.whole + (teams.chosen != 0 && teams.lanes == 0 ? kWarpRows * kStatsBytes : 0);
-  s.sent =
-      s.told + (teams.stay != 0 && teams.cooperative == 0 ? teams.cluster * teams.count * teams.rows * kToldBytes : 0);
+  s.sent = s.told + (teams.stay != 0 ? teams.cluster * teams.count * teams.rows * kToldBytes : 0);
   const int rows = teams.warps * teams.rows;
   s.chunks = (rows * dim / 4 + teams.cluster - 1) / teams.cluster;
   s.arrived = s.sent + (teams.cluster > 1 ? teams.cluster * (rows * kStatsBytes + s.chunks * 16) : 0);
   s.touched = s.arrived + 16;
-  s.bytes = s.touched + 4 * kMaxWarps;
+  s.bytes = s.touched + 2 * 4 * kMaxWarps;
   return s;
 }
 

@@ -1,17 +1,20 @@
 #include "cuda/decode/decode.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <map>
 #include <mutex>
 #include <numbers>
+#include <random>
 
 #include "cuda/blocks/problem_params.h"
 #include "cuda/blocks/refusals.h"
 #include "cuda/decode/launch.h"
 #include "cuda/decode/plan.h"
 #include "cuda/device/device.h"
+#include "cuda/ptx/tagged.h"
 
 namespace dspattn::cuda::decode {
 namespace {
@@ -38,6 +41,17 @@ Scales scales_of(DType type, double scale, bool has_bias) {
           .rounds = type == DType::f32 ? 0 : 1};
 }
 
+// No two launches of a process have the same one, nor has memory that some other process has left: 48 random bits, on
+// from which launches are counted in large steps.
+std::uint64_t new_tag() {
+  static std::atomic<std::uint64_t> next{(std::uint64_t{std::random_device{}()} << 32) ^ std::random_device{}()};
+  constexpr std::uint64_t kStep = 0x9E3779B97F4A7C15;  // odd: as many tags as there are numbers
+  std::uint64_t tag = 0;
+  do tag = (next.fetch_add(1, std::memory_order_relaxed) * kStep) << ptx::kCountBits;
+  while (tag == 0);
+  return tag;
+}
+
 Params params_of(const ForwardArgs& args, const Plan& plan) {
   const Problem& problem = args.problem;
   const core::Geometry geometry = core::geometry_of(problem);
@@ -49,9 +63,10 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
   p.results.out = blocks::out_of(args.out);
   p.results.lse = blocks::lse_of(args.lse);
   p.results.fp32 = args.out.dtype == DType::f32 ? 1 : 0;
-  if (plan.merges()) {
+  if (plan.splits > plan.cluster) {
     auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
-    p.partials = {reinterpret_cast<float*>(workspace), reinterpret_cast<RowStats*>(workspace + plan.stats_offset)};
+    p.partials = {reinterpret_cast<float*>(workspace), reinterpret_cast<RowStats*>(workspace + plan.stats_offset),
+                  partial_columns(geometry.d_v)};
   }
   if (plan.teams.chosen != 0 && plan.teams.stay == 0) {
     auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
@@ -60,10 +75,10 @@ Params params_of(const ForwardArgs& args, const Plan& plan) {
                   reinterpret_cast<RowStats*>(workspace + plan.whole_offset),
                   tile::divide_up(geometry.n_k, tile::kBlockKeys) * tiles_of_block};
   }
-  if (plan.teams.cooperative != 0) {
+  if (plan.joins_last() || plan.teams.spread != 0) {
     auto* workspace = static_cast<std::uint8_t*>(args.run.workspace);
-    p.together.stats = reinterpret_cast<RowStats*>(workspace + plan.whole_offset);
-    p.together.arrived = reinterpret_cast<unsigned*>(workspace + plan.arrived_offset);
+    if (plan.teams.spread != 0) p.together.told = workspace + plan.whole_offset;
+    p.arrivals = {reinterpret_cast<std::uint64_t*>(workspace + plan.arrived_offset), new_tag()};
   }
   p.value_sums = blocks::read_sums_of(problem.value_sums);
   p.pages = pages_of(problem);
@@ -201,7 +216,6 @@ void forward_launch(const DecodeRow& row, const ForwardArgs& args, const Plan& p
   const Params params = params_of(args, plan);
   auto* stream = static_cast<cudaStream_t>(args.run.stream);
   const auto launch = row.type == DType::bf16 ? launch_bf16 : row.type == DType::f16 ? launch_f16 : launch_f32;
-  if (plan.teams.cooperative != 0) launch_clear(params.together.arrived, plan.units, stream);
   launch(row.dim, params, plan.ctas(), stream);
   if (plan.merges()) launch_merge(params, row.type, plan.units, stream);
 }

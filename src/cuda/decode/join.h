@@ -1,6 +1,6 @@
 // After the last tile: the results of a CTA's teams are joined in its shared memory. A cluster's CTAs send theirs to
-// each other, so that each joins some of the columns, and what a unit's clusters have is final or is left for the merge
-// kernel. All sums are added in a fixed order.
+// each other, so that each joins some of the columns. Where CTAs are no cluster they leave partial results in the
+// workspace, which the last of the unit joins, or the merge kernel. All sums are added in a fixed order.
 #pragma once
 
 #include <cmath>
@@ -9,6 +9,7 @@
 #include "cuda/decode/results.h"
 #include "cuda/decode/team.h"
 #include "cuda/ptx/cluster.h"
+#include "cuda/ptx/tagged.h"
 
 namespace dspattn::cuda::decode {
 
@@ -142,15 +143,20 @@ struct CtaResults {
 
   // Joined values of four columns, final or not.
   __device__ __forceinline__ void store(int row, int column, float4 x, const RowStats& row_stats) const {
-    const int columns = p.results.out.columns;
-    if (p.partials.out != nullptr) {
-      const int parts = p.cluster.quotient(p.splits.value);
-      const std::int64_t partial =
-          (static_cast<std::int64_t>(part.unit) * parts + p.cluster.quotient(part.split)) * p.rows + row;
-      store_floats(p.partials.out + partial * columns + column, x, columns - column);
-      if (column == 0) p.partials.stats[partial] = row_stats;
-      return;
+    if (p.partials.out == nullptr) return store_final(row, column, x, row_stats);
+    const std::int64_t at = partial(p.cluster.quotient(part.split), row);
+    if (column < p.partials.stride) {
+      *reinterpret_cast<float4*>(p.partials.out + at * p.partials.stride + column) = x;
     }
+    if (column == 0) p.partials.stats[at] = row_stats;
+  }
+  // A row of partial results of the unit, by its cluster `which`.
+  __device__ __forceinline__ std::int64_t partial(int which, int row) const {
+    const int parts = p.cluster.quotient(p.splits.value);
+    return (static_cast<std::int64_t>(part.unit) * parts + which) * p.rows + row;
+  }
+  __device__ __forceinline__ void store_final(int row, int column, float4 x, const RowStats& row_stats) const {
+    const int columns = p.results.out.columns;
     const tile::PackedRow which = part.packed_row(p, row);
     const int head = part.kv_head * p.heads_per_kv_head + which.head;
     const float factor = normaliser(row_stats.sum);
@@ -171,6 +177,68 @@ struct CtaResults {
       const Joined joined = join_teams(row, column);
       store(row, column, joined.x, joined.stats);
     });
+  }
+
+  // Joins the unit's partial results, of which kAtOnce are on their way together.
+  template <int kPartsAtOnce>
+  __device__ __forceinline__ Joined join_partials(int row, int column) const {
+    Joined joined;
+    const int parts = p.splits.value;
+    // Few instructions: this code is new to the multiprocessor.
+    const std::int64_t first = partial(0, row);
+    const RowStats* first_stats = p.partials.stats + first;
+    const float* first_values = p.partials.out + first * p.partials.stride + column;
+    const int step = p.rows * p.partials.stride;
+#pragma unroll 1
+    for (int base = 0; base < parts; base += kPartsAtOnce) {
+      RowStats stats_of[kPartsAtOnce];
+      float4 values[kPartsAtOnce];
+      float largest = joined.stats.reference;
+#pragma unroll
+      for (int i = 0; i < kPartsAtOnce; ++i) {
+        const int which = min(base + i, parts - 1);
+        stats_of[i] = first_stats[which * p.rows];
+        values[i] = *reinterpret_cast<const float4*>(first_values + which * step);
+      }
+#pragma unroll
+      for (int i = 0; i < kPartsAtOnce; ++i) largest = fmaxf(largest, stats_of[i].reference);
+      const float before = part_factor(joined.stats, largest, p.scales.exponent);
+      joined.stats = {largest, joined.stats.sum * before, joined.stats.rest * before};
+      joined.x = make_float4(joined.x.x * before, joined.x.y * before, joined.x.z * before, joined.x.w * before);
+#pragma unroll
+      for (int i = 0; i < kPartsAtOnce; ++i) {
+        if (base + i >= parts) stats_of[i].sum = stats_of[i].rest = 0;
+        const float factor = part_factor(stats_of[i], largest, p.scales.exponent);
+        joined.stats.sum = fmaf(stats_of[i].sum, factor, joined.stats.sum);
+        joined.stats.rest = fmaf(stats_of[i].rest, factor, joined.stats.rest);
+        add(joined.x, factor, values[i]);
+      }
+    }
+    return joined;
+  }
+
+  // After this CTA has left its part's results: the last of the unit's CTAs joins all, and leaves nothing in the
+  // workspace that bears the tag, which the same launch will have when a graph is replayed.
+  __device__ __forceinline__ void join_last() const {
+    std::uint64_t* counter = p.arrivals.counters + part.unit;
+    auto* is_last = reinterpret_cast<unsigned*>(shared + layout.touched);
+    __syncthreads();  // results are written
+    if (threadIdx.x == 0) *is_last = ptx::arrive_at(counter) + 1 == static_cast<unsigned>(p.splits.value) ? 1u : 0u;
+    __syncthreads();  // and so are the others', where it is the last
+    if (*is_last == 0) return;
+    constexpr int kFew = 4, kMany = 16;
+    each_chunk(0, part.rows * kChunks, [&](int row, int column) {
+      if (column >= p.partials.stride) return;
+      const Joined joined =
+          p.splits.value <= kFew ? join_partials<kFew>(row, column) : join_partials<kMany>(row, column);
+      store_final(row, column, joined.x, joined.stats);
+    });
+    if (threadIdx.x == 0) *counter = 0;
+    if (p.together.told == nullptr) return;
+    const int entries = p.splits.value * p.teams.rows;
+    for (int i = static_cast<int>(threadIdx.x); i < entries; i += 32 * p.teams.cta_warps()) {
+      ptx::store_tagged(p.together.told + (std::int64_t{part.unit} * entries + i) * kTaggedBytes, make_float2(0, 0), 0);
+    }
   }
 
   // Sends the teams' rows to the cluster's CTAs.
@@ -206,6 +274,13 @@ struct CtaResults {
   }
 };
 
+// Before a CTA's first arrival, while its first loads are on their way.
+__device__ __forceinline__ void begin_arrivals(const Params& p, const Part& part) {
+  if (p.arrivals.counters != nullptr && threadIdx.x == 0) {
+    ptx::open_counter(p.arrivals.counters + part.unit, p.arrivals.tag);
+  }
+}
+
 // Where the stats of a warp's rows are left for the CTA to join.
 template <typename C>
 __device__ __forceinline__ RowStats* stats_of_warp(const Team<C>& team, std::uint8_t* shared) {
@@ -219,7 +294,11 @@ __device__ __forceinline__ void finish(Team<C>& team, const Mail<C>& mail, std::
   team.products.deposit(reinterpret_cast<float*>(shared + team.warp * team.layout.out_bytes), team.rows, team.lane);
   const CtaResults<C> results{team.p, team.part, team.layout, shared};
   __syncthreads();  // results and stats are there
-  if (team.p.cluster.value == 1) return results.store_teams();
+  if (team.p.cluster.value == 1) {
+    results.store_teams();
+    if (team.p.arrivals.counters != nullptr) results.join_last();
+    return;
+  }
   results.send(mail);
   ptx::await_from_cluster(mail.arrived(1));
   results.store_sent(mail);

@@ -176,6 +176,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode_kernel(const __grid_
   } else {
     begin_whole(team);
   }
+  begin_arrivals(p, part);
   if constexpr (!weighs_in_registers(C::kType, C::kHeadDim)) {
     team.clear_weights();
     ptx::cp_async_wait<3>();  // K and V may still be on their way

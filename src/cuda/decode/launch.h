@@ -20,9 +20,6 @@ void launch_f32(int dim, const Params& params, std::int64_t ctas, cudaStream_t s
 // Joins the partial results; params as the kernel's.
 void launch_merge(const Params& params, DType type, std::int64_t units, cudaStream_t stream);
 
-// Makes counters 0.
-void launch_clear(unsigned* counters, std::int64_t count, cudaStream_t stream);
-
 // Clusters of `ctas`, of CTAs that fill a multiprocessor each, that the current device has room for.
 int room_for_clusters(int ctas);
 

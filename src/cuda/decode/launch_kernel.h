@@ -8,27 +8,10 @@
 
 namespace dspattn::cuda::decode {
 
-// All CTAs resident at once; may overlap with the end of the kernel before, as others do.
-template <typename Kernel>
-void launch_resident(const char* name, Kernel kernel, const Params& params, std::int64_t ctas, cudaStream_t stream) {
-  cudaLaunchAttribute overlaps = {};
-  overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlaps.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(grid_of(ctas));
-  config.blockDim = dim3(static_cast<unsigned>(32 * params.teams.cta_warps()));
-  config.dynamicSmemBytes = static_cast<std::size_t>(params.layout.bytes);
-  config.stream = stream;
-  config.attrs = &overlaps;
-  config.numAttrs = 1;
-  check(ptx::launch_cooperatively(config, kernel, params), std::string("launching ") + name);
-}
-
 template <typename C, typename Kernel>
 void launch_one(const char* name, Kernel kernel, const Params& params, std::int64_t ctas, cudaStream_t stream) {
   const DeviceFacts& device = current_device_facts();
   allow_shared_memory(kernel, device.shared_bytes);  // the same number for every problem
-  if (params.teams.cooperative != 0) return launch_resident(name, kernel, params, ctas, stream);
   if (params.cluster.value > kPortableCluster) check(ptx::allow_large_clusters(kernel), "allowing large clusters");
   launch(name, kernel,
          {.ctas = grid_of(ctas),

@@ -158,6 +158,22 @@ struct PlainCopies {
     }
   }
 
+  // The same where no key is hidden. code_at(i): which two elements are kept, from the lane's own on.
+  template <typename CodeAt>
+  __device__ __forceinline__ void copy_seen(std::uint32_t tile, const std::uint8_t* from, int group_step,
+                                            std::uint32_t elements, CodeAt code_at, int lane) const {
+    const std::uint32_t to = tile + static_cast<std::uint32_t>(tile::swizzled_offset(lane >> 3, lane & 7));
+    const std::uint32_t beside = tile + static_cast<std::uint32_t>(tile::swizzled_offset(4 + (lane >> 3), lane & 7));
+    auto first = static_cast<std::uint32_t>(group_step * (lane >> 4));
+#pragma unroll kUnrolled
+    for (int i = 0; i < C::kGroups / 2; ++i) {
+      const std::uint32_t key = first + ptx::permute_bytes(elements, 0, 0x4440u | (code_at(i) & 3u));
+      copy<C::kTileK / 2>((i % 2 == 0 ? to : beside) + static_cast<std::uint32_t>(i / 2 * 1024),
+                          from + std::uint64_t{key} * row_bytes, false);
+      first += static_cast<std::uint32_t>(2 * group_step);
+    }
+  }
+
   // The same of pages where keys lie in runs: lane l has in `run` where that of element l % 4 begins.
   template <typename CodeAt>
   __device__ __forceinline__ void copy_kept_of_runs(std::uint32_t tile, const std::uint8_t* run, int group_step,

@@ -33,14 +33,14 @@ __global__ void __launch_bounds__(kThreads, 8) merge_kernel(const __grid_constan
   RowStats joined{-INFINITY, 0};
   for (int base = 0; base < columns; base += kThreads) {
     const int column = base + static_cast<int>(threadIdx.x);
-    const float* out = p.partials.out + first * columns + min(column, columns - 1);
+    const float* out = p.partials.out + first * p.partials.stride + min(column, columns - 1);
     float value = 0;
     for (int begin = 0; begin < parts; begin += kAtOnce) {
       // A part without keys holds zeros: its values need not wait for its stats.
       float loaded[kAtOnce];
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u) {
-        loaded[u] = begin + u < parts ? out[static_cast<std::int64_t>(begin + u) * p.rows * columns] : 0.0f;
+        loaded[u] = begin + u < parts ? out[static_cast<std::int64_t>(begin + u) * p.rows * p.partials.stride] : 0.0f;
       }
       if (base == 0 && begin == 0) joined = join_parts(parts, lane, p.scales.exponent, p.keeps_rest(), stats);
       const int of_lane = begin + lane % kAtOnce;
@@ -60,22 +60,7 @@ __global__ void __launch_bounds__(kThreads, 8) merge_kernel(const __grid_constan
   }
 }
 
-__global__ void __launch_bounds__(kThreads) clear_kernel(unsigned* counters, int count) {
-  ptx::start_next_kernel();
-  ptx::wait_for_kernels_before();  // whoever counted is done
-  const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-  if (i < count) counters[i] = 0;
-}
-
 }  // namespace
-
-void launch_clear(unsigned* counters, std::int64_t count, cudaStream_t stream) {
-  launch("decode clear", clear_kernel,
-         {.ctas = grid_of((count + kThreads - 1) / kThreads),
-          .threads = kThreads,
-          .may_overlap = current_device_facts().major >= 9},
-         stream, counters, static_cast<int>(count));
-}
 
 void launch_merge(const Params& params, DType type, std::int64_t units, cudaStream_t stream) {
   const bool overlaps = current_device_facts().major >= 9;  // with the kernel before, for whose end it waits

@@ -43,8 +43,15 @@ static_assert(sizeof(ToldStats) == kToldBytes);
 
 // Results of parts of the keys, in the caller's workspace: of a unit's clusters.
 struct Partials {
-  float* out = nullptr;       // [units, clusters, rows, d_v], relative to the references; null: the results are final
+  float* out = nullptr;       // [units, clusters, rows, stride], relative to the references; null: results are final
   RowStats* stats = nullptr;  // [units, clusters, rows]
+  int stride = 0;             // d_v, rounded up to four
+};
+
+// CTAs of a unit count themselves when their parts are there: the last one joins these.
+struct Arrivals {
+  std::uint64_t* counters = nullptr;  // [units], of 48 bits of a tag and a count (ptx/tagged.h); null: nobody counts
+  std::uint64_t tag = 0;              // of this launch
 };
 
 // Where final results go.
@@ -60,8 +67,9 @@ struct Together {
   std::uint16_t* scores = nullptr;  // [units, tiles, rows, tile keys] fp16: compared scores, -inf where hidden
   // Of all visible keys: [units, splits, rows], or where lanes choose ToldStats [units, splits, teams, rows of lanes].
   RowStats* stats = nullptr;
-  int tiles = 0;                // of a unit
-  unsigned* arrived = nullptr;  // [units]: CTAs that have left their stats, of a cooperative launch; else null
+  int tiles = 0;  // of a unit
+  // Where CTAs that are no cluster keep scores: ToldStats with a tag, [units, splits, rows of lanes]; else null.
+  std::uint8_t* told = nullptr;
 };
 
 struct Params {
@@ -70,6 +78,7 @@ struct Params {
   Together together;
   Results results;
   Partials partials;
+  Arrivals arrivals;
   blocks::SumsView value_sums;  // rest = mean: of V, by the caller; null: rest = drop
   blocks::ValuesView values;    // and V, once more
   blocks::MaskTensor allowed, bias;

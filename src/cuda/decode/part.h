@@ -45,10 +45,15 @@ struct Part {
     part.band = {p.left, p.right, p.diagonal, tile::visible_keys(p.key_lengths, part.batch, p.n_k)};
     part.begin = part.band.begin(part.first_query);
     part.end = part.band.end(part.last_query);
-    const tile::KeyBlockRange blocks = tile::visible_key_blocks(part.band, part.first_query, part.last_query);
-    part.tiles =
-        tile::part_of_range({blocks.begin * C::kTilesPerBlock, blocks.end * C::kTilesPerBlock}, part.split, p.splits);
+    part.tiles = part.tiles_of<C>(p, part.split);
     return part;
+  }
+
+  // Of any of the unit's CTAs.
+  template <typename C>
+  __device__ __forceinline__ tile::TileRange tiles_of(const Params& p, int any_split) const {
+    const tile::KeyBlockRange blocks = tile::visible_key_blocks(band, first_query, last_query);
+    return tile::part_of_range({blocks.begin * C::kTilesPerBlock, blocks.end * C::kTilesPerBlock}, any_split, p.splits);
   }
 
   // Head of the key head's, and query, of row `row` of this part; past the last, of that.

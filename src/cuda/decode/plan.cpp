@@ -101,7 +101,7 @@ class Dealer {
         if (!stay || splits == 1) consider(splits, 1);
         if (device_.major >= 9 && splits > 1) consider(splits, splits);
       }
-      if (stay && packed == 1) consider_cooperative(most, found);
+      if (stay && packed == 1) consider_spread(most, found);
       if (stay) continue;
       // Beyond a cluster: the most that a number of rounds has room for.
       for (int rounds = 1; rounds <= 4; ++rounds) {
@@ -113,8 +113,8 @@ class Dealer {
   }
 
  private:
-  // Scores stay, and all CTAs of all units are resident at once.
-  void consider_cooperative(int most, Deal& found) const {
+  // Scores stay, and all CTAs of all units have a multiprocessor at once.
+  void consider_spread(int most, Deal& found) const {
     const std::int64_t splits = std::min<std::int64_t>(tiles_, slots_of(device_, 1, 1) / units_);
     if (device_.major < 9 || splits < 2) return;
     const Deal deal = deal_of(1, most, static_cast<int>(splits), 1, true);
@@ -147,7 +147,7 @@ class Dealer {
     const int tiles_of_cta = tile::divide_up(tiles_, splits);
     deal.teams.count = std::min(most, std::max(tiles_of_cta, 1));
     deal.teams.cluster = cluster;
-    deal.teams.cooperative = stay && splits > cluster ? 1 : 0;
+    deal.teams.spread = stay && splits > cluster ? 1 : 0;
     for (; deal.teams.count > 0; --deal.teams.count) {
       if (stay) deal.teams.stay = std::max(tile::divide_up(tiles_of_cta, deal.teams.count), 1);
       if (fits(deal.teams, packed)) break;
@@ -173,7 +173,7 @@ class Dealer {
     const auto joining = [&]() -> std::int64_t {
       if (splits == 1) return 0;
       if (cluster > 1) return (kClusterCycles + cluster * kClusterCtaCycles) * (kWarpRows + rows) / kWarpRows;
-      return kMergeCycles + splits * kMergePartCycles + (deal.teams.cooperative != 0 ? kCooperativeCycles : 0);
+      return kMergeCycles + splits * kMergePartCycles + (deal.teams.spread != 0 ? kCooperativeCycles : 0);
     };
     deal.cost = std::max(rounds * of_cta, of_card) + kCtaCycles +
                 (rounds - 1) * (packed > 1 ? kLaterCtaCycles : kCtaCycles) + joining();
@@ -221,16 +221,18 @@ Plan plan_of(int dim, const Problem& problem, const DeviceFacts& device, const C
   plan.cluster = deal.cluster;
   plan.ctas_per_multiprocessor = deal.ctas_per_multiprocessor;
   plan.layout = shared_layout(type, dim, plan.teams);
-  if (plan.merges()) {
+  if (plan.splits > plan.cluster) {
     const auto rows = static_cast<std::size_t>(plan.ctas() / plan.cluster) * static_cast<std::size_t>(plan.rows);
-    plan.stats_offset = aligned(rows * static_cast<std::size_t>(geometry.d_v) * sizeof(float));
+    plan.stats_offset = aligned(rows * static_cast<std::size_t>(partial_columns(geometry.d_v)) * sizeof(float));
     plan.workspace_bytes = plan.stats_offset + aligned(rows * kStatsBytes);
   }
-  if (plan.teams.cooperative != 0) {
-    const std::int64_t told = plan.ctas() * plan.teams.count * plan.teams.rows * kToldBytes;
+  if (plan.teams.spread != 0) {
     plan.whole_offset = plan.workspace_bytes;
-    plan.arrived_offset = plan.whole_offset + aligned(static_cast<std::size_t>(told));
-    plan.workspace_bytes = plan.arrived_offset + aligned(static_cast<std::size_t>(plan.units) * sizeof(unsigned));
+    plan.workspace_bytes += aligned(static_cast<std::size_t>(plan.ctas() * plan.teams.rows * kTaggedBytes));
+  }
+  if (plan.joins_last()) {
+    plan.arrived_offset = plan.workspace_bytes;
+    plan.workspace_bytes += aligned(static_cast<std::size_t>(plan.units) * sizeof(std::uint64_t));
   }
   if (plan.teams.chosen != 0 && plan.teams.stay == 0) {
     const auto rows =
@@ -260,8 +262,10 @@ std::string to_string(const Plan& plan) {
        << 32 * plan.teams.cta_warps() << " threads";
   if (plan.cluster > 1) text << ", clusters of " << plan.cluster;
   text << ", " << plan.layout.bytes << " bytes of shared memory, " << plan.ctas_per_multiprocessor
-       << " a multiprocessor" << (plan.teams.cooperative != 0 ? ", all at once" : "")
-       << (plan.merges() ? ", then a merge" : "") << "\nworkspace   " << plan.workspace_bytes << " bytes";
+       << " a multiprocessor"
+       << (plan.merges()       ? ", then a merge"
+           : plan.joins_last() ? ", the last of a unit joins"
+                               : "") << "\nworkspace   " << plan.workspace_bytes << " bytes";
   return text.str();
 }
 

@@ -14,6 +14,8 @@
 
 namespace dspattn::cuda::decode {
 
+inline constexpr int kMostOfLastCta = 1024;  // numbers that the last CTA joins: four a thread of eight warps
+
 struct Plan {
   int dim = 0;        // head dim the kernel is compiled for
   int rows = 0;       // of a unit
@@ -30,9 +32,13 @@ struct Plan {
   std::size_t workspace_bytes = 0;
 
   std::int64_t ctas() const { return units * splits; }
-  // A second kernel joins the results of a unit's clusters.
-  bool merges() const { return splits > cluster; }
+  // The last of a unit's CTAs joins their results, or where these are more than it does soon a second kernel.
+  bool joins_last() const { return splits > cluster && rows * dim <= kMostOfLastCta; }
+  bool merges() const { return splits > cluster && !joins_last(); }
 };
+
+// Of a row of partial results.
+constexpr int partial_columns(std::int64_t d_v) { return static_cast<int>((d_v + 3) / 4 * 4); }
 
 // Query rows of a key head: those of all heads that share it, side by side.
 std::int64_t rows_of_key_head(const core::Geometry& geometry);

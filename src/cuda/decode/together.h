@@ -335,6 +335,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) choice_kernel(const __grid_
   mail.open();
   Team<C> team(p, part, shared);
   ptx::wait_for_kernels_before();  // scores and stats are written
+  begin_arrivals(p, part);
   team.clear_weights();
   const RowStats* whole = read_stats(team, shared);
   Chooser<C>(team, whole).walk();

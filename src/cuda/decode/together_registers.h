@@ -148,8 +148,10 @@ struct TogetherRows {
     }
   }
 
-  // Scores of all of the team's tiles, after begin_keys().
-  __device__ __forceinline__ void score() {
+  // Scores of all of the team's tiles, after begin_keys(); `keeps`: for the choice.
+  __device__ __forceinline__ void score(bool keeps = true) {
+    reference = -INFINITY;
+    sum = 0;
     int index = team.first_tile();
     for (int number = 0; index < team.part.tiles.end; ++number, index += team.step()) {
       const int block = block_of<C>(index);
@@ -161,10 +163,10 @@ struct TogetherRows {
       team.load_k(index + 2 * team.step(), team.place(number & 1));
       const bool interior = team.weigher.plain && team.weigher.pages_are_there() && products.begin <= block &&
                             block + tile::kBlockKeys <= products.end;
-      hides = hides || !interior;
+      hides = hides || (keeps && !interior);
       each_half([&](int half, int i) {
         const HalfScores words = compare(scores, half, index, interior);
-        kept[static_cast<std::int64_t>(kept_step) * number + 32 * i] = words;
+        if (keeps) kept[static_cast<std::int64_t>(kept_step) * number + 32 * i] = words;
         add_up(words);
       });
     }
@@ -317,14 +319,14 @@ struct TogetherRows {
 
   // The same of kTiles tiles by shares, where no key of these is hidden and pruned ones do not count: without branches,
   // so that a group's instructions fill the time that another's take.
-  template <int kTiles>
+  template <int kTiles, bool kHalved = false>
   __device__ __forceinline__ void choose_plainly(const TileScores (&own_scores)[kChoiceTiles], float shift, float least,
                                                  Weights (&weights)[kChoiceTiles],
                                                  std::uint32_t (&codes)[kChoiceTiles]) {
     constexpr int kGroups = kTiles * kOwn;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) codes[i] = 0;
-    each_half([&](int half, int i) {
+    const auto visit = [&](int half, int i) {
       float shares[kGroups][4], sums[kGroups][4];
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
@@ -347,11 +349,27 @@ struct TogetherRows {
         packed[kOwn + own] = half == 0 ? packed[kOwn + own] : word;
         codes[group / kOwn] |= chosen.code() << (8 * (half * kOwn + own));
       }
-    });
+    };
+    if constexpr (kHalved) {
+      visit(g >> 2, 0);
+    } else {
+      each_half(visit);
+    }
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      if (halved) codes[i] |= __shfl_xor_sync(~0u, codes[i], 16);
+      if (kHalved || halved) codes[i] |= __shfl_xor_sync(~0u, codes[i], 16);
     }
+  }
+
+  // The same of a tile of which no key is hidden and that lies in one piece.
+  __device__ __forceinline__ void gather_seen(int index, std::uint32_t to, std::uint32_t codes) const {
+    const int of_lane = team.lane >> 4, shift = 2 * (team.lane >> 3 & 1);  // group, and which of its kept keys
+    const std::uint32_t even = __shfl_sync(~0u, codes, of_lane) >> shift;
+    const std::uint32_t odd = __shfl_sync(~0u, codes, 2 + of_lane) >> shift;
+    const PlainCopies<C> copies(team.p.v_row_bytes, team.p.results.out.columns, team.lane);
+    copies.copy_seen(to, team.run_of(team.v, team.p.v, index, 0) + 16 * (team.lane & 7), team.p.keys.group_step,
+                     elements_of(team.p.keys), [&](int i) { return (i % 2 == 0 ? even : odd) >> (8 * (i / 2)); },
+                     team.lane);
   }
 
   // Asks for the kept rows of V of tile `index`.
@@ -406,13 +424,19 @@ struct TogetherRows {
       team.sync();  // V is read
     };
     load(0);
+    // Two tiles at once, all in one run of instructions.
+    const bool straight = plain && halved && team.gathers_plainly() && team.p.pages.table == nullptr;
     int number = 0;
 #pragma unroll 1
     for (; number < tiles; number += kChoiceTiles) {
       std::uint32_t codes[kChoiceTiles] = {};
       const TileScores own[kChoiceTiles] = {next[0], next[1]};
       load(number + kChoiceTiles);
-      if (!plain) {
+      if (straight && number + 1 < tiles) {
+        choose_plainly<2, true>(own, shift, least, weights, codes);
+        gather_seen(team.first_tile() + number * team.step(), v_tile(number), codes[0]);
+        gather_seen(team.first_tile() + (number + 1) * team.step(), v_tile(number + 1), codes[1]);
+      } else if (!plain) {
 #pragma unroll 1
         for (int i = 0; i < min(kChoiceTiles, tiles - number); ++i) {
           const TileScores these = i == 0 ? own[0] : own[1];
@@ -432,8 +456,9 @@ struct TogetherRows {
       } else {
         choose_plainly<1>(own, shift, least, weights, codes);
       }
+      const int asked = straight && number + 1 < tiles ? kChoiceTiles : 0;  // tiles whose V is
 #pragma unroll 1
-      for (int i = 0; i < min(kChoiceTiles, tiles - number); ++i) {
+      for (int i = asked; i < min(kChoiceTiles, tiles - number); ++i) {
         gather(team.first_tile() + (number + i) * team.step(), v_tile(number + i), i == 0 ? codes[0] : codes[1]);
       }
       ptx::cp_async_commit();
