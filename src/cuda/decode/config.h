@@ -54,16 +54,16 @@ struct Config {
 
 // What a launch decides: how the warps are teamed, how many rows each has room for, and whether V's rows are gathered.
 struct Teams {
-  int warps = 1;        // of a team: 1, 2 or 4
-  int rows = 16;        // of a warp, rounded up to a power of two: 1, 2, 4, 8 or 16
-  int gather = 0;       // 1: only the kept rows of V are read: all rows of a key head keep the same
-  int count = 4;        // of a CTA
-  int cluster = 1;      // CTAs that send each other their results
-  int chosen = 0;       // 1: heads choose together, from scores that are there already
-  int lanes = 0;        // 1: of one query and few heads, kept as lanes have them (together_registers.h)
-  int stay = 0;         // and of so many tiles a team these stay in shared memory; 0: they are in the workspace
-  int scoring = 0;      // 1: these scores are what is computed, of K alone
-  int spread = 0;       // 1: and a unit's CTAs are no cluster: they tell each other by the workspace
+  int warps = 1;    // of a team: 1, 2 or 4
+  int rows = 16;    // of a warp, rounded up to a power of two: 1, 2, 4, 8 or 16
+  int gather = 0;   // 1: only the kept rows of V are read: all rows of a key head keep the same
+  int count = 4;    // of a CTA
+  int cluster = 1;  // CTAs that send each other their results
+  int chosen = 0;   // 1: heads choose together, from scores that are there already
+  int lanes = 0;    // 1: of one query and few heads, kept as lanes have them (together_registers.h)
+  int stay = 0;     // and of so many tiles a team these stay in shared memory; 0: they are in the workspace
+  int scoring = 0;  // 1: these scores are what is computed, of K alone
+  int spread = 0;   // 1: and a unit's CTAs are no cluster: they tell each other by the workspace
 
   DSPATTN_HOST_DEVICE constexpr int cta_warps() const { return warps * count; }
 };
@@ -86,7 +86,8 @@ inline constexpr int kRowsOfLanes = 8;  // at most, where lanes choose
 //
 //   stats    of every warp's rows: reference and sums
 //   whole    of every row, where heads choose together by the workspace: of all keys
-//   told     of every warp of the cluster, where scores stay: reference and sum of its rows, 8 bytes each; of the CTA's,
+//   told     of every warp of the cluster, where scores stay: reference and sum of its rows, 8 bytes each; of the
+//   CTA's,
 //            where CTAs tell each other by the workspace
 //   sent     of every CTA of a cluster: its rows' stats, and its results of those columns that this CTA joins
 //   arrived  two barriers, of what is told and of what is sent

@@ -20,8 +20,8 @@ constexpr std::int64_t kClusterCycles = 400;     // joining a cluster's results,
 constexpr std::int64_t kClusterCtaCycles = 500;  // of few rows
 constexpr std::int64_t kMergeCycles = 7500;      // a second kernel, and for each part that it joins
 constexpr std::int64_t kMergePartCycles = 150;
-constexpr std::int64_t kCooperativeCycles = 1500;  // clearing counters and waiting at them: fitted to the log
-constexpr std::int64_t kChoiceCycles = 20000;      // a kernel for scores before the one that chooses
+constexpr std::int64_t kTellingCycles = 1500;  // CTAs that are no cluster tell each other: fitted to the log
+constexpr std::int64_t kChoiceCycles = 20000;  // a kernel for scores before the one that chooses
 // Idle multiprocessors: with 64 of 132 at work the card reads 15 to 30 percent less, with 120 of them 3 percent.
 constexpr double kIdleLoss = 0.4;
 constexpr int kReserved = 1024;  // of a multiprocessor's shared memory, by every CTA
@@ -173,7 +173,7 @@ class Dealer {
     const auto joining = [&]() -> std::int64_t {
       if (splits == 1) return 0;
       if (cluster > 1) return (kClusterCycles + cluster * kClusterCtaCycles) * (kWarpRows + rows) / kWarpRows;
-      return kMergeCycles + splits * kMergePartCycles + (deal.teams.spread != 0 ? kCooperativeCycles : 0);
+      return kMergeCycles + splits * kMergePartCycles + (deal.teams.spread != 0 ? kTellingCycles : 0);
     };
     deal.cost = std::max(rounds * of_cta, of_card) + kCtaCycles +
                 (rounds - 1) * (packed > 1 ? kLaterCtaCycles : kCtaCycles) + joining();
@@ -265,7 +265,8 @@ std::string to_string(const Plan& plan) {
        << " a multiprocessor"
        << (plan.merges()       ? ", then a merge"
            : plan.joins_last() ? ", the last of a unit joins"
-                               : "") << "\nworkspace   " << plan.workspace_bytes << " bytes";
+                               : "")
+       << "\nworkspace   " << plan.workspace_bytes << " bytes";
   return text.str();
 }
 

@@ -122,6 +122,23 @@ struct Team {
     }
   }
 
+  // By codes of groups 4 q + t in byte q of lane t: group 2 i + lane / 16 is group 2 (i % 2) + lane / 16 of quad i / 2.
+  __device__ __forceinline__ void gather_of_lanes(int index, std::uint32_t to, std::uint32_t codes) const {
+    const std::uint32_t even = __shfl_sync(~0u, codes, lane >> 4);
+    const std::uint32_t odd = __shfl_sync(~0u, codes, 2 + (lane >> 4));
+    gather_plain(index, to, [&](int i) { return (i % 2 == 0 ? even : odd) >> (8 * (i / 2)); });
+  }
+  // The same where keys lie in one piece and none is hidden.
+  __device__ __forceinline__ void gather_seen(int index, std::uint32_t to, std::uint32_t codes) const {
+    const int shift = 2 * (lane >> 3 & 1);  // to this lane's of a group's two keys
+    const std::uint32_t even = __shfl_sync(~0u, codes, lane >> 4) >> shift;
+    const std::uint32_t odd = __shfl_sync(~0u, codes, 2 + (lane >> 4)) >> shift;
+    PlainCopies<C>(p.v_row_bytes, p.results.out.columns, lane)
+        .copy_seen(
+            to, run_of(v, p.v, index, 0) + 16 * (lane & 7), p.keys.group_step, elements_of(p.keys),
+            [&](int i) { return (i % 2 == 0 ? even : odd) >> (8 * (i / 2)); }, lane);
+  }
+
   // All rows of a tile. A thread always has the same element of its groups.
   __device__ __forceinline__ void load_tile(std::uint32_t to, const Bits<C>* base, const blocks::RowsView& view,
                                             std::uint32_t row_bytes, int columns, int of_v, int index) const {

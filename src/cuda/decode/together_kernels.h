@@ -40,7 +40,8 @@ __device__ __forceinline__ void tell_part(const Team<C>& team, const TogetherRow
   const int row = static_cast<int>(threadIdx.x);
   if (row >= p.teams.rows) return;
   ToldStats joined{-INFINITY, 0};
-  for (int i = 0; i < p.teams.count; ++i) joined.reference = fmaxf(joined.reference, told[i * p.teams.rows + row].reference);
+  for (int i = 0; i < p.teams.count; ++i)
+    joined.reference = fmaxf(joined.reference, told[i * p.teams.rows + row].reference);
   for (int i = 0; i < p.teams.count; ++i) {
     const ToldStats& own = told[i * p.teams.rows + row];
     joined.sum += own.sum * part_factor(own, joined.reference, p.scales.exponent);

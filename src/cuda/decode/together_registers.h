@@ -318,14 +318,12 @@ struct TogetherRows {
   }
 
   // The same of kTiles tiles by shares, where no key of these is hidden and pruned ones do not count: without branches,
-  // so that a group's instructions fill the time that another's take.
+  // so that a group's instructions fill the time that another's take. `codes` are 0 before.
   template <int kTiles, bool kHalved = false>
   __device__ __forceinline__ void choose_plainly(const TileScores (&own_scores)[kChoiceTiles], float shift, float least,
                                                  Weights (&weights)[kChoiceTiles],
                                                  std::uint32_t (&codes)[kChoiceTiles]) {
     constexpr int kGroups = kTiles * kOwn;
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) codes[i] = 0;
     const auto visit = [&](int half, int i) {
       float shares[kGroups][4], sums[kGroups][4];
 #pragma unroll
@@ -350,35 +348,17 @@ struct TogetherRows {
         codes[group / kOwn] |= chosen.code() << (8 * (half * kOwn + own));
       }
     };
-    if constexpr (kHalved) {
-      visit(g >> 2, 0);
-    } else {
-      each_half(visit);
-    }
+    kHalved ? visit(g >> 2, 0) : each_half(visit);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       if (kHalved || halved) codes[i] |= __shfl_xor_sync(~0u, codes[i], 16);
     }
   }
 
-  // The same of a tile of which no key is hidden and that lies in one piece.
-  __device__ __forceinline__ void gather_seen(int index, std::uint32_t to, std::uint32_t codes) const {
-    const int of_lane = team.lane >> 4, shift = 2 * (team.lane >> 3 & 1);  // group, and which of its kept keys
-    const std::uint32_t even = __shfl_sync(~0u, codes, of_lane) >> shift;
-    const std::uint32_t odd = __shfl_sync(~0u, codes, 2 + of_lane) >> shift;
-    const PlainCopies<C> copies(team.p.v_row_bytes, team.p.results.out.columns, team.lane);
-    copies.copy_seen(to, team.run_of(team.v, team.p.v, index, 0) + 16 * (team.lane & 7), team.p.keys.group_step,
-                     elements_of(team.p.keys), [&](int i) { return (i % 2 == 0 ? even : odd) >> (8 * (i / 2)); },
-                     team.lane);
-  }
-
   // Asks for the kept rows of V of tile `index`.
   __device__ __forceinline__ void gather(int index, std::uint32_t to, std::uint32_t codes) const {
     if (team.gathers_plainly()) {
-      // Group 2 i + lane / 16 is group 2 (i % 2) + lane / 16 of quad i / 2.
-      const std::uint32_t even = __shfl_sync(~0u, codes, team.lane >> 4);
-      const std::uint32_t odd = __shfl_sync(~0u, codes, 2 + (team.lane >> 4));
-      team.gather_plain(index, to, [&](int i) { return (i % 2 == 0 ? even : odd) >> (8 * (i / 2)); });
+      team.gather_of_lanes(index, to, codes);
       return;
     }
     std::uint8_t* bytes = team.tiles.codes;
@@ -434,8 +414,8 @@ struct TogetherRows {
       load(number + kChoiceTiles);
       if (straight && number + 1 < tiles) {
         choose_plainly<2, true>(own, shift, least, weights, codes);
-        gather_seen(team.first_tile() + number * team.step(), v_tile(number), codes[0]);
-        gather_seen(team.first_tile() + (number + 1) * team.step(), v_tile(number + 1), codes[1]);
+        team.gather_seen(team.first_tile() + number * team.step(), v_tile(number), codes[0]);
+        team.gather_seen(team.first_tile() + (number + 1) * team.step(), v_tile(number + 1), codes[1]);
       } else if (!plain) {
 #pragma unroll 1
         for (int i = 0; i < min(kChoiceTiles, tiles - number); ++i) {
@@ -456,9 +436,8 @@ struct TogetherRows {
       } else {
         choose_plainly<1>(own, shift, least, weights, codes);
       }
-      const int asked = straight && number + 1 < tiles ? kChoiceTiles : 0;  // tiles whose V is
 #pragma unroll 1
-      for (int i = asked; i < min(kChoiceTiles, tiles - number); ++i) {
+      for (int i = straight && number + 1 < tiles ? kChoiceTiles : 0; i < min(kChoiceTiles, tiles - number); ++i) {
         gather(team.first_tile() + (number + i) * team.step(), v_tile(number + i), i == 0 ? codes[0] : codes[1]);
       }
       ptx::cp_async_commit();

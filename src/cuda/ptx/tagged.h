@@ -51,8 +51,8 @@ __device__ __forceinline__ void open_counter(std::uint64_t* counter, std::uint64
   }
 #endif
 }
-// By one thread, after a barrier of its CTA: which arrival this is, from 0 on. The CTA has written what it wrote for whoever
-// arrives later.
+// By one thread, after a barrier of its CTA: which arrival this is, from 0 on. The CTA has written what it wrote for
+// whoever arrives later.
 __device__ __forceinline__ unsigned arrive_at(std::uint64_t* counter) {
   std::uint64_t before = 0;
 #if __CUDA_ARCH__ >= 700

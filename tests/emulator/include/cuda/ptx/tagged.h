@@ -1,5 +1,5 @@
-// What CTAs tell each other through global memory, emulated: accesses happen at once. Blocks run one after the other, so
-// that the first one waits for the others in vain, or side by side (DSPATTN_EMULATOR_SIDE_BY_SIDE).
+// What CTAs tell each other through global memory, emulated: accesses happen at once. Blocks run one after the other,
+// so that the first one waits for the others in vain, or side by side (DSPATTN_EMULATOR_SIDE_BY_SIDE).
 #pragma once
 
 #include <cuda_runtime.h>
