@@ -404,7 +404,6 @@ struct TogetherRows {
       team.sync();  // V is read
     };
     load(0);
-    // Two tiles at once, all in one run of instructions.
     const bool straight = plain && halved && team.gathers_plainly() && team.p.pages.table == nullptr;
     int number = 0;
 #pragma unroll 1
