@@ -118,9 +118,9 @@ TEST(BackwardPlan, TheLongestWalksOfTheLastHeadsComeFirstUnderADiagonal) {
 TEST(BackwardPlan, TheWorkspaceIsLinearInTheRows) {
   Problem one = problem_of(1, 2, 2, 1024, 1024, 64), two = problem_of(1, 2, 2, 2048, 2048, 64);
   const std::size_t bytes = plan_of(one, 64).scratch.bytes;
-  // Of every row Q and dO in 16 bits, two sums of dQ in 32, two numbers.
-  EXPECT_GE(bytes, std::size_t{2} * 1024 * (64 * (2 + 2 + 8) + 8));
-  EXPECT_LE(bytes, std::size_t{2} * 1024 * (64 * (2 + 2 + 8) + 8) + 4096);
+  // Of every row Q and dO in 16 bits, two sums of dQ in 32, a log-sum-exp and D, twice.
+  EXPECT_GE(bytes, std::size_t{2} * 1024 * (64 * (2 + 2 + 8) + 12));
+  EXPECT_LE(bytes, std::size_t{2} * 1024 * (64 * (2 + 2 + 8) + 12) + 4096);
   EXPECT_LE(plan_of(two, 64).scratch.bytes, 2 * bytes);
   one.mask.causal = two.mask.causal = true;
   EXPECT_LT(plan_of(one, 64).scratch.bytes, bytes);
@@ -172,7 +172,7 @@ TEST(BackwardPlan, PartsOfTheWorkspaceDoNotOverlap) {
   EXPECT_LE(at.counts + 2 * tiles * 4, at.q);
   EXPECT_LE(at.q + tiles * 64 * 128 * 2, at.d_out);
   EXPECT_LE(at.d_out + tiles * 64 * 128 * 2, at.numbers);
-  EXPECT_LE(at.numbers + tiles * (64 * 8 + kTileNumberBytes), at.sums);
+  EXPECT_LE(at.numbers + tiles * (64 * 8 + kMarkCopies * 4), at.sums);
   EXPECT_LE(at.sums + 2 * tiles * 64 * 128 * 4, at.bytes);
   for (const std::size_t offset :
        {at.taken, at.prepared, at.finished, at.ready, at.counts, at.q, at.d_out, at.numbers, at.sums}) {
@@ -188,6 +188,20 @@ TEST(BackwardPlan, SaysWhatItDoes) {
   const std::string text = to_string(plan_of(problem_of(2, 4, 4, 1024, 1024, 128), 128));
   EXPECT_NE(text.find("two sums"), std::string::npos) << text;
   EXPECT_NE(text.find("64 CTAs of 384 threads"), std::string::npos) << text;
+}
+
+// What a lane loads of a tile's numbers, 16 bytes at a time, is what its accumulators ask for.
+TEST(BackwardPlan, LanesLoadNumbersInTheOrderOfTheirAccumulators) {
+  for (int t = 0; t < 4; ++t) {
+    for (int j = 0; j < 8; ++j) {
+      for (int h = 0; h < 2; ++h) {
+        const int row = 8 * j + 2 * t + h;
+        EXPECT_EQ(lse_place(row), 16 * (j / 2) + 4 * t + 2 * (j % 2) + h);
+        EXPECT_EQ(d_place(row, 1), row);
+        EXPECT_EQ(d_place(row, 2), 16 * j + 4 * t + h);
+      }
+    }
+  }
 }
 
 }  // namespace

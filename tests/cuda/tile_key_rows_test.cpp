@@ -77,7 +77,7 @@ TEST(KeyRows, LanesChooseWhatOneLaneWould) {
     const std::uint32_t x[4] = {draw(), draw(), draw(), draw()};
     const KeptElements two = kept_elements(keep_two_of_four(x[0], x[1], x[2], x[3]));
     const KeptElements one = kept_elements(keep_one_of_two(x[0], x[1], x[2], x[3]));
-    const HalfGroup half[2] = {half_group(x[0], x[1]), half_group(x[2], x[3])};
+    const HalfGroup half[2] = {half_group(x[0], x[1], 0), half_group(x[2], x[3], ~0u)};
     for (int lane = 0; lane < 2; ++lane) {
       const KeptHalf kept =
           keep_two_of_four(x[2 * lane], x[2 * lane + 1], half[lane], half[1 - lane], lane == 0 ? 0u : ~0u);

@@ -87,6 +87,22 @@ DSPATTN_HOST_DEVICE inline std::uint32_t greater_equal_f16x2(std::uint32_t a, st
 #endif
 }
 
+// 0xFFFF in each half where a >= -b, else 0; false when either is NaN. All bits the other way around where `flip` is
+// not 0: that too is one instruction, but for the predicate that it is made from.
+DSPATTN_HOST_DEVICE inline std::uint32_t greater_equal_minus_f16x2(std::uint32_t a, std::uint32_t b,
+                                                                   std::uint32_t flip) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("{.reg .pred p; .reg .b32 minus_b; setp.ne.b32 p, %3, 0; neg.f16x2 minus_b, %2; "
+      "set.ge.xor.u32.f16x2 %0, %1, minus_b, p;}"
+      : "=r"(result)
+      : "r"(a), "r"(b), "r"(flip));
+  return result;
+#else
+  return greater_equal_f16x2(a, b ^ 0x80008000u) ^ (flip != 0 ? ~0u : 0u);
+#endif
+}
+
 // Bitwise mask ? a : b.
 DSPATTN_HOST_DEVICE inline std::uint32_t bit_select(std::uint32_t mask, std::uint32_t a, std::uint32_t b) {
 #if defined(__CUDA_ARCH__)

@@ -26,13 +26,18 @@ constexpr KeyMap key_row_map(Pattern pattern, Grouping grouping, int tile_keys) 
   return key_map(pattern, grouping, tile_keys);
 }
 
-// Half of a group: its larger and its smaller score.
+// Half of a group: its larger and its smaller score; in lanes with elements 2 and 3 those of the scores times -1. Then
+// whether a smaller score of one lane is at least the larger one of the other is, in either lane, whether the sum of
+// their `low` is at least 0: so both find it out by the same comparison of what is their own with what is not.
 struct HalfGroup {
   std::uint32_t high;
   std::uint32_t low;
 };
-DSPATTN_HOST_DEVICE inline HalfGroup half_group(std::uint32_t first, std::uint32_t second) {
-  return {ptx::max_f16x2(first, second), ptx::min_f16x2(first, second)};
+// `upper` is ~0 in lanes with elements 2 and 3, else 0.
+DSPATTN_HOST_DEVICE inline HalfGroup half_group(std::uint32_t first, std::uint32_t second, std::uint32_t upper) {
+  const std::uint32_t sign = upper != 0 ? 0xBC00BC00u : 0x3C003C00u;  // -1 or 1, twice
+  const std::uint32_t a = ptx::multiply_f16x2(first, sign), b = ptx::multiply_f16x2(second, sign);
+  return {ptx::max_f16x2(a, b), ptx::min_f16x2(a, b)};
 }
 
 // 0xFFFF in each half, a query, that keeps the lane's first or second key.
@@ -41,21 +46,18 @@ struct KeptHalf {
   std::uint32_t second;
 };
 
-// Of a lane's half, when `other` is the other lane's. `upper` is ~0 in lanes with elements 2 and 3, else 0: ties keep
-// the lower element. The masks are those of keep_two_of_four() (select.h).
+// Of a lane's half, when `other` is the other lane's. Ties keep the lower element. The masks are those of
+// keep_two_of_four() (select.h).
 DSPATTN_HOST_DEVICE inline KeptHalf keep_two_of_four(std::uint32_t first, std::uint32_t second, const HalfGroup& own,
                                                      const HalfGroup& other, std::uint32_t upper) {
   using namespace ptx;
-  constexpr int kOrUnless = 0xF4;  // x | y & ~z
-  constexpr int kOrIf = 0xF8;      // x | y & z
-  constexpr int kUnless = 0xF1;    // x | ~y & ~z
-  constexpr int kIf = 0xF2;        // x | ~y & z
-  const std::uint32_t both =
-      lop3<kOrUnless>(greater_f16x2(own.low, other.high), greater_equal_f16x2(own.low, other.high), upper);
-  const std::uint32_t none =
-      lop3<kOrIf>(greater_f16x2(other.low, own.high), greater_equal_f16x2(other.low, own.high), upper);
+  // In lower lanes: low >= the other's high, so both stay; high >= the other's low, so one stays at least. In upper
+  // lanes, whose answers are the other way around: the other's high > low, so one goes at least ... both stay.
+  const std::uint32_t x = greater_equal_minus_f16x2(own.low, other.low, upper);
+  const std::uint32_t y = greater_equal_minus_f16x2(own.high, other.high, upper);
   const std::uint32_t second_larger = greater_f16x2(second, first);
-  return {lop3<kUnless>(both, none, second_larger), lop3<kIf>(both, none, second_larger)};
+  constexpr int kMajority = 0xE8, kMajorityUnless = 0xD4;  // of x, y and z; of x, y and ~z
+  return {lop3<kMajorityUnless>(x, y, second_larger), lop3<kMajority>(x, y, second_larger)};
 }
 
 // The larger of the two, as keep_one_of_two().

@@ -68,6 +68,7 @@ BackwardParams params_of(const BackwardKernel& kernel, const BackwardPlan& plan,
   p.type = kernel.type;
   p.dim = plan.dim;
   p.tile_q = plan.tile_q;
+  p.d_copies = plan.d_copies;
   p.d = static_cast<int>(geometry.d);
   p.value_d = static_cast<int>(geometry.d_v);
   p.d_q_scale = static_cast<float>(geometry.scale);

@@ -68,11 +68,11 @@ struct Config {
   static constexpr bool kCountsLater = kKeys == 2 * kTileQ;
 
   static constexpr bool kScoresAhead = kDim <= 64;
-  // Log-sum-exps and D of so many pairs of rows are loaded before the products are waited for; dS is announced a step
-  // later, when its stores have long arrived. Both by measurement: at d = 64 they cost more than they save.
-  static constexpr int kNumbersAhead = kDim <= 64 ? 0 : 4;
-  static constexpr bool kLateAnnounce = kDim == 128;
   static constexpr int kStages = kDim <= 64 ? 4 : kDim <= 128 ? 3 : 2;  // of Q and dO
+  // Of 2:4 so many pairs of queries are pruned while products run, the others beside exponentials; of 1:2, whose
+  // groups do not ask another lane, all of them. By measurement.
+  static constexpr int kPrunedAhead = kSelectionRule == Selection::one_of_two ? 0 : kDim <= 64 ? 4 : kTileQ / 8;
+  static constexpr int kCopiesOfD = kDim <= 64 ? 2 : 1;  // in shared memory: see TileNumbers
   // Of K and V: where there is room, those of the next item are loaded beside this one's.
   static constexpr int kKeySlots = kDim <= 192 ? 2 : 1;
   static constexpr int kValueSlots = kDim <= 64 ? 2 : 1;

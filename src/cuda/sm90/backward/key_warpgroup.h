@@ -23,26 +23,32 @@ struct KeyWarpgroup {
   Shared<C>& shared;
   int number = 0;       // of query tiles so far; stages and parities follow from it, which saves registers
   int item_number = 0;  // of this CTA's items
-  int part = C::kSplit == Split::keys ? uniform(index()) : 0;  // of the key tile
+  int index = uniform(static_cast<int>(threadIdx.x) / 128 - 1);  // of the key warpgroup
+  int part = C::kSplit == Split::keys ? index : 0;               // of the key tile
+  // Found once: reading the special register again waits behind the products that are issued.
+  std::uint32_t own_thread = ptx::held(threadIdx.x & 127);
 
-  __device__ __forceinline__ static int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)) & 127; }
-  __device__ __forceinline__ static bool leads_warp() { return (thread() & 31) == 0; }
-  __device__ __forceinline__ static int index() { return (ptx::opaque(static_cast<int>(threadIdx.x)) >> 7) - 1; }
+  __device__ __forceinline__ int thread() const { return ptx::opaque(static_cast<int>(own_thread)); }
+  __device__ __forceinline__ bool leads_warp() const { return (thread() & 31) == 0; }
   __device__ __forceinline__ static int stage_of(int tile) {
     return static_cast<int>(static_cast<unsigned>(tile) % C::kStages);
   }
   __device__ __forceinline__ int stage() const { return stage_of(number); }
-  __device__ __forceinline__ static Ring<C::kStages> ring_of(int tile) {
-    return {stage_of(tile), static_cast<int>(static_cast<unsigned>(tile) / C::kStages & 1)};
-  }
-  __device__ __forceinline__ Ring<C::kStages> ring() const { return ring_of(number); }
-
   __device__ __forceinline__ static void await(const std::uint64_t& barrier, int parity) {
     ptx::mbarrier_wait(ptx::shared_address(&barrier), parity);
   }
-  __device__ __forceinline__ static void arrive(const std::uint64_t& barrier) {
+  __device__ __forceinline__ void arrive(const std::uint64_t& barrier) const {
     __syncwarp();  // what the other lanes have read or written, too
     ptx::mbarrier_arrive_if(ptx::shared_address(&barrier), leads_warp() ? 1u : 0u);
+  }
+
+  __device__ __forceinline__ static int parity_of(int tile) {
+    return static_cast<int>(static_cast<unsigned>(tile) / C::kStages & 1);
+  }
+  // Query tile number `tile` is there.
+  __device__ __forceinline__ void await_full(int tile) const { await(shared.full[stage_of(tile)], parity_of(tile)); }
+  __device__ __forceinline__ std::uint32_t is_full(int tile) const {
+    return ptx::mbarrier_test(ptx::shared_address(&shared.full[stage_of(tile)]), parity_of(tile));
   }
 
   __device__ __forceinline__ const Item& item() const { return shared.items[item_number % 2]; }
@@ -64,16 +70,20 @@ struct KeyWarpgroup {
 
     // Arrivals at barriers come behind this, lest they overtake the loads (ptx/barrier.h).
     __device__ __forceinline__ Marks settled() const {
-      Marks marks{masked | has_nan << 1, seen};
-      ptx::pin(marks.words);
-      return marks;
+      const std::uint32_t any_masked = __all_sync(~0u, masked == 0 ? 1 : 0) != 0 ? 0 : 1;
+      const std::uint32_t any_nan = __all_sync(~0u, has_nan == 0 ? 1 : 0) != 0 ? 0 : 2;
+      return {any_masked | any_nan, seen};
     }
   };
-  __device__ __forceinline__ LoadedMarks marks_of(int stage) const {
-    const int copy = thread() % kMarkCopies;
+  // Of a tile that is there.
+  __device__ __forceinline__ LoadedMarks marks_of(int tile) const {
+    const int stage = stage_of(tile), copy = thread() % kMarkCopies;
     LoadedMarks marks{static_cast<std::uint32_t>(shared.facts[stage].masked[copy]),
                       static_cast<std::uint32_t>(shared.numbers[stage].has_nan[copy]), ~0u};
     if (params.mask_words.data != nullptr) {
+      // Waits for nothing, but is a loop: what has none the compiler makes instructions with a predicate, and those too
+      // that are not executed wait behind the products that are issued.
+      await_full(tile);
       marks.seen = params.mask_words
                        .data[std::int64_t{shared.facts[stage].mask_tile + part} * tile::kMaskWordsOfTile + thread()];
     }
@@ -126,9 +136,8 @@ struct KeyWarpgroup {
     const int slot = number % C::kDScoreSlots;
     if (is_free == 0) await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
     store_key_tile<C>(shared.d_scores[slot], part, thread(), d_scores);
-    if (!C::kLateAnnounce) announce_d_scores(number);
   }
-  // It is there for the query warpgroup. Late: the fence waits until all is stored.
+  // It is there for the query warpgroup. Where that can be, a step later: the fence waits until all is stored.
   __device__ __forceinline__ void announce_d_scores(int tile, bool is_stored = true) const {
     ptx::fence_async_proxy();
     __syncwarp();  // for the other lanes, too
@@ -142,7 +151,7 @@ struct KeyWarpgroup {
   }
   // Before that: what all four warps have stored is there for the tensor core.
   __device__ __forceinline__ void sync_d_scores() const {
-    ptx::named_barrier_sync(barrier_number(NamedBarrier::keys) + index(), 128);
+    ptx::named_barrier_sync(barrier_number(NamedBarrier::keys) + index, 128);
   }
 
   __device__ __forceinline__ void store_gradients(const Gradient<C>& d_k, const Gradient<C>& d_v) const {
@@ -156,7 +165,7 @@ struct KeyWarpgroup {
                                               Gradient<C>& d_v) {
     arrive(shared.keys_free[item_number % 2]);
     if (steps > 0) {
-      if (C::kLateAnnounce) announce_d_scores(number - 1);
+      announce_d_scores(number - 1);
       const int last = stage_of(number - 1);
       sync_d_scores();
       ptx::wgmma_fence();
@@ -169,6 +178,14 @@ struct KeyWarpgroup {
     store_gradients(d_k, d_v);
   }
 
+  // dK of the step before, whose dS is announced and, when all four warps have stored theirs, there. Behind other
+  // products: the fence and the meeting take as long as those do.
+  __device__ __forceinline__ void issue_d_k_before(Gradient<C>& d_k, int i, int before) {
+    announce_d_scores(number - 1, i > 0);
+    sync_d_scores();
+    issue_d_k(d_k, number + C::kDScoreSlots - 1, before, i > 1);
+  }
+
   // Everything of 64 keys. A step's scores are computed behind dV of the step before, its dP before that step's dK: the
   // second two while the scores are pruned. In the first step weights and dS of the step before are zeros, and its own
   // tile, which is finite, stands for the one before.
@@ -179,31 +196,31 @@ struct KeyWarpgroup {
     for (int i = 0; i < steps; ++i) {
       const int before = stage_of(i > 0 ? number - 1 : number);
       TileScores<C> scores;
-      ring().await_full(shared.full);
+      await_full(number);
       ptx::wgmma_fence();
       issue_gradient<C>(d_v, weights, shared.d_out[before]);
       issue_scores<C>(scores, k(), part, shared.q[stage()]);
       ptx::wgmma_commit();
-      const LoadedMarks loaded_marks = marks_of(stage());
+      const LoadedMarks loaded_marks = marks_of(number);
       copy_bias(number);
       ptx::wgmma_wait<0>();
       const Marks marks = loaded_marks.settled();
       pack(weights, scores, marks);
-      const OtherHalves<C> others(weights);
-      if (C::kLateAnnounce) announce_d_scores(number - 1, i > 0);
       TileScores<C> d_weights;  // in the registers of the scores, which are packed
-      sync_d_scores();
+      load_minus_d<C>(shared.numbers[stage()].minus_d, thread(), d_weights);
+      const Halves<C> halves(weights, thread());
       ptx::wgmma_fence();
-      issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
-      issue_d_k(d_k, number + C::kDScoreSlots - 1, before, i > 1);
+      issue_scores<C, true>(d_weights, v(), part, shared.d_out[stage()]);
       ptx::wgmma_commit();
-      NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
-      const std::uint32_t is_free = is_place_free();
-      prune<C>(weights, others, marks.tells_masked(), thread());
-      numbers.load();
-      ptx::wgmma_wait<0>();
+      issue_d_k_before(d_k, i, before);
+      ptx::wgmma_commit();
+      prune_ahead<C>(weights, halves, marks.has_nan(), marks.tells_masked());
+      const RowLses<C> lses(shared.numbers[stage()].lse, thread());
+      ptx::wgmma_wait<1>();
       TileOperand<C> d_scores;
-      weigh<C>(params, numbers, marks.has_nan(), weights, d_weights, d_scores);
+      prune_and_weigh<C>(params, halves, lses, marks.has_nan(), weights, d_weights, d_scores);
+      ptx::wgmma_wait<0>();
+      const std::uint32_t is_free = is_place_free();
       if (i > 0) arrive(shared.empty[before]);
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       store_d_scores(d_scores, is_free);
@@ -214,16 +231,15 @@ struct KeyWarpgroup {
   }
 
   // The same where registers suffice to compute the scores of the next step and the gradients of the one before while
-  // this step's elements are worked on (kScoresAhead). All products are issued in one go: every batch of them begins
-  // with the warpgroup's four warps waiting for each other.
+  // this step's elements are worked on (kScoresAhead).
   __device__ __forceinline__ void run_keys_ahead(int steps) {
     Gradient<C> d_k = {}, d_v = {};
     TileOperand<C> weights = {};
     TileScores<C> scores;
     Marks marks = {};
     if (steps > 0) {
-      ring().await_full(shared.full);
-      marks = marks_of(stage()).settled();
+      await_full(number);
+      marks = marks_of(number).settled();
       copy_bias(number);
       ptx::wgmma_fence();
       issue_scores<C>(scores, k(), part, shared.q[stage()]);
@@ -235,32 +251,29 @@ struct KeyWarpgroup {
       const int before = stage_of(i > 0 ? number - 1 : number);
       // The last step computes its own scores once more, for nobody: a branch would keep the old ones in registers.
       const int next = i + 1 < steps ? number + 1 : number;
-      const Ring<C::kStages> next_ring = ring_of(next);
-      const std::uint32_t is_full = next_ring.test_full(shared.full);
       PackedTile<C> packed;
       pack(packed, scores, marks);
-      const OtherHalves<C> others(packed);
-      if (C::kLateAnnounce) announce_d_scores(number - 1, i > 0);
-      if (is_full == 0) next_ring.await_full(shared.full);
+      const std::uint32_t next_is_full = is_full(next);
       TileScores<C> d_weights;
-      sync_d_scores();
+      load_minus_d<C>(shared.numbers[stage()].minus_d, thread(), d_weights);
+      const Halves<C> halves(packed, thread());
+      if (next_is_full == 0) await_full(next);
       ptx::wgmma_fence();
-      issue_scores<C>(d_weights, v(), part, shared.d_out[stage()]);
+      issue_scores<C, true>(d_weights, v(), part, shared.d_out[stage()]);
       issue_gradient<C>(d_v, weights, shared.d_out[before]);
-      issue_d_k(d_k, number + C::kDScoreSlots - 1, before, i > 1);
+      issue_d_k_before(d_k, i, before);
       ptx::wgmma_commit();
       issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
       ptx::wgmma_commit();
       if (next > number) copy_bias(next);
-      NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
-      prune<C>(packed, others, marks.tells_masked(), thread());
       // What is loaded behind products comes late: none of it is needed before these are done.
-      numbers.load();
-      const std::uint32_t is_free = is_place_free();
-      const LoadedMarks next_marks = marks_of(stage_of(next));
+      const LoadedMarks next_marks = marks_of(next);
+      prune_ahead<C>(packed, halves, marks.has_nan(), marks.tells_masked());
+      const RowLses<C> lses(shared.numbers[stage()].lse, thread());
       ptx::wgmma_wait<1>();
       TileOperand<C> d_scores;
-      weigh<C>(params, numbers, marks.has_nan(), packed, d_weights, d_scores);
+      prune_and_weigh<C>(params, halves, lses, marks.has_nan(), packed, d_weights, d_scores);
+      const std::uint32_t is_free = is_place_free();
       marks = next_marks.settled();
       if (i > 0) arrive(shared.empty[before]);
 #pragma unroll
@@ -284,7 +297,7 @@ struct KeyWarpgroup {
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       TileScores<C> scores;
-      ring().await_full(shared.full);
+      await_full(number);
       copy_bias(number);
       if (i > 0) issue_gradients();
       ptx::wgmma_fence();
@@ -292,16 +305,15 @@ struct KeyWarpgroup {
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       if (i > 0) arrive(shared.empty[stage_of(number - 1)]);
-      const Marks marks = marks_of(stage()).settled();
+      const Marks marks = marks_of(number).settled();
       pack(weights, scores, marks);
-      prune<C>(weights, OtherHalves<C>(weights), marks.tells_masked(), thread());
+      prune<C>(weights, Halves<C>(weights, thread()), marks.tells_masked());
       const int slot = number % 2;
       await(shared.handed.empty[slot], (number / 2 & 1) ^ 1);
       hand_over<C>(shared.handed.words[slot], thread(), weights);
       ptx::mbarrier_arrive(ptx::shared_address(&shared.handed.full[slot]));
-      NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
-      numbers.load();
-      weigh<C>(params, numbers, marks.has_nan(), weights);
+      const RowLses<C> lses(shared.numbers[stage()].lse, thread());
+      weigh<C>(params, lses, marks.has_nan(), weights);
       ++number;
     }
     arrive(shared.keys_free[item_number % 2]);
@@ -320,24 +332,24 @@ struct KeyWarpgroup {
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       TileScores<C> d_weights;
-      ring().await_full(shared.full);
+      await_full(number);
+      load_minus_d<C>(shared.numbers[stage()].minus_d, thread(), d_weights);
       ptx::wgmma_fence();
-      issue_scores<C>(d_weights, v(), 0, shared.d_out[stage()]);
+      issue_scores<C, true>(d_weights, v(), 0, shared.d_out[stage()]);
       ptx::wgmma_commit();
       TileOperand<C> weights, d_scores;
       const int slot = number % 2;
       const bool has_nan = shared.numbers[stage()].has_nan[thread() % kMarkCopies] != 0;
       const std::uint32_t is_free = is_place_free();
-      NumbersAhead<C> numbers(shared.numbers[stage()].rows, thread());
-      numbers.load();
+      const RowLses<C> lses(shared.numbers[stage()].lse, thread());
       await(shared.handed.full[slot], number / 2 & 1);
       take_over<C>(shared.handed.words[slot], thread(), weights);
       ptx::wgmma_wait<0>();
-      weigh<C>(params, numbers, has_nan, weights, d_weights, d_scores);
+      weigh<C>(params, lses, has_nan, weights, d_weights, d_scores);
       ptx::mbarrier_arrive(ptx::shared_address(&shared.handed.empty[slot]));
       if (i + 1 == steps) arrive(shared.values_free[item_number % 2]);
       store_d_scores(d_scores, is_free);
-      if (C::kLateAnnounce) announce_d_scores(number);
+      announce_d_scores(number);
       sync_d_scores();
       ptx::wgmma_fence();
       issue_d_k(d_k, number, stage(), true);
@@ -363,7 +375,7 @@ struct KeyWarpgroup {
         run_keys_ahead(steps);
       } else if constexpr (C::kSplit == Split::keys) {
         run_keys(steps);
-      } else if (uniform(index()) == 0) {
+      } else if (index == 0) {
         run_scores(steps);
       } else {
         run_d_scores(steps);

@@ -20,18 +20,28 @@ struct RowNumbers {
   float d;
 };
 
+// Of a lane's two neighbouring queries 8j + 2t and the next, as it loads them: log-sum-exps of two such pairs, j even
+// and the next, in 16 bytes; and -D of one pair, which its accumulators of dP begin with: twice, once for each of the
+// lane's keys, where there is room for that.
+DSPATTN_HOST_DEVICE constexpr int lse_place(int row) {
+  return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
+}
+DSPATTN_HOST_DEVICE constexpr int d_place(int row, int copies) { return row / 2 * 2 * copies + row % 2; }
+
 // What is said of a tile is there more than once, for lanes to load by addresses of their own: what all lanes load from
 // one address the compiler moves to uniform registers, and for that it waits at once.
 inline constexpr int kMarkCopies = 4;
 
 // Those of a query tile, and what its rows have in common.
-template <int kRows>
+template <int kRows, int kCopies>
 struct alignas(16) TileNumbers {
-  RowNumbers rows[kRows];
+  float lse[kRows];                   // lse_place()
+  float minus_d[kCopies * kRows];     // d_place(), and further copies behind each pair
   std::int32_t has_nan[kMarkCopies];  // a row's log-sum-exp is NaN
 };
-inline constexpr int kCountsOfShare = 4;     // every warp of a query warpgroup counts its part
-inline constexpr int kTileNumberBytes = 16;  // beyond those of its rows
+DSPATTN_HOST_DEVICE constexpr int tile_number_words(int rows, int copies) { return rows * (1 + copies) + kMarkCopies; }
+static_assert(sizeof(TileNumbers<64, 2>) == 4 * tile_number_words(64, 2));
+inline constexpr int kCountsOfShare = 4;  // every warp of a query warpgroup counts its part
 
 // In the workspace, all indexed by query tile: tile `t` of head `h` is number h * query_tiles + t.
 struct Scratch {
@@ -75,6 +85,7 @@ struct BackwardParams {
   DType type = DType::bf16;
   int dim = 0;             // head dim that the kernel is compiled for
   int tile_q = 0;          // rows of a query tile
+  int d_copies = 0;        // of D in a tile's numbers
   int d = 0, value_d = 0;  // columns of Q and K, of V and dO
   float d_q_scale = 1;     // from sums to dQ
   float d_k_scale = 1;     // from accumulators, whose Q is scaled, to dK

@@ -21,6 +21,7 @@ void take_config(BackwardPlan& plan) {
   plan.keys = C::kKeys;
   plan.score_keys = kPartKeys;
   plan.stages = C::kStages;
+  plan.d_copies = C::kCopiesOfD;
   plan.threads = C::kThreads;
   plan.bias_copied = C::kCopiesBias;
 }
@@ -49,7 +50,7 @@ ScratchOffsets lay_out(const BackwardPlan& plan, std::int64_t heads, std::int64_
   at.counter_bytes = at.bytes - at.counters;
   take(at.q, tiles * tile_rows * dim * 2);
   take(at.d_out, tiles * tile_rows * dim * 2);
-  take(at.numbers, tiles * (tile_rows * sizeof(RowNumbers) + kTileNumberBytes));
+  take(at.numbers, tiles * static_cast<std::size_t>(tile_number_words(plan.tile_q, plan.d_copies)) * sizeof(float));
   take(at.sums, sums * tiles * tile_rows * dim * sizeof(float));
   take(at.mask_words, static_cast<std::size_t>(plan.mask.count()) * tile::kMaskTilesOfBlock * tile::kMaskWordsOfTile *
                           sizeof(std::uint32_t));

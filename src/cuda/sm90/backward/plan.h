@@ -42,6 +42,7 @@ struct BackwardPlan {
   int keys = 0;        // of an item
   int score_keys = 0;  // of one warpgroup's scores
   int stages = 0;
+  int d_copies = 0;               // of a query row's D beside its tile
   bool wraps = false;             // walks begin at their own place and go around; two sums for every query tile
   std::int64_t query_tiles = 0;   // of a head, of all sequences
   std::int64_t key_tiles = 0;     // of the longest sequence

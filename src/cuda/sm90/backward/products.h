@@ -20,8 +20,9 @@ using TileOperand = std::uint32_t[C::kTileQ / 4];
 template <typename C>
 using Gradient = float[C::kHeadDim / 2];
 
-// d = A B^T over a head dim: the scores K Q^T, or dP = V dO^T. A is part `part` of a key tile, B a query tile.
-template <typename C>
+// d = A B^T over a head dim: the scores K Q^T; or, added to what d holds, dP = V dO^T. A is part `part` of a key tile,
+// B a query tile.
+template <typename C, bool kAdds = false>
 __device__ __forceinline__ void issue_scores(TileScores<C>& d, const std::uint8_t* keys, int part,
                                              const std::uint8_t* queries) {
   const auto low = [](const std::uint8_t* tile, int row) {
@@ -33,7 +34,7 @@ __device__ __forceinline__ void issue_scores(TileScores<C>& d, const std::uint8_
   for (int step = 0; step < C::kSteps; ++step) {
     const std::uint64_t own = ptx::descriptor(a + (step / 4) * (C::kPanelKBytes >> 4) + (step % 4) * 2);
     const std::uint64_t other = ptx::descriptor(b + (step / 4) * (C::kPanelQBytes >> 4) + (step % 4) * 2);
-    if (step == 0) {
+    if (step == 0 && !kAdds) {
       ptx::wgmma_stored_first<C::kType, 0, 0>(d, own, other);
     } else {
       ptx::wgmma_stored<C::kType, 0, 0>(d, own, other);

@@ -41,14 +41,17 @@ struct QueryWarpgroup {
 
   using SumPart = float[C::kSumColumns / 2];  // of a thread: of 64 rows
 
-  __device__ __forceinline__ static int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)); }
-  __device__ __forceinline__ static bool leads_warp() { return thread() % 32 == 0; }
+  // Found once: reading the special register again waits behind the products that are issued.
+  std::uint32_t own_thread = ptx::held(threadIdx.x);
+
+  __device__ __forceinline__ int thread() const { return ptx::opaque(static_cast<int>(own_thread)); }
+  __device__ __forceinline__ bool leads_warp() const { return thread() % 32 == 0; }
 
   __device__ __forceinline__ Item& item(int which) const { return shared.items[which % 2]; }
   __device__ __forceinline__ static void await(const std::uint64_t (&barriers)[2], int which) {
     ptx::mbarrier_wait(ptx::shared_address(&barriers[which % 2]), which / 2 & 1);
   }
-  __device__ __forceinline__ static void arrive(const std::uint64_t (&barriers)[2], int which) {
+  __device__ __forceinline__ void arrive(const std::uint64_t (&barriers)[2], int which) const {
     __syncwarp();  // what the other lanes have read or written, too
     if (leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&barriers[which % 2]));
   }
@@ -92,7 +95,8 @@ struct QueryWarpgroup {
 
   // Asks for the query tile of a step; its stage is free. By a whole warp, of which one lane does: requests of a thread
   // in a branch of its own take three times as many instructions.
-  __device__ __forceinline__ void load_tile(const Item& item) {
+  __device__ __forceinline__ void load_tile(const Item& described) {
+    const Item item = described;  // at once: loads one by one wait one by one
     const std::int64_t tile = load_step.scratch_tile(params, item);
     const std::uint32_t full = loads.barrier(shared.full);
     if (ptx::elect()) {

@@ -104,10 +104,17 @@ __device__ __forceinline__ RowNumbers numbers_of(float lse, float d) {
   return {std::isfinite(d) ? lse * kLog2E : NAN, d};
 }
 
-// Of a query tile in the workspace.
-__device__ __forceinline__ RowNumbers* numbers_of_tile(const BackwardParams& params, int number) {
-  const int bytes = params.tile_q * static_cast<int>(sizeof(RowNumbers)) + kTileNumberBytes;
-  return reinterpret_cast<RowNumbers*>(params.scratch.numbers + static_cast<std::int64_t>(number) * bytes);
+// Of a query tile in the workspace: its TileNumbers.
+__device__ __forceinline__ float* numbers_of_tile(const BackwardParams& params, int number) {
+  const int words = tile_number_words(params.tile_q, params.d_copies);
+  return reinterpret_cast<float*>(params.scratch.numbers) + static_cast<std::int64_t>(number) * words;
+}
+__device__ __forceinline__ void store_numbers(const BackwardParams& params, float* tile, int row,
+                                              const RowNumbers& numbers) {
+  tile[lse_place(row)] = numbers.lse;
+  float* minus_d = tile + params.tile_q + d_place(row, params.d_copies);
+  minus_d[0] = -numbers.d;
+  if (params.d_copies == 2) minus_d[2] = -numbers.d;
 }
 
 // What a thread has of a row: its sum of dO * O, NaN where a Q is not finite; and its Q times 2^-e.
@@ -154,7 +161,7 @@ __device__ __forceinline__ bool write_rows(const BackwardParams& params, const Q
   const std::int64_t bytes = static_cast<std::int64_t>(params.tile_q) * params.dim * 2;
   std::uint8_t* q_tile = params.scratch.q + tile.number * bytes;
   std::uint8_t* d_out_tile = params.scratch.d_out + tile.number * bytes;
-  RowNumbers* numbers_tile = numbers_of_tile(params, tile.number);
+  float* numbers_tile = numbers_of_tile(params, tile.number);
   const int chunk = lane % lanes;
   const ChunkReader read_q(params.q, tile, chunk * kChunk, params.d, params.vector_q);
   const ChunkReader read_d_out(params.d_out, tile, chunk * kChunk, params.value_d, params.vector_d_out);
@@ -196,7 +203,7 @@ __device__ __forceinline__ bool write_rows(const BackwardParams& params, const Q
         store_chunk(q_tile, params.tile_q, row, chunk, used ? q[b] : Chunk{});
         store_chunk(d_out_tile, params.tile_q, row, chunk, used ? d_out[b] : Chunk{});
       }
-      if (chunk == 0) numbers_tile[row] = numbers;
+      if (chunk == 0) store_numbers(params, numbers_tile, row, numbers);
       has_nan = has_nan || std::isnan(numbers.lse);
     }
   }
@@ -218,7 +225,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 1)
     if (!find_tile(params, index, tile)) continue;
     const bool has_nan = __all_sync(~0u, write_rows<kType>(params, tile, lane) ? 0 : 1) == 0;
     if (lane < kMarkCopies) {
-      reinterpret_cast<std::int32_t*>(numbers_of_tile(params, tile.number) + params.tile_q)[lane] = has_nan ? 1 : 0;
+      reinterpret_cast<std::int32_t*>(numbers_of_tile(params, tile.number) +
+                                      (1 + params.d_copies) * params.tile_q)[lane] = has_nan ? 1 : 0;
     }
     __syncwarp();  // the tile is written
     if (lane == 0) {

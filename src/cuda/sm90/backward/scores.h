@@ -191,54 +191,72 @@ struct KeyScores {
   }
 };
 
-// What the other lane of a pair has of its groups. The answers to shuffles that stand behind products take as long as
+// ~0 in lanes with elements 2 and 3 of their groups, else 0.
+__device__ __forceinline__ std::uint32_t upper_half(int thread) { return (thread & tile::kLanesApart) != 0 ? ~0u : 0u; }
+
+// What the two lanes of a pair have of their groups. The answers to shuffles that stand behind products take as long as
 // those take to issue: so all are asked for before.
 template <typename C>
-struct OtherHalves {
-  tile::HalfGroup halves[C::kTileQ / 8];
+struct Halves {
+  std::uint32_t upper;
+  tile::HalfGroup own[C::kTileQ / 8], other[C::kTileQ / 8];
 
-  __device__ __forceinline__ explicit OtherHalves(const PackedTile<C>& packed) {
+  __device__ __forceinline__ Halves(const PackedTile<C>& packed, int thread) : upper(upper_half(thread)) {
     if constexpr (C::kSelection == Selection::two_of_four) {
 #pragma unroll
       for (int j = 0; j < C::kTileQ / 8; ++j) {
-        const tile::HalfGroup own = tile::half_group(packed[2 * j], packed[2 * j + 1]);
-        halves[j] = {__shfl_xor_sync(~0u, own.high, tile::kLanesApart),
-                     __shfl_xor_sync(~0u, own.low, tile::kLanesApart)};
+        own[j] = tile::half_group(packed[2 * j], packed[2 * j + 1], upper);
+        other[j] = {__shfl_xor_sync(~0u, own[j].high, tile::kLanesApart),
+                    __shfl_xor_sync(~0u, own[j].low, tile::kLanesApart)};
       }
     }
   }
 };
 
-// Prunes: what is not kept becomes -inf. kMasked: but masked keys stay the lowest score, for rows that are NaN and give
-// that to what they see; both have a weight of 0 otherwise.
+// Prunes a lane's two keys, of two queries: what is not kept becomes -inf. kMasked: but masked keys stay the lowest
+// score, for rows that are NaN and give that to what they see; both have a weight of 0 otherwise.
 template <typename C, bool kMasked>
-__device__ __forceinline__ void select(PackedTile<C>& packed, const OtherHalves<C>& others, int thread) {
-  const std::uint32_t upper = (thread & tile::kLanesApart) != 0 ? ~0u : 0u;
+__device__ __forceinline__ void select_pair(std::uint32_t& a, std::uint32_t& b, const Halves<C>& halves, int j) {
+  tile::KeptHalf kept;
+  if constexpr (C::kSelection == Selection::two_of_four) {
+    kept = tile::keep_two_of_four(a, b, halves.own[j], halves.other[j], halves.upper);
+  } else {
+    kept = tile::keep_one_of_two(a, b);
+  }
+  if constexpr (kMasked) {
+    kept.first |= ptx::equal_f16x2(a, kLowestPair);
+    kept.second |= ptx::equal_f16x2(b, kLowestPair);
+  }
+  a = ptx::bit_select(kept.first, a, kPrunedPair);
+  b = ptx::bit_select(kept.second, b, kPrunedPair);
+}
+
+// Of so many pairs of queries.
+template <typename C, bool kMasked, int kPairs = C::kTileQ / 8>
+__device__ __forceinline__ void select(PackedTile<C>& packed, const Halves<C>& halves) {
 #pragma unroll
-  for (int j = 0; j < C::kTileQ / 8; ++j) {
-    std::uint32_t& a = packed[2 * j];
-    std::uint32_t& b = packed[2 * j + 1];
-    tile::KeptHalf kept;
-    if constexpr (C::kSelection == Selection::two_of_four) {
-      kept = tile::keep_two_of_four(a, b, tile::half_group(a, b), others.halves[j], upper);
-    } else {
-      kept = tile::keep_one_of_two(a, b);
-    }
-    if constexpr (kMasked) {
-      kept.first |= ptx::equal_f16x2(a, kLowestPair);
-      kept.second |= ptx::equal_f16x2(b, kLowestPair);
-    }
-    a = ptx::bit_select(kept.first, a, kPrunedPair);
-    b = ptx::bit_select(kept.second, b, kPrunedPair);
+  for (int j = 0; j < kPairs; ++j) {
+    select_pair<C, kMasked>(packed[2 * j], packed[2 * j + 1], halves, j);
   }
 }
 
 template <typename C>
-__device__ __forceinline__ void prune(PackedTile<C>& packed, const OtherHalves<C>& others, bool masked, int thread) {
+__device__ __forceinline__ void prune(PackedTile<C>& packed, const Halves<C>& halves, bool masked) {
   if (masked) {
-    select<C, true>(packed, others, thread);
+    select<C, true>(packed, halves);
   } else {
-    select<C, false>(packed, others, thread);
+    select<C, false>(packed, halves);
+  }
+}
+
+// What is pruned while the products run: some, or, where a row is NaN, all.
+template <typename C>
+__device__ __forceinline__ void prune_ahead(PackedTile<C>& packed, const Halves<C>& halves, bool has_nan,
+                                            bool tells_masked) {
+  if (has_nan) {
+    prune<C>(packed, halves, tells_masked);
+  } else if constexpr (C::kPrunedAhead > 0) {
+    select<C, false, C::kPrunedAhead>(packed, halves);
   }
 }
 

@@ -93,7 +93,7 @@ struct alignas(1024) Shared {
   std::uint8_t k[C::kKeySlots][C::kTileKBytes];
   std::uint8_t v[C::kValueSlots][C::kTileKBytes];
   std::uint8_t d_scores[kSlots][C::kDScoreBytes];  // rows are keys in the order of K's rows, columns queries
-  alignas(16) TileNumbers<C::kTileQ> numbers[C::kStages];
+  alignas(16) TileNumbers<C::kTileQ, C::kCopiesOfD> numbers[C::kStages];
   alignas(16) std::conditional_t<C::kSplit == Split::products, HandedScores<C>, NothingHanded> handed;
   TileFacts facts[C::kStages];
   std::uint64_t full[C::kStages], empty[C::kStages];  // of q, d_out, numbers and facts

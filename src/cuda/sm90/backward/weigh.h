@@ -15,87 +15,124 @@ __device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
   return C::kType == DType::bf16 ? ptx::pack_bf16x2(low, high) : ptx::pack_f16x2(low, high);
 }
 
-// A lane's two neighbouring queries: log-sum-exps and D.
-struct QueryPair {
-  float lse[2], d[2];
-
-  __device__ __forceinline__ void load(const RowNumbers* first) {
-    const float4 x = ptx::load_shared_16(ptx::shared_address(first));
-    lse[0] = x.x;
-    d[0] = x.y;
-    lse[1] = x.z;
-    d[1] = x.w;
-  }
-};
-
-// Those of a tile: as many pairs as there are registers for are loaded before the tile's products are waited for. While
-// the tensor core reads operands a load takes hundreds of clocks.
+// A lane's log-sum-exps of a query tile. While the tensor core reads operands a load takes hundreds of clocks: so all
+// are asked for before its products are waited for.
 template <typename C>
-struct NumbersAhead {
-  const RowNumbers* rows;  // of the lane's first pair
-  QueryPair pairs[C::kNumbersAhead > 0 ? C::kNumbersAhead : 1];
+struct RowLses {
+  float of[C::kTileQ / 8][2];  // queries 8j + 2t and the next
 
-  __device__ __forceinline__ NumbersAhead(const RowNumbers* numbers, int thread) : rows(numbers + 2 * (thread & 3)) {}
-  __device__ __forceinline__ void load() {
+  __device__ __forceinline__ RowLses(const float* tile, int thread) {
 #pragma unroll
-    for (int j = 0; j < C::kNumbersAhead; ++j) pairs[j].load(rows + 8 * j);
+    for (int j = 0; j < C::kTileQ / 8; j += 2) {
+      const float4 x = ptx::load_shared_16(ptx::shared_address(tile + 8 * j + 4 * (thread & 3)));
+      of[j][0] = x.x;
+      of[j][1] = x.y;
+      of[j + 1][0] = x.z;
+      of[j + 1][1] = x.w;
+    }
   }
 };
 
-// Packed scores become P, as an operand of dV, and with dP in d_weights dS. kNan: a row's log-sum-exp is NaN, and so is
-// what it gives to every key that it sees, and to no other.
-template <typename C, bool kNan, bool kWithDScores>
-__device__ __forceinline__ void weigh_tile(float scale, const NumbersAhead<C>& numbers, TileOperand<C>& weights,
-                                           const float* d_weights, std::uint32_t* d_scores) {
-  QueryPair pairs[C::kTileQ / 8];
+// -D, which the accumulators of dP begin with.
+template <typename C>
+__device__ __forceinline__ void load_minus_d(const float* minus_d, int thread, TileScores<C>& d_weights) {
 #pragma unroll
   for (int j = 0; j < C::kTileQ / 8; ++j) {
-    if (j < C::kNumbersAhead) {
-      pairs[j] = numbers.pairs[j];
-    } else {
-      pairs[j].load(numbers.rows + 8 * j);
-    }
+    const std::uint32_t from = ptx::shared_address(minus_d + C::kCopiesOfD * (8 * j + 2 * (thread & 3)));
+    std::uint32_t x[2 * C::kCopiesOfD];
+    ptx::load_shared_bytes<8 * C::kCopiesOfD>(from, x);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d_weights[4 * j + i] = __uint_as_float(x[i % (2 * C::kCopiesOfD)]);
   }
+}
+
+// A word of packed scores, of one key and two queries, becomes P, as an operand of dV, and with dP - D in `d_weights`
+// dS. kNan: a row's log-sum-exp is NaN, and so is what it gives to every key that it sees, and to no other.
+template <typename C, bool kNan, bool kWithDScores>
+__device__ __forceinline__ void weigh_word(float scale, const float (&lse)[2], std::uint32_t& weights,
+                                           const float* d_weights, std::uint32_t* d_scores) {
+  float p[2], ds[2];
+  ptx::unpack_f16x2(weights, p[0], p[1]);
 #pragma unroll
-  for (int j = 0; j < C::kTileQ / 8; ++j) {
-    const QueryPair& queries = pairs[j];
+  for (int h = 0; h < 2; ++h) {
+    const bool masked = kNan && p[h] == kLowestScore;
+    p[h] = masked ? 0.0f : ptx::exp2_fast(fmaf(p[h], scale, -lse[h]));
+    if constexpr (kWithDScores) ds[h] = masked ? 0.0f : p[h] * d_weights[h];
+  }
+  weights = pack_pair<C>(p[0], p[1]);
+  if constexpr (kWithDScores) *d_scores = pack_pair<C>(ds[0], ds[1]);
+}
+
+template <typename C, bool kNan, bool kWithDScores>
+__device__ __forceinline__ void weigh_tile(float scale, const RowLses<C>& lses, TileOperand<C>& weights,
+                                           const float* d_weights, std::uint32_t* d_scores) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int word = 2 * j + i;
-      float p[2], ds[2];
-      ptx::unpack_f16x2(weights[word], p[0], p[1]);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const bool masked = kNan && p[h] == kLowestScore;
-        p[h] = masked ? 0.0f : ptx::exp2_fast(fmaf(p[h], scale, -queries.lse[h]));
-        if constexpr (kWithDScores) ds[h] = masked ? 0.0f : p[h] * (d_weights[2 * word + h] - queries.d[h]);
-      }
-      weights[word] = pack_pair<C>(p[0], p[1]);
-      if constexpr (kWithDScores) d_scores[word] = pack_pair<C>(ds[0], ds[1]);
-    }
+  for (int word = 0; word < C::kTileQ / 4; ++word) {
+    weigh_word<C, kNan, kWithDScores>(scale, lses.of[word / 2], weights[word], d_weights + 2 * word, d_scores + word);
   }
 }
 
 template <typename C, bool kWithDScores>
-__device__ __forceinline__ void weigh_any(const BackwardParams& params, const NumbersAhead<C>& numbers, bool has_nan,
+__device__ __forceinline__ void weigh_any(const BackwardParams& params, const RowLses<C>& lses, bool has_nan,
                                           TileOperand<C>& weights, const float* d_weights, std::uint32_t* d_scores) {
   const float scale = params.scales.exp2_scale;
   if (!has_nan) {
-    weigh_tile<C, false, kWithDScores>(scale, numbers, weights, d_weights, d_scores);
+    weigh_tile<C, false, kWithDScores>(scale, lses, weights, d_weights, d_scores);
   } else {
-    weigh_tile<C, true, kWithDScores>(scale, numbers, weights, d_weights, d_scores);
+    weigh_tile<C, true, kWithDScores>(scale, lses, weights, d_weights, d_scores);
   }
 }
 template <typename C>
-__device__ __forceinline__ void weigh(const BackwardParams& params, const NumbersAhead<C>& numbers, bool has_nan,
+__device__ __forceinline__ void weigh(const BackwardParams& params, const RowLses<C>& lses, bool has_nan,
                                       TileOperand<C>& weights, const TileScores<C>& d_weights,
                                       TileOperand<C>& d_scores) {
-  weigh_any<C, true>(params, numbers, has_nan, weights, d_weights, d_scores);
+  weigh_any<C, true>(params, lses, has_nan, weights, d_weights, d_scores);
 }
 template <typename C>
-__device__ __forceinline__ void weigh(const BackwardParams& params, const NumbersAhead<C>& numbers, bool has_nan,
+__device__ __forceinline__ void weigh(const BackwardParams& params, const RowLses<C>& lses, bool has_nan,
                                       TileOperand<C>& weights) {
-  weigh_any<C, false>(params, numbers, has_nan, weights, nullptr, nullptr);
+  weigh_any<C, false>(params, lses, has_nan, weights, nullptr, nullptr);
+}
+
+// Of 1:2 the two keys of a lane are a group: one exponential for both.
+template <typename C>
+__device__ __forceinline__ void weigh_larger(float scale, const float (&lse)[2], std::uint32_t* weights,
+                                             const float* d_weights, std::uint32_t* d_scores) {
+  const tile::KeptHalf kept = tile::keep_one_of_two(weights[0], weights[1]);
+  float p[2];
+  ptx::unpack_f16x2(ptx::max_f16x2(weights[0], weights[1]), p[0], p[1]);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) p[h] = ptx::exp2_fast(fmaf(p[h], scale, -lse[h]));
+  const std::uint32_t both = pack_pair<C>(p[0], p[1]);
+  weights[0] = both & kept.first;
+  weights[1] = both & kept.second;
+  d_scores[0] = pack_pair<C>(p[0] * d_weights[0], p[1] * d_weights[1]) & kept.first;
+  d_scores[1] = pack_pair<C>(p[0] * d_weights[2], p[1] * d_weights[3]) & kept.second;
+}
+
+// From packed scores to P and dS, two keys and two queries at a time, so that exponentials of some are taken beside the
+// comparisons of others. What prune_ahead() has pruned is: of a tile with a NaN all.
+template <typename C>
+__device__ __forceinline__ void prune_and_weigh(const BackwardParams& params, const Halves<C>& halves,
+                                                const RowLses<C>& lses, bool has_nan, TileOperand<C>& weights,
+                                                const TileScores<C>& d_weights, TileOperand<C>& d_scores) {
+  const float scale = params.scales.exp2_scale;
+  if (!has_nan) {
+#pragma unroll
+    for (int j = 0; j < C::kTileQ / 8; ++j) {
+      if constexpr (C::kSelection == Selection::one_of_two) {
+        weigh_larger<C>(scale, lses.of[j], weights + 2 * j, d_weights + 4 * j, d_scores + 2 * j);
+        continue;
+      }
+      if (j >= C::kPrunedAhead) select_pair<C, false>(weights[2 * j], weights[2 * j + 1], halves, j);
+#pragma unroll
+      for (int word = 2 * j; word < 2 * j + 2; ++word) {
+        weigh_word<C, false, true>(scale, lses.of[j], weights[word], d_weights + 2 * word, d_scores + word);
+      }
+    }
+  } else {
+    weigh_tile<C, true, true>(scale, lses, weights, d_weights, d_scores);
+  }
 }
 
 // Part `part` of a tile: rows are keys, columns queries in panels of 64.
