@@ -10,7 +10,8 @@ namespace dspattn::cuda::ptx {
 inline constexpr int kPatience = 400;
 
 // Two numbers and a tag, 16 bytes in one access: whoever sees the tag sees the numbers.
-__device__ __forceinline__ void store_tagged(void* to, float2 x, std::uint64_t tag) {
+__device__ __forceinline__ void store_tagged([[maybe_unused]] void* to, [[maybe_unused]] float2 x,
+                                             [[maybe_unused]] std::uint64_t tag) {
 #if __CUDA_ARCH__ >= 700
   asm volatile(
       "{.reg .b64 low; .reg .b128 all; mov.b64 low, {%1, %2}; mov.b128 all, {low, %3};\n"
@@ -19,7 +20,7 @@ __device__ __forceinline__ void store_tagged(void* to, float2 x, std::uint64_t t
       : "memory");
 #endif
 }
-__device__ __forceinline__ std::uint64_t load_tagged(const void* from, float2& x) {
+__device__ __forceinline__ std::uint64_t load_tagged([[maybe_unused]] const void* from, [[maybe_unused]] float2& x) {
   std::uint64_t tag = 0;
 #if __CUDA_ARCH__ >= 700
   asm volatile(
@@ -37,7 +38,8 @@ __device__ __forceinline__ std::uint64_t load_tagged(const void* from, float2& x
 inline constexpr int kCountBits = 16;
 
 // By one thread, before it arrives: the counter bears the tag then, whoever was first.
-__device__ __forceinline__ void open_counter(std::uint64_t* counter, std::uint64_t tag) {
+__device__ __forceinline__ void open_counter([[maybe_unused]] std::uint64_t* counter,
+                                             [[maybe_unused]] std::uint64_t tag) {
 #if __CUDA_ARCH__ >= 700
   std::uint64_t expected = 0;
   for (;;) {
@@ -53,7 +55,7 @@ __device__ __forceinline__ void open_counter(std::uint64_t* counter, std::uint64
 }
 // By one thread, after a barrier of its CTA: which arrival this is, from 0 on. The CTA has written what it wrote for
 // whoever arrives later.
-__device__ __forceinline__ unsigned arrive_at(std::uint64_t* counter) {
+__device__ __forceinline__ unsigned arrive_at([[maybe_unused]] std::uint64_t* counter) {
   std::uint64_t before = 0;
 #if __CUDA_ARCH__ >= 700
   asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;" : "=l"(before) : "l"(counter) : "memory");
