@@ -1,12 +1,16 @@
-# The head dims that the fused kernels are compiled for, from the one list there is.
 set(dspattn_cuda_source ${CMAKE_CURRENT_LIST_DIR}/../src/cuda)
+
+# dspattn_head_dims(RESULT NAME): the head dims that kernels are compiled for, from the one place there is for them.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${dspattn_cuda_source}/tile/head_dims.h)
-file(STRINGS ${dspattn_cuda_source}/tile/head_dims.h DSPATTN_HEAD_DIMS REGEX "kHeadDims\\[\\] = ")
-string(REGEX MATCHALL "[0-9]+" DSPATTN_HEAD_DIMS "${DSPATTN_HEAD_DIMS}")
-list(LENGTH DSPATTN_HEAD_DIMS count)
-if(count EQUAL 0)
-  message(FATAL_ERROR "src/cuda/tile/head_dims.h: expected a line with kHeadDims[] = {...}, found none")
-endif()
+function(dspattn_head_dims result name)
+  file(STRINGS ${dspattn_cuda_source}/tile/head_dims.h line REGEX " ${name}\\[\\] = ")
+  string(REGEX REPLACE "^.* = " "" line "${line}")
+  string(REGEX MATCHALL "[0-9]+" dims "${line}")
+  if(NOT dims)
+    message(FATAL_ERROR "src/cuda/tile/head_dims.h: expected a line with ${name}[] = {...}, found none")
+  endif()
+  set(${result} ${dims} PARENT_SCOPE)
+endfunction()
 
 # dspattn_unit(RESULT UNIT SOURCES...): the source UNIT, which includes the others, appended to RESULT. It names sources of
 # its own folder and of src/cuda without the path to them: so ccache knows it again in another build folder.
@@ -113,12 +117,13 @@ function(dspattn_forward_instances result suffix folder)
   set(of_sparse)
   set(of_means)
   set(of_tf32)
-  set(dims ${DSPATTN_HEAD_DIMS})
+  dspattn_head_dims(dims kHeadDims)
+  dspattn_head_dims(dims_of_means kGeneralHeadDims)
   list(SORT dims COMPARE NATURAL ORDER DESCENDING)
   foreach(DSPATTN_DIM ${dims})
     dspattn_sparse_instances(of_sparse ${suffix} ${folder} ${dspattn_cuda_source}/sm90/forward/instance.cu.in fused)
     # rest = mean: mean_dim() of sm90/common/variant.h.
-    if(DSPATTN_DIM STREQUAL 64 OR DSPATTN_DIM STREQUAL 128 OR DSPATTN_DIM STREQUAL 256)
+    if(DSPATTN_DIM IN_LIST dims_of_means)
       dspattn_sparse_instances(of_means ${suffix} ${folder} ${dspattn_cuda_source}/sm90/forward/instance_mean.cu.in
         fused_mean)
     endif()
@@ -133,14 +138,11 @@ function(dspattn_forward_instances result suffix folder)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
-# dspattn_backward_instances(RESULT SUFFIX FOLDER): the same of the fused backward, whose own list of head dims is in its
-# config.h.
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${dspattn_cuda_source}/sm90/backward/config.h)
-file(STRINGS ${dspattn_cuda_source}/sm90/backward/config.h DSPATTN_BACKWARD_DIMS REGEX "kHeadDims\\[\\] = ")
-string(REGEX MATCHALL "[0-9]+" DSPATTN_BACKWARD_DIMS "${DSPATTN_BACKWARD_DIMS}")
+# dspattn_backward_instances(RESULT SUFFIX FOLDER): the same of the fused backward.
 function(dspattn_backward_instances result suffix folder)
   set(instances)
-  foreach(DSPATTN_DIM ${DSPATTN_BACKWARD_DIMS})
+  dspattn_head_dims(dims kBackwardHeadDims)
+  foreach(DSPATTN_DIM ${dims})
     dspattn_sparse_instances(instances ${suffix} ${folder} ${dspattn_cuda_source}/sm90/backward/instance.cu.in backward)
   endforeach()
   set(sources)

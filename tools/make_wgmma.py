@@ -14,10 +14,16 @@ from pathlib import Path
 
 SCORE_WIDTHS = (64, 128)  # keys per tile
 HEAD_DIMS = (Path(__file__).parent.parent / "src/cuda/tile/head_dims.h").read_text(encoding="utf-8")
-VALUE_WIDTHS = tuple(map(int, re.findall(r"\d+", re.search(r"kHeadDims\[\] = \{(.*)\}", HEAD_DIMS)[1])))
+
+
+def head_dims(name):
+    return tuple(map(int, re.findall(r"\d+", re.search(rf" {name}\[\] = \{{(.*)\}}", HEAD_DIMS)[1])))
+
+
+VALUE_WIDTHS = head_dims("kHeadDims")
 STORED_WIDTH = 64  # columns of V where the sparse A lies in shared memory: the pipeline's pv_sparse
 STORED_WIDTHS = (32, 64, 128)  # of the backward's products whose operands all lie in shared memory
-GRADIENT_WIDTHS = (64, 128, 192, 256)  # and of those with one in registers: its head dims
+GRADIENT_WIDTHS = head_dims("kBackwardHeadDims")  # and of those with one in registers
 TF32_SCORE_WIDTHS = (32, 64)
 TYPES = (("DType::bf16", "bf16"), ("DType::f16", "f16"))
 

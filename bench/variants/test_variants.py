@@ -144,7 +144,7 @@ def test_a_version_builds_loads_and_says_what_it_is(variants, building, tmp_path
     """One kernel, and one version that does not compile."""
     torch = pytest.importorskip("torch")
     argv = ["build", f"new={ROOT},-DANY=1", f"broken={ROOT},-include,absent.h", "--dir", str(tmp_path)]
-    assert variants.main([*argv, "--patterns", "2:4", "--dims", "96", "--no-general"]) == 1
+    assert variants.main([*argv, "--patterns", "2:4", "--dims", "32", "--no-general"]) == 1
     assert "broken: NOT built" in capsys.readouterr().out and not (tmp_path / "broken.so").exists()
     path = str(tmp_path / "new.so")
     library = ctypes.CDLL(path)
@@ -152,7 +152,7 @@ def test_a_version_builds_loads_and_says_what_it_is(variants, building, tmp_path
     assert not hasattr(library, "cudaMalloc")  # names stay inside
     facts = importlib.import_module("bench.variants.timed").build_of(path)
     assert (facts["version"], facts["flags"], facts["general"]) == ("new", ["-DANY=1"], False)
-    assert facts["instances"] == ["fused_bf16_two_of_four_96"]
+    assert facts["instances"] == ["fused_bf16_two_of_four_32"]
     fp32 = [torch.zeros(1, 1, 128, 64) for _ in range(3)]
     with pytest.raises(RuntimeError, match="q: takes bf16, got fp32"):
         importlib.import_module("bench.common.native").prepare(*fp32, path=path)

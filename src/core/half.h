@@ -29,7 +29,8 @@ struct Format {
 inline constexpr Format kF16{5, 10};
 inline constexpr Format kBf16{8, 7};
 
-constexpr std::uint16_t encode(double value, Format format) {
+template <Format kFormat>
+constexpr std::uint16_t encode(double value) {
   constexpr int kDoubleMantissaBits = 52;
   constexpr int kDoubleBias = 1023;
   const std::uint64_t bits = std::bit_cast<std::uint64_t>(value);
@@ -38,16 +39,16 @@ constexpr std::uint16_t encode(double value, Format format) {
   const int exponent_field = static_cast<int>((bits >> kDoubleMantissaBits) & 0x7ff);
 
   if (exponent_field == 0x7ff) {
-    const std::uint32_t quiet = fraction != 0 ? 1u << (format.mantissa_bits - 1) : 0u;
-    return static_cast<std::uint16_t>(sign | format.infinity() | quiet);
+    const std::uint32_t quiet = fraction != 0 ? 1u << (kFormat.mantissa_bits - 1) : 0u;
+    return static_cast<std::uint16_t>(sign | kFormat.infinity() | quiet);
   }
   if (exponent_field == 0) return static_cast<std::uint16_t>(sign);  // far below half the smallest subnormal
 
   const int exponent = exponent_field - kDoubleBias;
-  const int smallest_normal = 1 - format.bias();
+  const int smallest_normal = 1 - kFormat.bias();
   const bool subnormal = exponent < smallest_normal;
   // How many low bits of the 53-bit significand are rounded away.
-  const int dropped = kDoubleMantissaBits - format.mantissa_bits + (subnormal ? smallest_normal - exponent : 0);
+  const int dropped = kDoubleMantissaBits - kFormat.mantissa_bits + (subnormal ? smallest_normal - exponent : 0);
   if (dropped > kDoubleMantissaBits + 1) return static_cast<std::uint16_t>(sign);  // below half the smallest subnormal
   const std::uint64_t significand = fraction | (std::uint64_t{1} << kDoubleMantissaBits);
   const std::uint64_t half = std::uint64_t{1} << (dropped - 1);
@@ -55,16 +56,16 @@ constexpr std::uint16_t encode(double value, Format format) {
 
   // The implicit leading one is added into the exponent field, so a carry out of the mantissa raises the exponent.
   const std::uint64_t base =
-      subnormal ? 0 : static_cast<std::uint64_t>(exponent + format.bias() - 1) << format.mantissa_bits;
+      subnormal ? 0 : static_cast<std::uint64_t>(exponent + kFormat.bias() - 1) << kFormat.mantissa_bits;
   const std::uint64_t magnitude = base + kept;
-  if (magnitude >= format.infinity()) return static_cast<std::uint16_t>(sign | format.infinity());
+  if (magnitude >= kFormat.infinity()) return static_cast<std::uint16_t>(sign | kFormat.infinity());
   return static_cast<std::uint16_t>(sign | static_cast<std::uint32_t>(magnitude));
 }
 
 }  // namespace half_detail
 
-constexpr std::uint16_t encode_f16(double value) { return half_detail::encode(value, half_detail::kF16); }
-constexpr std::uint16_t encode_bf16(double value) { return half_detail::encode(value, half_detail::kBf16); }
+constexpr std::uint16_t encode_f16(double value) { return half_detail::encode<half_detail::kF16>(value); }
+constexpr std::uint16_t encode_bf16(double value) { return half_detail::encode<half_detail::kBf16>(value); }
 
 constexpr float decode_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 

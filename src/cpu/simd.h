@@ -5,6 +5,11 @@
 // arrays of vectors, which scalable (SVE, RVV) vectors do not allow.
 #pragma once
 
+// Where there is neither, the scalar target, as GCC before 12.3 has it: an emulation of vectors, which Highway would
+// take with other compilers, is one more target to test and takes twice as long to compile.
+#undef HWY_BROKEN_EMU128
+#define HWY_BROKEN_EMU128 1
+
 #include <hwy/detect_targets.h>
 
 // Whether the target being compiled is NEON of 64-bit Arm. Read where HWY_TARGET has its value.

@@ -326,7 +326,7 @@ void Machine::happen(std::size_t event) {
 
 const std::array<std::uint64_t, kWarp>& Machine::exchange(std::uint64_t value, const char* kind, Together together) {
   Warp& warp = state_->warps[static_cast<std::size_t>(running_ / kWarp)];
-  if (warp.arrived > 0 && std::strcmp(warp.kind, kind) != 0) {
+  if (warp.arrived > 0 && warp.kind != kind && std::strcmp(warp.kind, kind) != 0) {
     fail("lanes of warp " + std::to_string(running_ / kWarp) + " meet at " + warp.kind + " and at " + kind);
   }
   warp.kind = kind;

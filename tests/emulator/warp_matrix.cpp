@@ -46,45 +46,64 @@ struct Multiply {
 };
 
 // Words of 4 bytes: word w of a row of A is in lane w % 4 of the row's quad, register 2 (w / 4), one more for rows 8 to
-// 15; word w of a column of B in lane w % 4 of the column's quad, register w / 4.
-void multiply_together(const Given& all) {
+// 15; word w of a column of B in lane w % 4 of the column's quad, register w / 4. put(i, x): value i of the row or
+// column is x, of all those in register `r` of a quad's four lanes, which register(lane) gives.
+template <DType kType, typename Register, typename Put>
+void read_words(int r, Register register_of, Put put) {
+  constexpr int kInWord = kType == DType::f32 ? 1 : 2;
+  for (int t = 0; t < 4; ++t) {
+    const std::uint32_t word = register_of(t);
+    for (int i = 0; i < kInWord; ++i) put((4 * r + t) * kInWord + i, decode_word<kType>(word, i));
+  }
+}
+
+template <DType kType>
+void multiply_words(const Given& all) {
+  constexpr int kCount = kType == DType::f32 ? 8 : 16;  // values of a row of A
   const WarpProduct& product = given<Multiply>(all, 0).product;
-  const int bytes = bytes_of(product.type), count = 32 / bytes, depth = product.sparse ? 2 * count : count;
-  const auto element = [&](const std::uint32_t& word, int i) {
-    return decode(product.type, reinterpret_cast<const std::uint8_t*>(&word) + i * bytes % 4);
-  };
   std::array<std::array<float, 8>, 32> b;
-  for (int k = 0; k < depth; ++k) {
-    const int word = k * bytes / 4;
-    for (int column = 0; column < 8; ++column) {
-      b[std::size_t(k)][std::size_t(column)] =
-          element(given<Multiply>(all, 4 * column + word % 4).operands.b[word / 4], k);
+  for (std::size_t column = 0; column < 8; ++column) {
+    for (int r = 0; r < (product.sparse ? 4 : 2); ++r) {
+      read_words<kType>(
+          r, [&](int t) { return given<Multiply>(all, 4 * static_cast<int>(column) + t).operands.b[r]; },
+          [&](int k, float x) { b[std::size_t(k)][column] = x; });
     }
   }
   for (int row = 0; row < 16; ++row) {
     const int quad = row % 8 * 4, upper = row / 8;
     RowOfA a;
-    for (int i = 0; i < count; ++i) {
-      const int word = i * bytes / 4;
-      a.values[std::size_t(i)] = element(given<Multiply>(all, quad + word % 4).operands.a[2 * (word / 4) + upper], i);
-      a.k[std::size_t(i)] = i;
+    for (int r = 0; r < 2; ++r) {
+      read_words<kType>(
+          r, [&](int t) { return given<Multiply>(all, quad + t).operands.a[2 * r + upper]; },
+          [&](int i, float x) { a.values[std::size_t(i)] = x; });
     }
+    for (int i = 0; i < kCount; ++i) a.k[std::size_t(i)] = i;
     if (product.sparse) {
       const auto half = [&](int lane) {
         return given<Multiply>(all, quad + 2 * product.metadata_pair + lane).operands.metadata >> (16 * upper);
       };
-      read_metadata(product.type, half(0), half(1), a);
+      read_metadata(kType, half(0), half(1), a);
     }
     std::array<float, 8> sums{};
-    for (std::size_t i = 0; i < std::size_t(count); ++i) {
-      for (std::size_t column = 0; column < 8; ++column) {
-        sums[column] += a.values[i] * b[std::size_t(a.k[i])][column];
-      }
+    for (std::size_t i = 0; i < kCount; ++i) {
+      const std::array<float, 8>& y = b[std::size_t(a.k[i])];
+      for (std::size_t column = 0; column < 8; ++column) sums[column] += a.values[i] * y[column];
     }
     for (int column = 0; column < 8; ++column) {
       float& to = given<Multiply>(all, quad + column / 2).operands.accumulators[2 * upper + column % 2];
       to = (product.from_zero ? 0.0f : to) + sums[std::size_t(column)];
     }
+  }
+}
+
+void multiply_together(const Given& all) {
+  switch (given<Multiply>(all, 0).product.type) {
+    case DType::bf16:
+      return multiply_words<DType::bf16>(all);
+    case DType::f16:
+      return multiply_words<DType::f16>(all);
+    default:
+      return multiply_words<DType::f32>(all);
   }
 }
 

@@ -1,11 +1,11 @@
 #include "cuda/decode/launch_kernel.h"
+#include "cuda/tile/head_dims.h"
 
 namespace dspattn::cuda::decode {
 
 void launch_bf16(int dim, const Params& params, std::int64_t ctas, cudaStream_t stream) {
-  (dim == 64    ? launch_kernel<DType::bf16, 64>
-   : dim == 128 ? launch_kernel<DType::bf16, 128>
-                : launch_kernel<DType::bf16, 256>)(params, ctas, stream);
+  tile::at_head_dim<tile::kDecodeHeadDims16>(dim, []<int kDim> { return &launch_kernel<DType::bf16, kDim>; })(
+      params, ctas, stream);
 }
 
 }  // namespace dspattn::cuda::decode

@@ -9,10 +9,7 @@
 
 namespace dspattn::cuda::decode {
 
-inline constexpr int kHeadDims16[] = {64, 128, 256};
-inline constexpr int kHeadDims32[] = {64, 128};
-
-// For head dims of up to `dim`, which is one of the type's above.
+// For head dims of up to `dim`, which is one of the type's in tile/head_dims.h.
 void launch_bf16(int dim, const Params& params, std::int64_t ctas, cudaStream_t stream);
 void launch_f16(int dim, const Params& params, std::int64_t ctas, cudaStream_t stream);
 void launch_f32(int dim, const Params& params, std::int64_t ctas, cudaStream_t stream);

@@ -7,6 +7,7 @@
 #include "cuda/decode/launch.h"
 #include "cuda/decode/plan.h"
 #include "cuda/device/device.h"
+#include "cuda/tile/head_dims.h"
 
 namespace dspattn::cuda::decode {
 namespace {
@@ -32,13 +33,22 @@ core::KernelRow row() {
   return result;
 }
 
+template <DType kType, const auto& kDims>
+void append(std::vector<core::KernelRow>& rows) {
+  tile::for_each_head_dim<kDims>(
+      [&]<int kDim> { rows.push_back(row<kType, kDim, tile::head_dim_below(kDims, kDim)>()); });
+}
+
 }  // namespace
 
 std::span<const core::KernelRow> decode_rows() {
-  static const std::vector<core::KernelRow> table = {row<DType::bf16, 64, 0>(),    row<DType::bf16, 128, 64>(),
-                                                     row<DType::bf16, 256, 128>(), row<DType::f16, 64, 0>(),
-                                                     row<DType::f16, 128, 64>(),   row<DType::f16, 256, 128>(),
-                                                     row<DType::f32, 64, 0>(),     row<DType::f32, 128, 64>()};
+  static const std::vector<core::KernelRow> table = [] {
+    std::vector<core::KernelRow> rows;
+    append<DType::bf16, tile::kDecodeHeadDims16>(rows);
+    append<DType::f16, tile::kDecodeHeadDims16>(rows);
+    append<DType::f32, tile::kDecodeHeadDims32>(rows);
+    return rows;
+  }();
   return table;
 }
 

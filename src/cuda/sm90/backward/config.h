@@ -12,9 +12,6 @@ namespace dspattn::cuda::sm90::backward {
 
 using blocks::Selection;
 
-// The head dims it is compiled for; others are filled up with zeros to the next.
-inline constexpr int kHeadDims[] = {64, 128, 192, 256};
-
 // How the two key warpgroups share the work on a query tile.
 enum class Split : std::uint8_t {
   keys,      // 64 keys each, everything of them

@@ -6,6 +6,7 @@
 #include "core/geometry.h"
 #include "cuda/sm90/backward/config.h"
 #include "cuda/sm90/backward/params.h"
+#include "cuda/tile/head_dims.h"
 #include "cuda/tile/key_row_masks.h"
 #include "cuda/tile/walk.h"
 
@@ -14,8 +15,9 @@ namespace {
 
 // Tile sizes do not depend on type and pattern.
 template <int kDim>
-void take_config(BackwardPlan& plan) {
+BackwardPlan plan_from() {
   using C = Config<DType::bf16, Selection::two_of_four, kDim>;
+  BackwardPlan plan;
   plan.dim = kDim;
   plan.tile_q = C::kTileQ;
   plan.keys = C::kKeys;
@@ -24,6 +26,7 @@ void take_config(BackwardPlan& plan) {
   plan.d_copies = C::kCopiesOfD;
   plan.threads = C::kThreads;
   plan.bias_copied = C::kCopiesBias;
+  return plan;
 }
 
 // Parts of the workspace one behind the other, each aligned as copies by TMA need it, and more.
@@ -118,11 +121,8 @@ void share_multiprocessors(BackwardPlan& plan, const core::Geometry& geometry, i
 
 BackwardPlan plan_backward(const BackwardKernel& kernel, const Problem& problem, const DeviceFacts& device) {
   const core::Geometry geometry = core::geometry_of(problem);
-  BackwardPlan plan;
-  kernel.dim == 64    ? take_config<64>(plan)
-  : kernel.dim == 128 ? take_config<128>(plan)
-  : kernel.dim == 192 ? take_config<192>(plan)
-                      : take_config<256>(plan);
+  BackwardPlan plan =
+      tile::at_head_dim<tile::kBackwardHeadDims>(kernel.dim, []<int kDim> { return plan_from<kDim>(); });
   const std::int64_t tiles = tile::divide_up(geometry.n_q, plan.tile_q);
   plan.query_tiles = problem.packed ? problem.q.extent(2) / plan.tile_q + geometry.batch + 1 : geometry.batch * tiles;
   const int parts = tile::kBlockKeys / plan.keys;

@@ -1,26 +1,24 @@
 // The fused backward's rows of the kernel table, one per (type, pattern, head dim).
 #include "cuda/sm90/backward/rows.h"
 
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include "cuda/sm90/backward/backward.h"
 #include "cuda/sm90/backward/instance.h"
 #include "cuda/sm90/common/forward.h"
+#include "cuda/tile/head_dims.h"
 
 namespace dspattn::cuda::sm90 {
 namespace {
 
 using backward::BackwardKernel;
-using backward::kHeadDims;
 using backward::Selection;
 
-template <DType kType, Selection kSelection, std::size_t kIndex>
+template <DType kType, Selection kSelection, int kDim>
 core::KernelRow backward_row() {
   static constexpr Pattern kPattern = pattern_of(kSelection);
-  static constexpr int kDim = kHeadDims[kIndex];
-  static constexpr FusedRow kRow{kType, kPattern, kDim, kIndex > 0 ? kHeadDims[kIndex > 0 ? kIndex - 1 : 0] : 0};
+  static constexpr FusedRow kRow{kType, kPattern, kDim, tile::head_dim_below(tile::kBackwardHeadDims, kDim)};
   static constexpr BackwardKernel kKernel{kType, kSelection, kDim};
   static const std::string name = row_name(kRow, "sm90_fused_backward_");
   static const std::string summary = "Hopper, tensor cores, " + std::string(dspattn::name(kType)) + ", " +
@@ -44,11 +42,8 @@ core::KernelRow backward_row() {
 
 template <DType kType, Selection kSelection>
 void append(std::vector<core::KernelRow>& rows) {
-  static_assert(std::size(kHeadDims) == 4);
-  rows.push_back(backward_row<kType, kSelection, 0>());
-  rows.push_back(backward_row<kType, kSelection, 1>());
-  rows.push_back(backward_row<kType, kSelection, 2>());
-  rows.push_back(backward_row<kType, kSelection, 3>());
+  tile::for_each_head_dim<tile::kBackwardHeadDims>(
+      [&]<int kDim> { rows.push_back(backward_row<kType, kSelection, kDim>()); });
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "cuda/tile/head_dims.h"
+
 namespace dspattn::cuda::sm90 {
 
 // Each head dim is compiled in up to three variants, because registers are what the kernel is short of:
@@ -36,11 +38,11 @@ struct Build {
 };
 
 // The general variant is compiled for every other head dim only; smaller ones are filled up with zeros.
-constexpr int general_dim(int dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
+constexpr int general_dim(int dim) { return tile::head_dim_from(tile::kGeneralHeadDims, dim); }
 
 // So are all kernels with rest = mean, and of these the general variant still more rarely.
 constexpr int mean_dim(int dim) { return general_dim(dim); }
-constexpr int mean_general_dim(int dim) { return dim <= 128 ? 128 : 256; }
+constexpr int mean_general_dim(int dim) { return tile::head_dim_from(tile::kMeanGeneralHeadDims, dim); }
 
 // fp16 inputs are multiplied by the largest power of two not above the scale: that must be a normal number, and above 1
 // it could overflow them.

@@ -15,9 +15,8 @@ namespace {
 // The kernel whose row serves a problem.
 ForwardKernel kernel_for(const Problem& problem) {
   const std::int64_t larger = std::max(problem.q.extent(3), problem.v.extent(3));
-  int dim = 0;
-  for (const int other : tile::kHeadDims) dim = other >= larger && (dim == 0 || other < dim) ? other : dim;
-  return {problem.q.dtype, problem.pattern.group == 4 ? Selection::two_of_four : Selection::one_of_two, dim};
+  return {problem.q.dtype, problem.pattern.group == 4 ? Selection::two_of_four : Selection::one_of_two,
+          tile::head_dim_from(tile::kHeadDims, larger)};
 }
 
 // One block of keys of which interleaved groups' first elements alone exist: 32 or 64 keys of 2:4, 64 of 1:2. With a

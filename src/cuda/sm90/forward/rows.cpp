@@ -1,7 +1,7 @@
 // The 16-bit forward's rows of the kernel table, one per (type, pattern, head dim).
 #include "cuda/sm90/forward/rows.h"
 
-#include <utility>
+#include <vector>
 
 #include "cuda/sm90/forward/forward.h"
 #include "cuda/sm90/forward/instance.h"
@@ -38,21 +38,20 @@ struct Fused {
   }
 };
 
-template <DType kType, Selection kSelection, std::size_t... kIndex>
-void append(std::vector<core::KernelRow>& rows, std::index_sequence<kIndex...>) {
-  (rows.push_back(Fused<kType, kSelection, tile::kHeadDims[kIndex]>::row()), ...);
+template <DType kType, Selection kSelection>
+void append(std::vector<core::KernelRow>& rows) {
+  tile::for_each_head_dim([&]<int kDim> { rows.push_back(Fused<kType, kSelection, kDim>::row()); });
 }
 
 }  // namespace
 
 std::span<const core::KernelRow> fused_rows() {
   static const std::vector<core::KernelRow> table = [] {
-    constexpr auto kDims = std::make_index_sequence<std::size(tile::kHeadDims)>{};
     std::vector<core::KernelRow> rows;
-    append<DType::bf16, Selection::two_of_four>(rows, kDims);
-    append<DType::bf16, Selection::one_of_two>(rows, kDims);
-    append<DType::f16, Selection::two_of_four>(rows, kDims);
-    append<DType::f16, Selection::one_of_two>(rows, kDims);
+    append<DType::bf16, Selection::two_of_four>(rows);
+    append<DType::bf16, Selection::one_of_two>(rows);
+    append<DType::f16, Selection::two_of_four>(rows);
+    append<DType::f16, Selection::one_of_two>(rows);
     return rows;
   }();
   return table;

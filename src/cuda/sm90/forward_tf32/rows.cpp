@@ -1,7 +1,7 @@
 // The tf32 forward's rows of the kernel table, one per head dim.
 #include "cuda/sm90/forward_tf32/rows.h"
 
-#include <utility>
+#include <vector>
 
 #include "cuda/device/device.h"
 #include "cuda/sm90/forward_tf32/forward.h"
@@ -32,15 +32,14 @@ core::KernelRow tf32_row() {
       .features = {core::Feature::fp32_results}};  // all of them are
 }
 
-template <std::size_t... kIndex>
-std::vector<core::KernelRow> all_rows(std::index_sequence<kIndex...>) {
-  return {tf32_row<tile::kHeadDims[kIndex]>()...};
-}
-
 }  // namespace
 
 std::span<const core::KernelRow> fused_tf32_rows() {
-  static const std::vector<core::KernelRow> table = all_rows(std::make_index_sequence<std::size(tile::kHeadDims)>{});
+  static const std::vector<core::KernelRow> table = [] {
+    std::vector<core::KernelRow> rows;
+    tile::for_each_head_dim([&]<int kDim> { rows.push_back(tf32_row<kDim>()); });
+    return rows;
+  }();
   return table;
 }
 

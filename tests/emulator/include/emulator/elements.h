@@ -15,15 +15,22 @@ namespace dspattn::emulator {
 
 inline int bytes_of(DType type) { return type == DType::f32 ? 4 : 2; }
 
-inline float decode(DType type, const std::uint8_t* element) {
-  if (type == DType::f32) {
-    std::uint32_t bits;
-    std::memcpy(&bits, element, 4);
-    return std::bit_cast<float>(bits & 0xFFFFE000u);  // tf32: what lies below its mantissa is not read
+// Element i of a word.
+template <DType kType>
+float decode_word(std::uint32_t word, int i) {
+  if constexpr (kType == DType::f32) {
+    return std::bit_cast<float>(word & 0xFFFFE000u);  // tf32: what lies below its mantissa is not read
   }
-  std::uint16_t bits;
-  std::memcpy(&bits, element, 2);
-  return type == DType::bf16 ? core::decode_bf16(bits) : core::decode_f16(bits);
+  const auto bits = static_cast<std::uint16_t>(word >> (16 * i));
+  return kType == DType::bf16 ? core::decode_bf16(bits) : core::decode_f16(bits);
+}
+
+inline float decode(DType type, const std::uint8_t* element) {
+  std::uint32_t word = 0;
+  std::memcpy(&word, element, static_cast<std::size_t>(bytes_of(type)));
+  return type == DType::f32    ? decode_word<DType::f32>(word, 0)
+         : type == DType::bf16 ? decode_word<DType::bf16>(word, 0)
+                               : decode_word<DType::f16>(word, 0);
 }
 
 // The values of a row of A that are multiplied (32 bytes of them), and by which rows of B.
