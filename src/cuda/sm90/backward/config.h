@@ -52,6 +52,7 @@ struct Config {
   // A tile's bias is copied to where its dS will lie: with more of these places it may come a step ahead.
   // Beyond d = 64 there are neither the places nor the registers: there a bias is read from global memory.
   static constexpr bool kCopiesBias = kDim <= 64;
+  static constexpr bool kBiasAhead = false;  // see WithBias
   static constexpr int kDScoreSlots = kDim <= 64 ? 4 : 2;
   static_assert(kDScoreBytes == kParts * static_cast<int>(kBiasBytes), "a bias takes the place of dS");
   static constexpr int kSteps = kDim / 16;  // of the products over a head dim
@@ -79,6 +80,22 @@ struct Config {
   static constexpr int kKeyRegisters = 216;
   static_assert(kQueryRegisters + kConsumers * kKeyRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "setmaxnreg would wait for ever for registers the launch did not allocate");
+};
+
+// Whether there is a kernel of its own for problems with a bias that can be copied.
+constexpr bool has_bias_kernel(int dim) { return dim <= 64; }
+
+// That kernel's choices. Two warps of the query warpgroup, which have the least to do there, copy a tile's bias to where
+// its dS will lie, tiles ahead; every tile has one. Where a kernel without it has the same code, it stays what it is.
+template <typename C>
+struct WithBias : C {
+  static_assert(has_bias_kernel(C::kHeadDim));
+  static constexpr bool kCopiesBias = true;
+  static constexpr bool kBiasAhead = true;
+  // A place is free for another tile's bias when dQ and dK of its tile are computed: when dS of the tile after it is
+  // there. So behind that the bias comes of the tile three further on, in four places.
+  static constexpr int kTilesOfBiasAhead = C::kDScoreSlots - 1;
+  static_assert(C::kParts == 2 && kTilesOfBiasAhead >= 2, "a warp a part; scores come a step ahead");
 };
 
 }  // namespace dspattn::cuda::sm90::backward

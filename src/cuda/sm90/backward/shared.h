@@ -117,7 +117,7 @@ struct alignas(1024) Shared {
     for (std::uint64_t& barrier : stored) init(barrier, 4 * C::kParts);
     for (std::uint64_t& barrier : free) init(barrier, 4);
     for (auto& of_part : biased) {
-      for (std::uint64_t& barrier : of_part) init(barrier, 128);
+      for (std::uint64_t& barrier : of_part) init(barrier, C::kBiasAhead ? 32 : 128);
     }
     handed.init_barriers();
     for (std::uint64_t& barrier : described) init(barrier, 4);
@@ -139,7 +139,8 @@ __device__ __forceinline__ int steps_of(const BackwardParams& params, const Item
 template <typename C>
 __device__ __forceinline__ TileFacts facts_of(const BackwardParams& params, const Item& item, const Step& step) {
   const bool inside = step.tile >= item.inside.begin && step.tile < item.inside.end;
-  const bool masked = !inside || params.allowed.data != nullptr || params.bias.data != nullptr;
+  const bool masked =
+      !inside || params.allowed.data != nullptr || (!C::kBiasAhead && params.bias.data != nullptr);
   const int words = params.mask_words.block(item.sequence, step.head, step.tile,
                                             item.block - params.first_key_tile / C::kPartsPerBlock);
   TileFacts facts = {step.head, step.tile * C::kTileQ, inside ? 1 : 0,
