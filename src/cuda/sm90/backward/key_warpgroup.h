@@ -113,19 +113,27 @@ struct KeyWarpgroup {
     }
     ptx::copy_async_arrive(ptx::shared_address(&shared.biased[part][slot]));
   }
-  // Of a tile whose bias was copied ahead.
-  __device__ __forceinline__ void read_bias_of(int tile, PackedTile<C>& bias) const {
+  // Whether the bias of a tile is there that is copied ahead. Asked ahead of time.
+  __device__ __forceinline__ std::uint32_t is_biased(int tile) const {
+    if constexpr (!C::kBiasAhead) return 1;
     const int slot = tile % C::kDScoreSlots;
-    await(shared.biased[part][slot], tile / C::kDScoreSlots & 1);
-    read_bias<C>(bias, ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes,
-                 thread());
+    return ptx::mbarrier_test(ptx::shared_address(&shared.biased[part][slot]), tile / C::kDScoreSlots & 1);
+  }
+  // It, to registers, while the tile's scores are computed.
+  __device__ __forceinline__ void read_bias_of(int tile, std::uint32_t is_there, OwnBias<C>& bias) const {
+    if constexpr (C::kBiasAhead) {
+      const int slot = tile % C::kDScoreSlots;
+      if (is_there == 0) await(shared.biased[part][slot], tile / C::kDScoreSlots & 1);
+      read_bias<C>(bias.words,
+                   ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes,
+                   thread());
+    }
   }
   // Scores of the tile in work as they are compared.
-  __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, const Marks& marks) const {
+  __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, const Marks& marks,
+                                       const OwnBias<C>& own_bias = {}) const {
     if constexpr (C::kBiasAhead) {
-      PackedTile<C> bias;
-      read_bias_of(number, bias);
-      KeyScores<C>::pack_read_bias(packed, scores, bias, params.scales.bias_scale);
+      KeyScores<C>::pack_read_bias(packed, scores, own_bias.words, params.scales.bias_scale);
       if (marks.masked()) {
         KeyScores<C>{params, item(), shared.facts[stage()], part, thread()}.hide(packed, marks.seen);
       }
@@ -218,9 +226,11 @@ struct KeyWarpgroup {
       ptx::wgmma_commit();
       const LoadedMarks loaded_marks = marks_of(number);
       copy_bias(number);
+      OwnBias<C> bias;
+      read_bias_of(number, is_biased(number), bias);
       ptx::wgmma_wait<0>();
       const Marks marks = loaded_marks.settled();
-      pack(weights, scores, marks);
+      pack(weights, scores, marks, bias);
       TileScores<C> d_weights;  // in the registers of the scores, which are packed
       load_minus_d<C>(shared.numbers[stage()].minus_d, thread(), d_weights);
       const Halves<C> halves(weights, thread());
@@ -251,6 +261,7 @@ struct KeyWarpgroup {
     Gradient<C> d_k = {}, d_v = {};
     TileOperand<C> weights = {};
     TileScores<C> scores;
+    OwnBias<C> bias;
     Marks marks = {};
     if (steps > 0) {
       await_full(number);
@@ -259,6 +270,7 @@ struct KeyWarpgroup {
       ptx::wgmma_fence();
       issue_scores<C>(scores, k(), part, shared.q[stage()]);
       ptx::wgmma_commit();
+      read_bias_of(number, is_biased(number), bias);
     }
     ptx::wgmma_wait<0>();
 #pragma unroll 1
@@ -267,7 +279,7 @@ struct KeyWarpgroup {
       // The last step computes its own scores once more, for nobody: a branch would keep the old ones in registers.
       const int next = i + 1 < steps ? number + 1 : number;
       PackedTile<C> packed;
-      pack(packed, scores, marks);
+      pack(packed, scores, marks, bias);
       const std::uint32_t next_is_full = is_full(next);
       TileScores<C> d_weights;
       load_minus_d<C>(shared.numbers[stage()].minus_d, thread(), d_weights);
@@ -288,12 +300,13 @@ struct KeyWarpgroup {
       ptx::wgmma_wait<1>();
       TileOperand<C> d_scores;
       prune_and_weigh<C>(params, halves, lses, marks.has_nan(), packed, d_weights, d_scores);
-      const std::uint32_t is_free = is_place_free();
+      const std::uint32_t is_free = is_place_free(), next_is_biased = is_biased(next);
       marks = next_marks.settled();
       if (i > 0) arrive(shared.empty[before]);
 #pragma unroll
       for (int word = 0; word < C::kTileQ / 4; ++word) weights[word] = packed[word];
       store_d_scores(d_scores, is_free);
+      read_bias_of(next, next_is_biased, bias);
       ++number;
       ptx::wgmma_wait<0>();
     }
