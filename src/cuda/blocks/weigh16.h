@@ -71,8 +71,8 @@ struct Weigher {
         take_slice<C, kSlice>(packed, slices[kSlice % 2]);
       } else {
         pairs[kSlice % 2] =
-            select_slice<C, kSlice>(packed, slices[kSlice % 2], [&](const tile::LeftOut& scores, int block) {
-              if constexpr (kSumsAtOnce) left_out.add(exponents, scores, block);
+            select_slice<C, kSlice>(packed, slices[kSlice % 2], [&](const tile::LeftOut& scores) {
+              if constexpr (kSumsAtOnce) left_out.add(exponents, scores);
             });
       }
     };
@@ -148,8 +148,11 @@ struct Weigher {
   // A tile that is not an item's first and of which nothing is hidden.
   template <typename Packed, typename Operands, typename BeforeWrite>
   __device__ __forceinline__ void weigh_inner(const Packed& packed, Operands& products, BeforeWrite before_write) {
-    if constexpr (C::kRestMean && C::kHalfExponentials) {
-      weigh_by(CoarseRestExponents{exponents()}, packed, products, before_write);
+    if constexpr (kCoarseRest<C>) {
+      const std::uint32_t offset = tile::coarse_lane_offset(static_cast<int>(threadIdx.x) & 3);
+      const HalfExponents kept = exponents();
+      weigh_by(CoarseRestExponents{kept, tile::CoarseWeights::of(kept.scale, kept.minus, offset)}, packed, products,
+               before_write);
     } else {
       weigh(packed, products, before_write);
     }
