@@ -66,6 +66,23 @@ __device__ __forceinline__ void sum_left_out(const Packed& packed, const Exponen
   }
 }
 
+// What makes coarse weights of scores, for the references of a thread's two rows.
+template <typename C, bool kPresent = kCoarseRest<C>>
+struct CoarseState {
+  std::uint32_t slope, offset = 0;
+
+  __device__ __forceinline__ explicit CoarseState(std::uint32_t coarse_slope) : slope(coarse_slope) {}
+  __device__ __forceinline__ void refer_to(std::uint32_t minus) {
+    offset = tile::coarse_offset(minus, tile::coarse_lane_offset(static_cast<int>(threadIdx.x) & 3));
+    ptx::pin(offset);  // else it is computed anew in every tile
+  }
+};
+template <typename C>
+struct CoarseState<C, false> {
+  __device__ __forceinline__ explicit CoarseState(std::uint32_t /*slope*/) {}
+  __device__ __forceinline__ void refer_to(std::uint32_t /*minus*/) {}
+};
+
 // What this lane's sums are multiplied by at the end of an item.
 template <typename C>
 __device__ __forceinline__ float unit_of_rest() {

@@ -22,9 +22,12 @@ struct Weigher {
   RowState state;
   float tile0 = 0, tile1 = 0;  // sums of the last tile's weights, not yet in `state`
   [[no_unique_address]] RestState<C> rest;
+  [[no_unique_address]] CoarseState<C> coarse;
   [[no_unique_address]] std::conditional_t<C::kSumsByProduct, QuadSums, NoQuadSums> quad;
 
-  __device__ __forceinline__ Weigher(const ScoreScales& s, int lane) : scales(s) {
+  // coarse_slope: of the scales, where kCoarseRest.
+  __device__ __forceinline__ Weigher(const ScoreScales& s, int lane, std::uint32_t coarse_slope = 0)
+      : scales(s), coarse(coarse_slope) {
     transpose = tile::QuadTranspose::of_lane(lane & 3);
     quad = decltype(quad)::of_lane();
     ptx::pin(transpose.rotation);
@@ -149,10 +152,7 @@ struct Weigher {
   template <typename Packed, typename Operands, typename BeforeWrite>
   __device__ __forceinline__ void weigh_inner(const Packed& packed, Operands& products, BeforeWrite before_write) {
     if constexpr (kCoarseRest<C>) {
-      const std::uint32_t offset = tile::coarse_lane_offset(static_cast<int>(threadIdx.x) & 3);
-      const HalfExponents kept = exponents();
-      weigh_by(CoarseRestExponents{kept, tile::CoarseWeights::of(kept.scale, kept.minus, offset)}, packed, products,
-               before_write);
+      weigh_by(CoarseRestExponents{exponents(), {coarse.slope, coarse.offset}}, packed, products, before_write);
     } else {
       weigh(packed, products, before_write);
     }
@@ -170,6 +170,7 @@ struct Weigher {
       forget_unset(raised, state);
     } else {
       sample_reference<C>(packed, scales, state);
+      coarse.refer_to(state.minus);
       weigh(packed, products, [] {});
     }
   }
@@ -191,6 +192,7 @@ struct Weigher {
     const Raised raised = raise_reference<C>(packed, scales, state);
     shrink(raised, state, products.out);
     rest.shrink(raised);
+    coarse.refer_to(state.minus);
     weigh_by(precise_exponents(), packed, products, [] {});
     forget_unset(raised, state);
   }

@@ -21,14 +21,17 @@ inline constexpr int kCoarseLanes = 4;
 inline constexpr std::uint32_t kLargestCoarseReference = 0x5F005F00u;  // 448
 
 // From the factor and the summand that make a score the logarithm of its weight, in fp16 twice, to those of
-// coarse_weights(), which takes them 64 octaves to 1 and downwards.
+// CoarseWeights, which takes logarithms 64 octaves to 1 and downwards.
+inline constexpr std::uint32_t kCoarsePerOctave = 0xA400A400u;  // -2^-6
+DSPATTN_HOST_DEVICE inline std::uint32_t coarse_slope(std::uint32_t scale) {
+  return ptx::fma_f16x2(scale, kCoarsePerOctave, 0x80008000u);
+}
+DSPATTN_HOST_DEVICE inline std::uint32_t coarse_offset(std::uint32_t minus, std::uint32_t lane_offset) {
+  return ptx::fma_f16x2(minus, kCoarsePerOctave, lane_offset);
+}
+
 struct CoarseWeights {
   std::uint32_t slope, offset;
-
-  DSPATTN_HOST_DEVICE static CoarseWeights of(std::uint32_t scale, std::uint32_t minus, std::uint32_t lane_offset) {
-    constexpr std::uint32_t kMinus64th = 0xA400A400u;  // -2^-6
-    return {ptx::fma_f16x2(scale, kMinus64th, 0x80008000u), ptx::fma_f16x2(minus, kMinus64th, lane_offset)};
-  }
 
   // Times coarse_unit() these are weights of two rows' scores: all negative, and 0 from a logarithm of -23 - lane / 4
   // down. Weights must be below 2^8; the halves of others disturb each other. Clamped to 1, where a step of fp16 is 1 /
