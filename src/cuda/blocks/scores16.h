@@ -118,7 +118,7 @@ __device__ __forceinline__ float exponent_scale(const ScoreScales& scales) {
 
 // Whether weights of pruned keys are summed up as tile/coarse_exp2.h has them; references are whole numbers then.
 template <typename C>
-inline constexpr bool kCoarseRest = C::kRestMean && C::kHalfExponentials;
+inline constexpr bool kCoarseRest = C::kRestMean&& C::kHalfExponentials;
 
 // Numbers of at most 512 to whole ones: where the sum lies a step of fp16 is 1.
 __device__ __forceinline__ std::uint32_t round_small_f16x2(std::uint32_t numbers) {

@@ -15,9 +15,9 @@ namespace dspattn::cuda::tile {
 
 inline constexpr int kCoarseLanes = 4;
 
-// References that this is for: whole numbers, base 2, of at most so much (fp16, twice). A lane's offset, below, has then
-// no more bits than fp16 holds, and what a score is multiplied by is what other weights' scores are multiplied by: coarse
-// weights and precise ones are relative to the very same reference.
+// References that this is for: whole numbers, base 2, of at most so much (fp16, twice). A lane's offset, below, has
+// then no more bits than fp16 holds, and what a score is multiplied by is what other weights' scores are multiplied by:
+// coarse weights and precise ones are relative to the very same reference.
 inline constexpr std::uint32_t kLargestCoarseReference = 0x5F005F00u;  // 448
 
 // From the factor and the summand that make a score the logarithm of its weight, in fp16 twice, to those of
