@@ -154,7 +154,7 @@ def _build(
         raise DspattnError(f"{name}: expected a 64-bit integer, got {size!r}" for name, size in wrong.items())
     try:
         counts, columns = _block_mask(
-            torch.empty(0, dtype=torch.int32), n, n_k, block, window, global_blocks, random, seed, causal
+            torch.empty(0, dtype=torch.int32, device="cpu"), n, n_k, block, window, global_blocks, random, seed, causal
         )
     except RuntimeError as error:
         raise _ops.translated(error) from None

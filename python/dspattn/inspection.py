@@ -32,6 +32,8 @@ class LayerInputs:
     mask: Tensor | None  # broadcasts to [1, heads, n_q, n_k]; None: everything is seen
     scale: float
     bias: Tensor | None = None  # by relative position, [1 or batch, heads, n_q, n_k]
+    soft_cap: float | None = None
+    sinks: Tensor | None = None  # [heads]
 
     @property
     def heads(self) -> int:
@@ -39,7 +41,10 @@ class LayerInputs:
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of :func:`dspattn.attention` that this layer's call had."""
-        return {"attn_mask": self.mask, "attn_bias": self.bias, "scale": self.scale, "enable_gqa": True}
+        return {
+            "attn_mask": self.mask, "attn_bias": self.bias, "scale": self.scale, "enable_gqa": True,
+            "soft_cap": self.soft_cap, "sinks": self.sinks,
+        }  # fmt: skip
 
     def output(self, pattern: str, grouping: Grouping) -> Tensor:
         """The layer's output with that pattern, [1, heads, n_q, d_v]."""
@@ -70,7 +75,7 @@ def _attention_of(model: Any, name: str) -> Iterator[None]:
 
 
 def capture(model: Any, input_ids: Tensor) -> list[LayerInputs]:
-    """The inputs of every attention layer of a transformers model for one text, with PyTorch's own attention.
+    """The inputs of every attention layer of a transformers model for one text, with dense attention.
 
     Args:
         model: a transformers model whose attention can be set by name; its present attention is put back afterwards.
@@ -88,17 +93,34 @@ def capture(model: Any, input_ids: Tensor) -> list[LayerInputs]:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
+    from .integrations.huggingface import raise_unknown
+
     layers: list[LayerInputs] = []
 
     def forward(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,  # the mask says it, and the window
+        sliding_window: int | None = None,
+        position_bias: Tensor | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **others: Any,
     ) -> tuple[Tensor, None]:
-        scale = options.get("scaling") or query.shape[-1] ** -0.5
-        bias: Tensor | None = options.get("position_bias")
-        layers.append(LayerInputs(query, key, value, attention_mask, scale, bias))
+        raise_unknown(others)
+        scale = scaling or query.shape[-1] ** -0.5
+        sinks = None if s_aux is None else s_aux.detach()
+        layers.append(LayerInputs(query, key, value, attention_mask, scale, position_bias, softcap, sinks))
+        if softcap is not None or sinks is not None:  # PyTorch's own attention has neither
+            return layers[-1].output("dense", "interleaved").transpose(1, 2).contiguous(), None
         mask = attention_mask
-        if bias is not None:
-            mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+        if position_bias is not None:
+            mask = position_bias if mask is None else position_bias.masked_fill(~mask, float("-inf"))
         out = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scale, enable_gqa=True
         )
@@ -136,7 +158,7 @@ def kept_weight(layer: LayerInputs, pattern: str, grouping: Grouping = "interlea
                 pattern=name,
                 grouping=grouping,
                 return_lse=True,
-                **layer.arguments(),
+                **{**layer.arguments(), "sinks": None},  # which are no keys
             )[1][0]
             for name in (pattern, "dense")
         ]

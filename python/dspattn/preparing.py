@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -66,20 +66,48 @@ def norm_rope(
         raise DspattnError([f"pairs: expected one of {', '.join(PAIRS)}, got {pairs!r}"])
     queries, keys = _listed(query), _listed(key)
     of_queries, of_keys = _listed(query_weight), _listed(key_weight)
-    tensors = (*queries, *keys, *of_queries, *of_keys)
+    tensors = (*queries, *keys, *of_queries, *of_keys, *(t for t in (cos, sin) if t is not None))
     refuse_tangents(tensors)
-    if (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)) or _mapped(tensors):
-        return (
-            plain(queries, of_queries, eps, cos, sin, pairs),
-            plain(keys, of_keys, eps, cos, sin, pairs),
-        )
+    in_pytorch = _mapped(tensors) or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
     try:
-        return _ops.norm_rope(queries, keys, of_queries, of_keys, eps, cos, sin, pairs == "halves")
+        if not in_pytorch:
+            return _ops.norm_rope(queries, keys, of_queries, of_keys, eps, cos, sin, pairs == "halves")
+        if not torch.compiler.is_compiling():
+            _check(queries, keys, of_queries, of_keys, eps, cos, sin)
     except RuntimeError as error:
         translated = _ops.translated(error)
         if isinstance(translated, DspattnError):
             translated = DspattnError(_in_python_names(reason, len(queries)) for reason in translated.reasons)
         raise translated from None
+    return (
+        plain(queries, of_queries, eps, cos, sin, pairs),
+        plain(keys, of_keys, eps, cos, sin, pairs),
+    )
+
+
+def _check(
+    queries: list[Tensor],
+    keys: list[Tensor],
+    of_queries: list[Tensor],
+    of_keys: list[Tensor],
+    eps: float | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+) -> None:
+    """What the operator says to such a call, for one that PyTorch's own would serve in part or broadcast: it is called
+    with a batch of none."""
+
+    def without_batch(parts: list[Tensor]) -> list[Tensor]:
+        return [torch.empty((0, *part.shape[1:]), dtype=part.dtype, device=part.device) for part in parts]
+
+    def own(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or not is_functorch_wrapped_tensor(tensor):
+            return tensor
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+    weights: Any = [[own(weight) for weight in each] for each in (of_queries, of_keys)]
+    with torch._C._AutoDispatchBelowAutograd():
+        _ops.norm_rope(without_batch(queries), without_batch(keys), *weights, eps, own(cos), own(sin), False)
 
 
 def plain(

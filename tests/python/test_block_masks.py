@@ -45,6 +45,12 @@ def test_bigbird_adds_random_blocks_by_its_seed() -> None:
     assert mask.density == pytest.approx(float(mask.block_map().float().mean()))
 
 
+def test_a_mask_is_made_on_the_cpu_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        mask = block_masks.sliding_window(128)
+    assert mask.counts.tolist() == [2, 2]
+
+
 def test_block_map_round_trip() -> None:
     seen = torch.rand(5, 7, generator=torch.Generator().manual_seed(1)) > 0.5
     seen[2] = False

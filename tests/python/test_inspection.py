@@ -63,6 +63,29 @@ def test_comparison_equals_the_emulation(kind: str, pattern: str, grouping: str)
         assert float(found.output_error.max()) > 0.0
 
 
+@pytest.mark.parametrize("family", ["Gemma2", "GptOss"])
+def test_soft_caps_and_sinks_are_the_models_own(family: str) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    own = {"attn_logit_softcapping": 1.0} if family == "Gemma2" else experts
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        intermediate_size=64, sliding_window=40, initializer_range=0.3, pad_token_id=0, eos_token_id=1,
+        **own,
+    )  # fmt: skip
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    ids = torch.randint(2, 64, (70,))
+    layers = inspection.capture(model, ids)
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        expected = model(ids[None], output_attentions=True).attentions
+        for layer, weights in zip(layers, expected, strict=True):
+            torch.testing.assert_close(layer.weights("dense", "interleaved"), weights, atol=1e-4, rtol=1e-3)
+            assert float(inspection.compare(layer, "dense").kept_weight.min()) == 1.0
+
+
 def test_dense_loses_nothing() -> None:
     for layer in captured("decoder"):
         found = inspection.compare(layer, "dense")

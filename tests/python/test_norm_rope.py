@@ -100,6 +100,10 @@ def test_gradients_are_pytorchs_own() -> None:
         assert torch.equal(one, other)
     with torch.no_grad():
         assert not dspattn.norm_rope(leaves[:2], parts[1], **named)[0].requires_grad
+    (queries, keys), named = problem()
+    cos = named["cos"].requires_grad_()  # a rotation that is learned
+    (learned,) = torch.autograd.grad(dspattn.norm_rope(queries, keys, **named)[0].sum(), cos)
+    assert learned.shape == cos.shape
 
 
 def test_compile_fullgraph() -> None:
@@ -151,6 +155,31 @@ def test_errors_name_arguments() -> None:
     assert "got float64" in reasons(query=[q.double() for q in queries])
     meta = [q.to("meta") for q in queries]
     assert "cos: expected a tensor on meta as query is" in reasons(query=meta, key=[k.to("meta") for k in keys])
+
+
+@pytest.mark.parametrize("way", ["gradients", "vmap"])
+def test_what_the_operator_refuses_pytorchs_own_do_not_serve_in_part(way: str) -> None:
+    (queries, keys), named = problem()
+
+    def reasons(**changes: Any) -> str:
+        given = {"query": queries[0], "key": keys[0]} | {n: named[n] for n in ("eps", "cos", "sin")} | changes
+        with pytest.raises(dspattn.DspattnError) as raised:
+            if way == "gradients":
+                dspattn.norm_rope(**(given | {"key": given["key"].clone().requires_grad_()}))
+            else:
+                torch.vmap(lambda k: dspattn.norm_rope(**(given | {"key": k}))[1])(
+                    given["key"].expand(2, -1, -1, -1, -1)
+                )
+        return str(raised.value)
+
+    assert "sin: expected both of cos and sin, or neither, got none" in reasons(sin=None)
+    assert "query_weight[0]: expected none without eps, got one" in reasons(eps=None, query_weight=torch.ones(D))
+    assert "query_weight: expected one for each of 1 parts or none, got 2" in reasons(query_weight=[torch.ones(D)] * 2)
+    assert "cos.shape[0]: expected a row for each position of query[0], from 0 on 5, got 1" in reasons(
+        cos=named["cos"][:1]
+    )
+    assert "cos.shape[1]: expected d = 32, got 1" in reasons(cos=named["cos"][:, :1])
+    assert "eps: expected a finite number >= 0" in reasons(eps=-1.0)
 
 
 def test_forward_mode_is_refused() -> None:

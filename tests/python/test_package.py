@@ -68,6 +68,30 @@ def test_names_are_registered_in_either_order(first: str, second: str) -> None:
     assert wanted <= set(found["names"]) and found["names"] == found["masks"]
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "importlib.util.find_spec('transformers.modeling_utils')",
+        "sys.modules['transformers.configuration_utils'] = None; failed()",  # as when an import is interrupted
+    ],
+)
+def test_names_are_registered_whatever_came_before_the_import(before: str) -> None:
+    pytest.importorskip("transformers", minversion="5.0")
+    found = in_a_new_process(
+        "import contextlib, importlib.util, json, sys\nimport dspattn\n"
+        "def failed():\n"
+        "    with contextlib.suppress(ImportError):\n"
+        "        import transformers.modeling_utils\n"
+        "    del sys.modules['transformers.configuration_utils']\n"
+        f"{before}\n"
+        "import transformers.modeling_utils\n"
+        "left = [f for f in sys.meta_path if type(f).__module__.startswith('dspattn')]\n"
+        "names = list(transformers.modeling_utils.AttentionInterface._global_mapping)\n"
+        "print(json.dumps({'names': names, 'left': len(left)}))"
+    )
+    assert "dspattn_2_4" in found["names"] and found["left"] == 0
+
+
 def test_typed() -> None:
     assert (Path(dspattn.__file__).parent / "py.typed").is_file()
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +40,20 @@ def test_arguments_are_passed_on() -> None:
         Q, K[:, :2], V[:, :2], mask, scale=0.5, enable_gqa=True, pattern="2:4", grouping="consecutive"
     )
     assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_module_that_has_a_block_can_be_copied(copied: Callable[[Any], Any]) -> None:
+    module = torch.nn.Linear(1, 1)
+    module.block = dspattn.use("1:2", "consecutive", strict=False)  # type: ignore[assignment]
+    with module.block:
+        imported_by_name(Q, K, V)
+        block = copied(module).block if copied is not copy.copy else copied(module.block)
+    assert module.block.served == 1 and block.served == 0
+    with block:
+        out = imported_by_name(Q, K, V)
+    assert block.served == 1 and block.strict is False
+    assert torch.equal(out, dspattn.attention(Q, K, V, pattern="1:2", grouping="consecutive"))
 
 
 def test_nested_blocks_and_decorator() -> None:

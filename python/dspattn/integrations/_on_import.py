@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import warnings
 from collections.abc import Sequence
@@ -57,18 +56,21 @@ def _register() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Lets the other finders find the module and adds one step after its execution."""
+    """Lets the other finders find the module and adds one step after its execution. It stays until that was done: a
+    module may be looked for without being imported, and an import may fail and be tried again."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != WATCHED:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _ThenRegister(spec.loader)
-        return spec
+        for finder in list(sys.meta_path):
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _ThenRegister(spec.loader)
+                return spec
+        return None
 
 
 class _ThenRegister(Loader):
@@ -82,6 +84,7 @@ class _ThenRegister(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.inner.exec_module(module)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
         _register()
 
     def __getattr__(self, name: str) -> Any:

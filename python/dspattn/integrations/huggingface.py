@@ -302,7 +302,7 @@ def _attention_function(
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         if kwargs:
-            _raise_unknown(kwargs)
+            raise_unknown(kwargs)
         plan = plan_of(module)
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
@@ -465,7 +465,8 @@ def _window(sliding_window: int | None, is_causal: bool) -> tuple[int, int | Non
     return (sliding_window - 1, None) if is_causal else (sliding_window, sliding_window)
 
 
-def _raise_unknown(arguments: dict[str, Any]) -> None:
+def raise_unknown(arguments: dict[str, Any]) -> None:
+    """Raise for what a model hands to its attention function that is not served."""
     reasons = [
         f"{name}: expected nothing (dspattn has no counterpart of it), got {_brief(given)}"
         for name, given in arguments.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import warnings
 from collections import Counter
@@ -89,6 +90,12 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
     @property
     def left(self) -> Counter[str]:
         return self._tally.settle().left
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, as of a module that has a block, is a block of its own that has seen nothing yet."""
+        plan = self.plan
+        options = {"rest": plan.rest, "selection": plan.selection, "strict": self.strict}
+        return functools.partial(type(self), plan.pattern, plan.grouping, **options), ()
 
     def __enter__(self) -> use:
         gc.callbacks.append(self._tally.at_collection)
