@@ -32,13 +32,15 @@ struct Asked {
   int off = 0;  // bytes that k is off alignment
   std::optional<std::int64_t> window_left = std::nullopt;
   bool mean = false;
-  bool fp32 = false;  // results
+  bool fp32 = false;          // results
+  std::int64_t kv_heads = 0;  // 0: as many as heads
 
   Problem problem() const {
     Problem p;
     p.q = {stand_in(0), type, {batch, heads, n_q, d}};
-    p.k = {stand_in(1, off), type, {batch, heads, n_k, d}};
-    p.v = {stand_in(2), type, {batch, heads, n_k, d}};
+    const std::int64_t key_heads = kv_heads > 0 ? kv_heads : heads;
+    p.k = {stand_in(1, off), type, {batch, key_heads, n_k, d}};
+    p.v = {stand_in(2), type, {batch, key_heads, n_k, d}};
     p.pattern = type == DType::f32 ? Pattern{1, 2} : blocks::pattern_of(selection);
     p.mask.causal = causal;
     p.mask.window_left = window_left;
@@ -150,6 +152,52 @@ TEST(ForwardPlan, WorkspaceOfMeans) {
   EXPECT_EQ(plan.means.begin % 256, 0u);
   EXPECT_EQ(plan.means.table.entries, 4 * (8 + 127));
   EXPECT_EQ(plan.workspace_bytes, plan.means.begin + tile::means_bytes(plan.means.table, 16, 64).total);
+}
+
+// docs/rest.md, "The kernel writes it itself": by reckoning, from 512 to 2048 keys in whole blocks, of which each is
+// for 512 query rows and more, heads that share it counted together.
+TEST(ForwardPlan, WhoWritesMeans) {
+  const auto own = [](Asked asked) {
+    asked.mean = true;
+    return asked.plan().means.own;
+  };
+  for (const bool causal : {false, true}) {
+    for (const std::int64_t d : {64, 96, 128}) {
+      if (!causal && d > 64) continue;  // the full variant's warps all have something to do
+      EXPECT_FALSE(own({.n_q = 384, .n_k = 384, .d = d, .causal = causal}));
+      EXPECT_TRUE(own({.n_q = 512, .n_k = 512, .d = d, .causal = causal}));
+      EXPECT_TRUE(own({.n_q = 2048, .n_k = 2048, .d = d, .causal = causal}));
+      EXPECT_FALSE(own({.n_q = 2176, .n_k = 2176, .d = d, .causal = causal}));
+      EXPECT_FALSE(own({.n_q = 1024, .n_k = 1000, .d = d, .causal = causal}));  // a warp completes tails
+      EXPECT_FALSE(own({.n_q = 511, .n_k = 1024, .d = d, .causal = causal}));
+      EXPECT_TRUE(own({.n_q = 128, .n_k = 1024, .d = d, .causal = causal, .kv_heads = 4}));
+      EXPECT_FALSE(own({.n_q = 127, .n_k = 1024, .d = d, .causal = causal, .kv_heads = 4}));
+    }
+  }
+  EXPECT_TRUE(own({.d = 128, .type = DType::f16}));
+  EXPECT_FALSE(own({.selection = Selection::one_of_two}));         // three warpgroups: no warp is idle
+  EXPECT_FALSE(own({.d = 128}));                                   // nor in the full variant
+  EXPECT_FALSE(own({.d = 256}));                                   // all warps scale Q
+  EXPECT_FALSE(own({.causal = true, .lengths = true}));            // only the device knows them
+  EXPECT_FALSE(own({.bias = true}));                               // every row has an entry
+  EXPECT_FALSE(own({.causal = true, .window_left = 300}));         // so have windows' blocks, two
+  EXPECT_FALSE((Asked{.n_q = 512, .n_k = 512}.plan().means.own));  // rest = drop
+}
+
+// Table, counts and sums of shares one behind the other.
+TEST(ForwardPlan, WorkspaceOfOwnMeans) {
+  for (const bool causal : {false, true}) {
+    const ForwardPlan plan = Asked{.d = 128, .heads = 8, .causal = causal, .mean = true, .kv_heads = 4}.plan();
+    const blocks::MeansPlan& means = plan.means;
+    ASSERT_TRUE(means.own);
+    EXPECT_EQ(means.heads, 4);
+    EXPECT_EQ(means.tasks.count, 4 * 4 * 2 * (causal ? 9 : 8));
+    EXPECT_EQ(means.counts, means.begin + static_cast<std::size_t>(means.table.entries) * 4 * 128 * sizeof(float));
+    EXPECT_EQ(means.count_bytes, (1 + 4 * 4) * sizeof(std::int32_t));
+    EXPECT_GE(means.sums, means.counts + means.count_bytes);
+    EXPECT_EQ(means.sums % 256, 0u);
+    EXPECT_EQ(plan.workspace_bytes, means.sums + 4u * 4 * 128 * 8 * (causal ? 8 : 1) * sizeof(float));
+  }
 }
 
 // Ladder, "pairs of CTAs": full attention with an even number of row tiles; causal with two row tiles (+2 to 3 %) or

@@ -139,5 +139,32 @@ TEST(LeftOut, IsWhatIsNotKept) {
   }
 }
 
+// Tasks of a table that a kernel writes itself: each once, those of a head together, sums of no two at one place.
+TEST(TileMeans, TasksOfATable) {
+  for (const int right : {0, kMaxRows}) {
+    for (const int columns : {64, 128}) {
+      const MeanTable table = mean_table({.right = right, .sequences = 3, .n_q = 700, .n_k = 640});
+      const MeanTasks tasks = mean_tasks(table, 3, 5, columns);
+      const int panels = columns / kTaskColumns, kinds = kKeyShares + (right == 0 ? 1 : 0);
+      ASSERT_EQ(tasks.count, 3 * 5 * panels * kinds);
+      EXPECT_EQ(tasks.kept_blocks(), right == 0 ? 5 : 1);
+      std::set<std::vector<int>> seen;
+      std::set<std::int64_t> places;
+      for (int index = 0; index < tasks.count; ++index) {
+        const MeanTask task = tasks.at(index);
+        EXPECT_EQ(tasks.group(task.sequence, task.head), index / (panels * kinds));
+        EXPECT_TRUE(seen.insert({task.sequence, task.head, task.panel, task.share}).second);
+        EXPECT_TRUE(task.sequence < 3 && task.head < 5 && task.panel < panels && task.share < kKeyShares);
+        EXPECT_GE(task.share, right == 0 ? -1 : 0);
+        places.insert(tasks.sums_of(tasks.group(task.sequence, task.head), task.panel));
+      }
+      const std::int64_t each = std::int64_t{tasks.kept_blocks()} * kKeyShares * kTaskColumns;
+      EXPECT_EQ(places.size(), static_cast<std::size_t>(3 * 5 * panels));
+      EXPECT_EQ(*places.rbegin(), each * (3 * 5 * panels - 1));
+      EXPECT_EQ(tasks.sums_of(3 * 5, 0), each * 3 * 5 * panels);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace dspattn::cuda::tile

@@ -201,6 +201,7 @@ void Machine::run_cluster(Index grid, Index block, Index first, int blocks, std:
   std::memset(shared_, 0xCB, blocks_ * kRegionBytes);  // fp16, bf16 and fp32 of this are finite, far from 0
   stores_.assign(blocks_ * kRegionBytes / 4, {});
   fences_.assign(static_cast<std::size_t>(threads), 0);
+  counts_.clear();
   state.warps.assign(static_cast<std::size_t>((threads + kWarp - 1) / kWarp), {});
   state.named.assign(blocks_ * kNamedBarriers, {});
   state.cluster = {};

@@ -9,6 +9,7 @@
 #include "cuda/blocks/sink.h"
 #include "cuda/blocks/work_params.h"
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/ordered_sums.h"
 #include "cuda/tile/means.h"
 
 namespace dspattn::cuda::blocks {
@@ -49,7 +50,21 @@ __device__ __forceinline__ RowMeans row_means(const MeansView& means, const Work
   return {at(row), at(row + 8)};
 }
 
-// Before the rows are normalised. The table is written by a kernel that may still run.
+// Until a head's means are written: by a kernel that may still run, or by this one. It takes what an answer of the L2
+// cache does: so ahead of time.
+template <typename C>
+__device__ __forceinline__ void await_means([[maybe_unused]] const OwnMeans& own,
+                                            [[maybe_unused]] const MeansView& means, [[maybe_unused]] int sequence,
+                                            [[maybe_unused]] int head) {
+  ptx::wait_for_kernels_before();
+  if constexpr (C::kWritesMeans) {
+    if (own.counts == nullptr) return;
+    const int group = own.tasks.group(sequence, means.heads_per_mean.quotient(head));
+    ptx::await_count(own.done(group), own.complete());
+  }
+}
+
+// Before the rows are normalised.
 template <typename C>
 __device__ __forceinline__ void add_means(const RowMeans& means, const RowSums& rest, float (&out)[C::kHeadDim / 2]) {
 #pragma unroll

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "cuda/blocks/means.h"
+#include "cuda/blocks/means_columns.h"
 #include "cuda/blocks/means_sequence.h"
 #include "cuda/device/device.h"
 #include "cuda/ptx/barrier.h"

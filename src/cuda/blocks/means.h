@@ -7,6 +7,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
+
 #include "cuda/blocks/means_params.h"
 
 namespace dspattn::cuda::blocks {
@@ -18,5 +20,8 @@ void launch_plain_prefix_means(const MeansParams& params, cudaStream_t stream);
 
 // The kernel that follows may start before these have ended: it must wait for them before it reads the table.
 void launch_means(const MeansParams& params, cudaStream_t stream);
+
+// Before a kernel that writes the means itself: its counts begin with 0. It must wait for them before it touches them.
+void launch_own_means(const OwnMeans& own, std::size_t count_bytes, cudaStream_t stream);
 
 }  // namespace dspattn::cuda::blocks

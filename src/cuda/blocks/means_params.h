@@ -20,6 +20,10 @@ struct MeansPlan {
   std::int64_t heads = 0;          // that have means of their own: the key heads, or all
   int columns = 0;                 // floats of an entry
   std::size_t begin = 0, end = 0;  // in the workspace
+  // The kernel that reads the table writes it too, in these tasks; what it needs for that, in the workspace.
+  bool own = false;
+  tile::MeanTasks tasks;
+  std::size_t counts = 0, count_bytes = 0, sums = 0;
 };
 
 // The table as a kernel reads it: [heads][entries][columns] fp32, of the key heads, or of all heads where masks differ
@@ -28,6 +32,19 @@ struct MeansView {
   const float* data = nullptr;  // null: rest = drop
   tile::MeanTable table;
   tile::Divisor heads_per_mean{};  // query heads that share an entry
+};
+
+// For a kernel that writes the table itself (means_writer.h).
+struct OwnMeans {
+  std::int32_t* counts = nullptr;  // tasks taken, then those done of every group; 0 before. Null: others write it
+  float* means = nullptr;          // the table
+  float* sums = nullptr;           // MeanTasks::sums_of()
+  tile::MeanTasks tasks;
+
+  DSPATTN_HOST_DEVICE constexpr std::int32_t* taken() const { return counts; }
+  DSPATTN_HOST_DEVICE constexpr std::int32_t* done(int group) const { return counts + 1 + group; }
+  // What a group's count is when its means are written: all tasks, and that their sums are added up.
+  DSPATTN_HOST_DEVICE constexpr std::int32_t complete() const { return tasks.of_head.value + 1; }
 };
 
 struct MeansParams {

@@ -5,13 +5,19 @@
 
 namespace dspattn::cuda::blocks {
 
+namespace {
+
+constexpr std::size_t kAlignment = 256;  // of the workspace
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
 MeansPlan plan_means(const Problem& problem, int left, int right, int columns, std::size_t begin) {
   const core::Geometry geometry = core::geometry_of(problem);
   const Mask& mask = problem.mask;
   const auto by_head = [](const ConstTensorView& tensor) {
     return tensor.present() && tensor.extent(1) > 1 && tensor.step(1) != 0;
   };
-  constexpr std::size_t kAlignment = 256;  // of the workspace
   MeansPlan plan;
   plan.present = true;
   plan.heads = by_head(mask.allowed) || by_head(mask.bias) ? geometry.heads : geometry.kv_heads;
@@ -27,9 +33,37 @@ MeansPlan plan_means(const Problem& problem, int left, int right, int columns, s
                         .lengths_known = !problem.packed && !mask.key_lengths.present(),
                         .q_rows = static_cast<int>(problem.q.extent(2)),
                         .k_rows = static_cast<int>(problem.k.extent(2))});
-  plan.begin = (begin + kAlignment - 1) / kAlignment * kAlignment;
+  plan.begin = aligned(begin);
   plan.end = plan.begin + tile::means_bytes(plan.table, plan.heads, columns).total;
   return plan;
+}
+
+bool may_own_means(const MeansPlan& plan, const Problem& problem) {
+  const tile::MeanTable& table = plan.table;
+  const bool same_lengths = !problem.packed && !problem.mask.key_lengths.present();
+  return plan.present && table.per_block == 1 && table.by_row == 0 && same_lengths && table.blocks > 0 &&
+         problem.v.dtype != DType::f32 && is_vector(problem.v) && plan.columns % tile::kTaskColumns == 0;
+}
+
+void own_means(MeansPlan& plan, const Problem& problem) {
+  const core::Geometry geometry = core::geometry_of(problem);
+  const auto heads = static_cast<int>(plan.heads);
+  plan.own = true;
+  plan.tasks = tile::mean_tasks(plan.table, static_cast<int>(geometry.batch), heads, plan.columns);
+  const std::int64_t groups = geometry.batch * heads;
+  const std::int64_t entries = plan.table.entries * heads * plan.columns;
+  const std::int64_t sums = plan.tasks.sums_of(static_cast<int>(groups), 0);
+  plan.counts = plan.begin + static_cast<std::size_t>(entries) * sizeof(float);
+  plan.count_bytes = static_cast<std::size_t>(1 + groups) * sizeof(std::int32_t);
+  plan.sums = aligned(plan.counts + plan.count_bytes);
+  plan.end = plan.sums + static_cast<std::size_t>(sums) * sizeof(float);
+}
+
+OwnMeans own_means_of(const MeansPlan& plan, void* workspace) {
+  if (!plan.own) return {};
+  auto* bytes = static_cast<std::byte*>(workspace);
+  return {reinterpret_cast<std::int32_t*>(bytes + plan.counts), reinterpret_cast<float*>(bytes + plan.begin),
+          reinterpret_cast<float*>(bytes + plan.sums), plan.tasks};
 }
 
 MeansView means_view_of(const MeansPlan& plan, const Problem& problem, const void* workspace) {

@@ -1,8 +1,7 @@
-// What the kernels that write means of V (means.h) have in common: where a sequence lies, and what a mean is.
+// What the kernels that write means of V (means.h) have in common: where a sequence lies.
 #pragma once
 
 #include "cuda/blocks/means_params.h"
-#include "cuda/ptx/packed_half.h"
 
 namespace dspattn::cuda::blocks {
 
@@ -24,11 +23,6 @@ __device__ __forceinline__ Sequence sequence_of(const MeansParams& params, int i
   }
   sequence.key_length = tile::visible_keys(work.key_lengths, index, sequence.keys);
   return sequence;
-}
-
-// An entry's number; of no key 0. A division would be a call, around which registers are spilled.
-__device__ __forceinline__ float mean_of(float sum, int count) {
-  return count > 0 ? sum * ptx::reciprocal_fast(static_cast<float>(count)) : 0.0f;
 }
 
 }  // namespace dspattn::cuda::blocks

@@ -2,18 +2,18 @@
 // its first keys (tile/means.h), of plain rows of V. A CTA has 64 columns of a head of a sequence, or 32 where there
 // would be too few CTAs, and goes through its keys once.
 #include "cuda/blocks/means.h"
+#include "cuda/blocks/means_columns.h"
 #include "cuda/blocks/means_sequence.h"
 #include "cuda/device/device.h"
 #include "cuda/ptx/barrier.h"
-#include "cuda/ptx/packed_half.h"
 
 namespace dspattn::cuda::blocks {
 namespace {
 
-constexpr int kWidth = 8;  // columns that a thread loads at once: 16 bytes
+constexpr int kWidth = kLoadedColumns;
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kSegmentKeys = tile::kBlockKeys / kWarps;  // first keys: those that a warp adds up one by one
+static_assert(kSegmentKeys * kWarps == tile::kBlockKeys, "of the first keys a warp adds up a segment one by one");
 
 // kColumns: 32 are what memory delivers at once; with 64, a whole line, means of first keys take three quarters of the
 // time (docs/log/rest.md).
@@ -61,48 +61,6 @@ struct PrefixCta : Shares<kColumns> {
   __device__ __forceinline__ uint4 load(const std::uint16_t* from) const {
     return column() < params.columns ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
   }
-  __device__ __forceinline__ static float number(std::uint32_t low_half) {
-    if constexpr (kType == DType::bf16) return __uint_as_float(low_half << 16);
-    float low, high;
-    ptx::unpack_f16x2(low_half & 0xFFFFu, low, high);
-    return low;
-  }
-  __device__ __forceinline__ static void add(const uint4& x, float (&sums)[kWidth]) {
-    const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sums[2 * i] += number(words[i]);
-      sums[2 * i + 1] += number(words[i] >> 16);
-    }
-  }
-
-  // Sums of eight columns over the lanes that have them: in the end of kLaneColumns each, from lane_column() on.
-  __device__ __forceinline__ void over_lanes(const float (&sums)[kWidth], float (&own)[kLaneColumns]) const {
-    const auto exchange = [](float keep, float give, int with) { return keep + __shfl_xor_sync(~0u, give, with); };
-    const bool upper = (lane() & 16) != 0;
-    const bool middle = (lane() & 8) != 0;
-    float fours[4], twos[2];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      fours[i] = exchange(upper ? sums[4 + i] : sums[i], upper ? sums[i] : sums[4 + i], 16);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      twos[i] = exchange(middle ? fours[2 + i] : fours[i], middle ? fours[i] : fours[2 + i], 8);
-    }
-    if constexpr (kLaneColumns == 2) {
-      own[0] = twos[0];
-      own[1] = twos[1];
-    } else {
-      const bool lower = (lane() & 4) != 0;
-      own[0] = exchange(lower ? twos[1] : twos[0], lower ? twos[0] : twos[1], 4);
-    }
-  }
-  __device__ __forceinline__ int lane_column() const {
-    const int pair = lane() % kAcross * kWidth + (lane() >> 4 & 1) * 4 + (lane() >> 3 & 1) * 2;
-    return kLaneColumns == 2 ? pair : pair + (lane() >> 2 & 1);
-  }
-
   // A sequence without a whole block.
   __device__ __forceinline__ void average_short() const {
     for (int key = runner(); key < sequence.key_length; key += kRunners) {
@@ -137,12 +95,12 @@ struct PrefixCta : Shares<kColumns> {
 #pragma unroll
       for (int block = 0; block < kBatch; ++block) {
 #pragma unroll
-        for (int i = 0; i < kLoads; ++i) add(x[block * kLoads + i], sums);
+        for (int i = 0; i < kLoads; ++i) add_columns<kType>(x[block * kLoads + i], sums);
         if (writes && (!only_last || begin + block + 1 == blocks)) {
           float own[kLaneColumns];
-          over_lanes(sums, own);
+          sum_over_lanes<kLaneColumns>(sums, lane(), own);
 #pragma unroll
-          for (int i = 0; i < kLaneColumns; ++i) parts[block][warp()][lane_column() + i] = own[i];
+          for (int i = 0; i < kLaneColumns; ++i) parts[block][warp()][lane_column<kLaneColumns>(lane()) + i] = own[i];
         }
       }
       if (!writes) continue;
@@ -169,10 +127,10 @@ struct PrefixCta : Shares<kColumns> {
     const auto add_key = [&](int key) {
       if constexpr (kLaneColumns == 2) {
         const std::uint32_t pair = reinterpret_cast<const std::uint32_t*>(numbers)[key * 32 + lane()];
-        sums[0] += number(pair);
-        sums[1] += number(pair >> 16);
+        sums[0] += number_of<kType>(pair);
+        sums[1] += number_of<kType>(pair >> 16);
       } else {
-        sums[0] += number(numbers[key * kColumns + lane()]);
+        sums[0] += number_of<kType>(numbers[key * kColumns + lane()]);
       }
     };
     for (int key = begin; key < end; ++key) add_key(key);
@@ -232,6 +190,12 @@ void launch_columns(const MeansParams& params, cudaStream_t stream) {
 // many.
 constexpr std::int64_t kEnoughCtas = 512;
 
+__global__ void __launch_bounds__(kThreads) clear_counts(std::int32_t* counts, int count) {
+  ptx::wait_for_kernels_before();
+  ptx::start_next_kernel();
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) counts[i] = 0;
+}
+
 }  // namespace
 
 bool has_plain_rows(const MeansParams& params) {
@@ -245,6 +209,11 @@ void launch_plain_prefix_means(const MeansParams& params, cudaStream_t stream) {
   } else {
     launch_columns<32>(params, stream);
   }
+}
+
+void launch_own_means(const OwnMeans& own, std::size_t count_bytes, cudaStream_t stream) {
+  launch("clear_counts", &clear_counts, {.threads = kThreads, .may_overlap = true}, stream, own.counts,
+         static_cast<int>(count_bytes / sizeof(std::int32_t)));
 }
 
 }  // namespace dspattn::cuda::blocks

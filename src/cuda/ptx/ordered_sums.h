@@ -49,4 +49,11 @@ __device__ __forceinline__ void count_up(std::int32_t* counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
+// The same; how many there were before. What those before had seen or done is then visible.
+__device__ __forceinline__ std::int32_t count_up_now(std::int32_t* counter) {
+  std::int32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
 }  // namespace dspattn::cuda::ptx

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/tile/divisor.h"
 #include "cuda/tile/key_map.h"
 #include "cuda/tile/walk.h"
 
@@ -118,6 +119,55 @@ constexpr MeanTable mean_table(const MeanQuestion& asked) {
                                                : sequences * (table.first_keys + table.last_keys);
   table.entries = table.first_edge + edges;
   return table;
+}
+
+// A table of whole blocks and first keys may be written by the kernel that reads it (blocks/means_writer.h), in tasks
+// of one warp each. Of kTaskColumns columns of a key head of a sequence one task is the means of its first keys, where
+// rows may see so few; each of kKeyShares others adds up a share of the keys of every block, block after block. What
+// they leave is added up by whoever ends the last task of the head. Heads in the order in which items need them.
+inline constexpr int kTaskColumns = 64;
+inline constexpr int kKeyShares = 8;
+
+struct MeanTask {
+  int sequence, head;
+  int panel;  // of kTaskColumns columns
+  int share;  // of keys; negative: the first keys' means
+};
+
+struct MeanTasks {
+  Divisor heads{};     // key heads of a sequence
+  Divisor panels{};    // of columns
+  Divisor of_head{};   // tasks of a key head of a sequence
+  int first_keys = 0;  // 1: one of them, of every panel, is for these. 0: all rows see all keys
+  int blocks = 0;      // whole blocks of a sequence
+  int count = 0;       // tasks
+
+  // Number of a key head among those of all sequences.
+  DSPATTN_HOST_DEVICE constexpr int group(int sequence, int head) const { return sequence * heads.value + head; }
+  DSPATTN_HOST_DEVICE constexpr MeanTask at(int index) const {
+    const int own_group = of_head.quotient(index);
+    const int rank = index - own_group * of_head.value;
+    const int kind = panels.quotient(rank);
+    const int sequence = heads.quotient(own_group);
+    return {sequence, own_group - sequence * heads.value, rank - kind * panels.value, kind - first_keys};
+  }
+  // Blocks up to which sums are kept: where all rows see all keys, the last one alone.
+  DSPATTN_HOST_DEVICE constexpr int kept_blocks() const { return first_keys != 0 ? blocks : 1; }
+  // Where the sums of shares of a panel's columns stand, [kept_blocks][kKeyShares][kTaskColumns].
+  DSPATTN_HOST_DEVICE constexpr std::int64_t sums_of(int own_group, int panel) const {
+    return (std::int64_t{own_group} * panels.value + panel) * (kept_blocks() * kKeyShares * kTaskColumns);
+  }
+};
+
+constexpr MeanTasks mean_tasks(const MeanTable& table, int sequences, int heads, int columns) {
+  MeanTasks tasks;
+  tasks.heads = Divisor(heads);
+  tasks.panels = Divisor(columns / kTaskColumns);
+  tasks.first_keys = table.first_keys > 0 ? 1 : 0;
+  tasks.of_head = Divisor(tasks.panels.value * (tasks.first_keys + kKeyShares));
+  tasks.blocks = table.blocks;
+  tasks.count = sequences * heads * tasks.of_head.value;
+  return tasks;
 }
 
 // What is written before a kernel runs: the table, [heads][entries][columns] fp32, then sums of V over every whole

@@ -76,13 +76,14 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.vector_k = plan.vector_k ? 1 : 0;
   p.vector_v = plan.vector_v ? 1 : 0;
   p.vector_out = plan.vector_out ? 1 : 0;
-  // The kernels that write means wait for everything before them: nobody needs to wait once more.
+  // What runs before for the means waits for everything before it: nobody needs to wait once more.
   p.overlaps = plan.overlaps && !plan.means.present ? 1 : 0;
   p.short_items = plan.short_items ? 1 : 0;
   p.partial_blocks = plan.partial_blocks ? 1 : 0;
   p.last_k = last_row(problem.k);
   p.last_v = last_row(problem.v);
   p.means = means_view_of(plan.means, problem, args.run.workspace);
+  p.own_means = own_means_of(plan.means, args.run.workspace);
   return p;
 }
 
@@ -101,7 +102,9 @@ void prepare(const ForwardArgs& args, const ForwardPlan& plan, const ForwardPara
   }
   auto* stream = static_cast<cudaStream_t>(args.run.stream);
   launch_prepare(s, stream);
-  if (plan.means.present) {
+  if (plan.means.own) {
+    launch_own_means(params.own_means, plan.means.count_bytes, stream);
+  } else if (plan.means.present) {
     launch_means(means_params_of(plan.means, args.problem, params.work, args.run.workspace), stream);
   }
 }

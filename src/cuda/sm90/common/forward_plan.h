@@ -22,6 +22,7 @@ struct VariantTraits {
   bool may_pair = false;      // pairs of CTAs are possible
   bool may_descend = false;   // key blocks may be loaded from the last down
   bool spares_stage = false;  // short items do with a stage less
+  bool writes_means = false;  // warps of its producer can write means of V
 };
 
 // The order in which items are taken (tile/walk.h, tile/schedule.h).

@@ -104,7 +104,8 @@ std::string to_string(const ForwardPlan& plan) {
        << ", k " << yes(plan.tma_k) << ", v " << yes(plan.tma_v) << ", out " << yes(plan.tma_out) << "\nlaunch      "
        << plan.ctas << " CTAs of " << plan.threads << " threads" << (plan.pairs ? ", clusters of 2" : "")
        << (plan.overlaps ? ", overlapping the kernel before" : "") << "\nworkspace   " << plan.workspace_bytes
-       << " bytes" << (plan.means.present ? ", with means of V for the weight of pruned keys" : "");
+       << " bytes" << (plan.means.present ? ", with means of V for the weight of pruned keys" : "")
+       << (plan.means.own ? ", which the kernel writes itself" : "");
   return text.str();
 }
 

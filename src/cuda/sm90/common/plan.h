@@ -26,7 +26,11 @@ VariantTraits traits_from() {
           .stages = C::kStages,
           .may_pair = C::kPairs,
           .may_descend = C::kMayDescend,
-          .spares_stage = C::kSparesStage};
+          .spares_stage = C::kSparesStage,
+          .writes_means = [] {
+            if constexpr (requires { C::kWritesMeans; }) return C::kWritesMeans;
+            return false;
+          }()};
 }
 
 std::string to_string(const ForwardPlan& plan);

@@ -281,10 +281,15 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     }
     return sums;
   }
+  // Before add_rest(): the item's means are written.
+  __device__ __forceinline__ void await_rest() {
+    if constexpr (C::kRestMean) {
+      await_means<C>(params.own_means, params.means, item(number).sequence, item(number).head);
+    }
+  }
   // When the item's output is known: what the pruned keys bring.
   __device__ __forceinline__ void add_rest(const RowSums& rest) {
     if constexpr (C::kRestMean) {
-      ptx::wait_for_kernels_before();  // the means are written
       const RowMeans means = row_means<C>(params.means, params.work, item(number), row_in_tile(), lane());
       add_means<C>(means, rest, products.out);
     }
@@ -359,6 +364,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     ptx::wgmma_commit();
     ping_pong().pass_on();
     // While the tensor core works on the last output: all that does not need it.
+    await_rest();
     RowSums rest;
     const RowSums sums = sum_up_rows(rest);
     const int trailing = skip_after;

@@ -44,14 +44,21 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
     ptx::mbarrier_arrive_if(ptx::shared_address(&shared.results.full[Base::index]) + stored, has_sums ? 1 : 0);
   }
 
-  // As Consumer's. All rows have the same mean; nobody has described the item, so its head is looked up.
+  // As Consumer's. Nobody has described the item, so its head is looked up.
+  __device__ __forceinline__ void await_rest() {
+    if constexpr (C::kRestMean) {
+      Work work{};
+      describe_item<C, false>(params.work, number, work);
+      await_means<C>(params.own_means, params.means, work.sequence, work.head);
+    }
+  }
+  // All rows have the same mean.
   __device__ __forceinline__ void add_rest(const RowSums& rest) {
     if constexpr (C::kRestMean) {
       Work work{};
       describe_item<C, false>(params.work, number, work);
       const int entry = params.means.table.entry({work.sequence, 0, 0}, work.band, 0);
       const float* mean = entry_at<C>(params.means, work.head, entry, Base::lane());
-      ptx::wait_for_kernels_before();  // the means are written
       add_means<C>({mean, mean}, rest, products.out);
     }
   }
@@ -82,6 +89,7 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
     ptx::wgmma_commit();
     Base::ping_pong().pass_on();
     // While the tensor core works on the last output: all that does not need it.
+    await_rest();
     RowSums rest;
     const RowSums sums = Base::sum_up_rows(rest);
     typename Base::TileRing next = ring;

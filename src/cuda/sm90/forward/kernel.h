@@ -15,6 +15,7 @@
 #include "cuda/sm90/forward/load_everything.h"
 #include "cuda/sm90/forward/load_q.h"
 #include "cuda/sm90/forward/load_tiles.h"
+#include "cuda/sm90/forward/means.h"
 #include "cuda/sm90/forward/roles.h"
 #include "cuda/sm90/forward/shared.h"
 
@@ -46,6 +47,9 @@ __device__ __forceinline__ void produce(const ForwardParams& params, Shared<C>& 
       break;
     case Role::complete_tails:
       if constexpr (!C::kGeneral && !C::kFull) TailCompleter<C>{params, shared}.run();
+      break;
+    case Role::write_means:
+      if constexpr (C::kWritesMeans) write_means<C>(params);
       break;
     case Role::store_results:
       if constexpr (C::kFull) store_results<C>(params, shared);

@@ -59,6 +59,14 @@ VariantTraits traits_for(int dim, Build build) {
   });
 }
 
+// rest = mean: no kernel before writes the means of V.
+bool writes_means(const ForwardQuestion& question, const ForwardPlan& plan) {
+  const core::Geometry& geometry = question.geometry;
+  const std::int64_t rows = geometry.n_q * geometry.heads / geometry.kv_heads;  // that a block of V is for
+  return plan.traits.writes_means && !plan.partial_blocks && blocks::may_own_means(plan.means, question.problem) &&
+         geometry.n_k >= kLeastOwnKeys && geometry.n_k <= kMostOwnKeys && rows >= kLeastOwnRows;
+}
+
 // The order in which variants are tried, and why one is taken; empty: it is not.
 std::string full_because(const ForwardQuestion& question, const VariantTraits& traits, bool pairs) {
   const std::int64_t n_k = question.geometry.n_k;
@@ -183,11 +191,6 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
   plan.threads = 128 * (traits.consumers + 1);
   choose_order(question, item_rows, used, plan);
   plan.workspace_bytes = schedule_bytes(question);
-  if (mean) {
-    plan.means = blocks::plan_means(problem, tile::clamped_reach(question.band.left),
-                                    tile::clamped_reach(question.band.right), traits.dim, plan.workspace_bytes);
-    plan.workspace_bytes = plan.means.end;
-  }
   if (question.scheduled && !general) plan.walk = Walk::schedule;  // the general variant walks items in order
 
   // How an item's key blocks are loaded. Those that need masking come first where that is faster: there their code
@@ -196,6 +199,12 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
   const bool bounded_left = tile::clamped_reach(question.band.left) != tile::kMaxRows;
   plan.short_items = geometry.n_k <= 2 * tile::kBlockKeys;
   plan.partial_blocks = general || question.scheduled || geometry.n_k % tile::kBlockKeys != 0;
+  if (mean) {
+    plan.means = blocks::plan_means(problem, tile::clamped_reach(question.band.left),
+                                    tile::clamped_reach(question.band.right), traits.dim, plan.workspace_bytes);
+    if (writes_means(question, plan)) blocks::own_means(plan.means, problem);
+    plan.workspace_bytes = plan.means.end;
+  }
   const bool short_causal = traits.may_pair && plan.short_items && !bounded_left && !question.full;
   plan.descending = traits.may_descend && ((question.full && plan.partial_blocks) || short_causal);
   plan.stages = traits.spares_stage && plan.short_items ? traits.stages - 1 : traits.stages;

@@ -39,6 +39,14 @@ bool works_in_pairs(const ForwardQuestion& question, int tile_q, int multiproces
 std::size_t schedule_bytes(const ForwardQuestion& question);
 std::int64_t schedule_entries(const ForwardQuestion& question);
 
+// rest = mean: the kernel writes the means of V itself where sequences have so many keys, in whole blocks, and every
+// block of V so many query rows. By reckoning (docs/rest.md): a task of a warp, 16 columns of a block, takes 0.3 to 0.5
+// us, and for fewer rows the consumers would wait for it. With more keys the kernel before, 18 to 29 us at 16,384
+// tokens, is 2 to 3 % of the call, and stays.
+inline constexpr std::int64_t kLeastOwnKeys = 512;
+inline constexpr std::int64_t kMostOwnKeys = 2048;
+inline constexpr std::int64_t kLeastOwnRows = 512;
+
 // Of a problem that is not empty and that the kernel serves.
 ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, const TensorView& out,
                          const DeviceFacts& device);

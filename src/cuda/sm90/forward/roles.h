@@ -11,6 +11,7 @@ enum class Role : std::uint8_t {
   load_kv,         // or both;
   load_q,          // takes the items, loads their Q and describes them
   complete_tails,  // completes key blocks in which a sequence ends; multiplies by 2^-e what of Q stays in shared memory
+  write_means,     // rest = mean, while all others work: the means of V, where no kernel before has written them
   store_results,   // full variant: writes what the consumers leave in shared memory
   load_everything,  // general variant: all 128 producer threads load, and copy what TMA cannot
   idle,
@@ -24,7 +25,8 @@ __device__ __forceinline__ Role producer_role(int warp, bool ragged) {
   // more warps are needed to scale it.
   if (C::kTileWarps == 2) {
     if (warp < 3) return warp == 0 ? Role::load_k : warp == 1 ? Role::load_v : Role::load_q;
-    return C::kFull ? Role::store_results : ragged ? Role::complete_tails : Role::idle;
+    if (C::kFull) return Role::store_results;
+    return ragged ? Role::complete_tails : C::kWritesMeans ? Role::write_means : Role::idle;
   }
   return warp == 0 ? Role::load_kv : warp == 1 ? Role::load_q : Role::complete_tails;
 }

@@ -79,6 +79,8 @@ class Machine {
   // Lets others go on until `list` is woken. `what` is what a report of a hang says.
   void wait(WaitList& list, const char* what, std::uint32_t detail = 0, std::uint32_t detail2 = 0);
   void wake(WaitList& list);
+  // Those that wait for a count in global memory (cuda/ptx/ordered_sums.h).
+  WaitList& counts() { return counts_; }
 
   // An event to happen at some later time.
   void later(std::function<void()> event);
@@ -158,6 +160,7 @@ class Machine {
   };
   std::vector<Store> stores_;          // the last one to every word of shared memory
   std::vector<std::uint32_t> fences_;  // of every thread
+  WaitList counts_;
   static inline constinit thread_local Machine* current_ = nullptr;
 };
 

@@ -1,4 +1,5 @@
-// Sums in global memory, emulated. CTAs run one after the other: a count that has not been reached never will be.
+// Sums in global memory, emulated. CTAs run one after the other: a count that no thread of the same CTA (or of those
+// beside it) will reach never will be reached.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +25,18 @@ inline std::int32_t count_now(const std::int32_t* counter) { return *counter; }
 inline void add_global(float* to, float a) { *to += a; }
 
 inline void await_count(const std::int32_t* counter, std::int32_t least) {
-  if (*counter < least) emulator::Machine::fail("waits for a CTA that has not begun");
+  emulator::Machine& machine = emulator::Machine::get();
+  while (*counter < least) {
+    machine.wait(machine.counts(), "a count, of", static_cast<std::uint32_t>(least),
+                 static_cast<std::uint32_t>(*counter));
+  }
 }
 
-inline void count_up(std::int32_t* counter) { ++*counter; }
+inline std::int32_t count_up_now(std::int32_t* counter) {
+  emulator::Machine& machine = emulator::Machine::get();
+  machine.wake(machine.counts());
+  return (*counter)++;
+}
+inline void count_up(std::int32_t* counter) { count_up_now(counter); }
 
 }  // namespace dspattn::cuda::ptx
