@@ -30,7 +30,8 @@ DSPATTN_HOST_DEVICE constexpr int bias_offset(int warp, int query, int upper) {
   return warp * kBiasWarpBytes + query * 32 + ((upper ^ (query >> 2 & 1)) << 4);
 }
 
-// The same where it is copied ahead, by one warp: two queries of all four warps at a time, which this puts in all banks.
+// The same where it is copied ahead, by one warp: two queries of all four warps at a time, which this puts in all
+// banks.
 DSPATTN_HOST_DEVICE constexpr int ahead_bias_offset(int warp, int query, int upper) {
   return bias_offset(warp, query ^ warp, upper);
 }

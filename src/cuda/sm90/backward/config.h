@@ -49,8 +49,8 @@ struct Config {
   static constexpr int kTileKBytes = kPanels * kPanelKBytes;
   static constexpr int kQueryPanels = kTileQ / 64;
   static constexpr int kDScoreBytes = kQueryPanels * kPanelKBytes;
-  // A tile's bias is copied to where its dS will lie: with more of these places it may come a step ahead.
-  // Beyond d = 64 there are neither the places nor the registers: there a bias is read from global memory.
+  // A tile's bias may be copied, by the key warpgroups, to where its dS will lie. Where WithBias is compiled nobody
+  // asks for that any more; it stays so that this kernel's machine code does. Other biases are read from global memory.
   static constexpr bool kCopiesBias = kDim <= 64;
   static constexpr bool kBiasAhead = false;  // see WithBias
   static constexpr int kDScoreSlots = kDim <= 64 ? 4 : 2;
@@ -83,10 +83,11 @@ struct Config {
 };
 
 // Whether there is a kernel of its own for problems with a bias that can be copied.
-constexpr bool has_bias_kernel(int dim) { return dim <= 64; }
+constexpr bool has_bias_kernel(int dim) { return dim <= 128; }
 
-// That kernel's choices. Two warps of the query warpgroup, which have the least to do there, copy a tile's bias to where
-// its dS will lie, tiles ahead; every tile has one. Where a kernel without it has the same code, it stays what it is.
+// That kernel's choices. Two warps of the query warpgroup, which have the least to do there, copy a tile's bias to
+// where its dS will lie, tiles ahead; every tile has one. Where a kernel without it has the same code, it stays what it
+// is.
 template <typename C>
 struct WithBias : C {
   static_assert(has_bias_kernel(C::kHeadDim));
@@ -94,7 +95,10 @@ struct WithBias : C {
   static constexpr bool kBiasAhead = true;
   // A place is free for another tile's bias when dQ and dK of its tile are computed: when dS of the tile after it is
   // there. So behind that the bias comes of the tile three further on, in four places.
-  static constexpr int kTilesOfBiasAhead = C::kDScoreSlots - 1;
+  static constexpr int kDScoreSlots = 4;
+  // At d = 128 two of them have the room of a second K.
+  static constexpr int kKeySlots = C::kHeadDim <= 64 ? C::kKeySlots : 1;
+  static constexpr int kTilesOfBiasAhead = kDScoreSlots - 1;
   static_assert(C::kParts == 2 && kTilesOfBiasAhead >= 2, "a warp a part; scores come a step ahead");
 };
 

@@ -37,9 +37,10 @@ struct KeyWarpgroup {
   __device__ __forceinline__ static void await(const std::uint64_t& barrier, int parity) {
     ptx::mbarrier_wait(ptx::shared_address(&barrier), parity);
   }
-  __device__ __forceinline__ void arrive(const std::uint64_t& barrier) const {
+  // `loaded_zero` is 0, and known only when what was loaded before has arrived: see mbarrier_arrive_if().
+  __device__ __forceinline__ void arrive(const std::uint64_t& barrier, std::uint32_t loaded_zero = 0) const {
     __syncwarp();  // what the other lanes have read or written, too
-    ptx::mbarrier_arrive_if(ptx::shared_address(&barrier), leads_warp() ? 1u : 0u);
+    ptx::mbarrier_arrive_if(ptx::shared_address(&barrier) + loaded_zero, leads_warp() ? 1u : 0u);
   }
 
   __device__ __forceinline__ static int parity_of(int tile) {
@@ -117,17 +118,27 @@ struct KeyWarpgroup {
   __device__ __forceinline__ std::uint32_t is_biased(int tile) const {
     if constexpr (!C::kBiasAhead) return 1;
     const int slot = tile % C::kDScoreSlots;
-    return ptx::mbarrier_test(ptx::shared_address(&shared.biased[part][slot]), tile / C::kDScoreSlots & 1);
+    return ptx::mbarrier_test(ptx::shared_address(&shared.biased[0][slot]), tile / C::kDScoreSlots & 1);
   }
   // It, to registers, while the tile's scores are computed.
   __device__ __forceinline__ void read_bias_of(int tile, std::uint32_t is_there, OwnBias<C>& bias) const {
     if constexpr (C::kBiasAhead) {
       const int slot = tile % C::kDScoreSlots;
-      if (is_there == 0) await(shared.biased[part][slot], tile / C::kDScoreSlots & 1);
+      if (is_there == 0) await(shared.biased[0][slot], tile / C::kDScoreSlots & 1);
       read_bias<C>(bias.words,
                    ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes,
                    thread());
     }
+  }
+  // A 0 that asks for every load of a bias.
+  __device__ __forceinline__ std::uint32_t loaded_zero(const OwnBias<C>& bias) const {
+    std::uint32_t loaded = 0;
+    if constexpr (C::kBiasAhead) {
+#pragma unroll
+      for (int word = 0; word < C::kTileQ / 4; word += 4) loaded |= bias.words[word];
+      loaded &= params.scales.opaque_zero;
+    }
+    return loaded;
   }
   // Scores of the tile in work as they are compared.
   __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, const Marks& marks,
@@ -185,8 +196,8 @@ struct KeyWarpgroup {
 
   // After the last step: its gradients, which wait for a step that does not come, and what the keys have got.
   __device__ __forceinline__ void finish_keys(int steps, const TileOperand<C>& weights, Gradient<C>& d_k,
-                                              Gradient<C>& d_v) {
-    arrive(shared.keys_free[item_number % 2]);
+                                              Gradient<C>& d_v, std::uint32_t loaded_zero = 0) {
+    arrive(shared.keys_free[item_number % 2], loaded_zero);
     if (steps > 0) {
       announce_d_scores(number - 1);
       const int last = stage_of(number - 1);
@@ -261,7 +272,7 @@ struct KeyWarpgroup {
     Gradient<C> d_k = {}, d_v = {};
     TileOperand<C> weights = {};
     TileScores<C> scores;
-    OwnBias<C> bias;
+    OwnBias<C> bias = {};
     Marks marks = {};
     if (steps > 0) {
       await_full(number);
@@ -306,11 +317,11 @@ struct KeyWarpgroup {
 #pragma unroll
       for (int word = 0; word < C::kTileQ / 4; ++word) weights[word] = packed[word];
       store_d_scores(d_scores, is_free);
-      read_bias_of(next, next_is_biased, bias);
+      read_bias_of(next, next_is_biased, bias);  // in the last step what has replaced its own, for nobody
       ++number;
       ptx::wgmma_wait<0>();
     }
-    finish_keys(steps, weights, d_k, d_v);
+    finish_keys(steps, weights, d_k, d_v, loaded_zero(bias));
   }
 
   // Split::products, scores and dV.

@@ -10,7 +10,10 @@ template <typename C>
 void launch_fused(const BackwardParams& params, int ctas, cudaStream_t stream) {
   allow_shared_memory(&fused_backward<C>, kSharedBytes<C>);
   launch("the fused backward", &fused_backward<C>,
-         {.ctas = static_cast<unsigned>(ctas), .threads = C::kThreads, .shared_bytes = kSharedBytes<C>, .may_overlap = true},
+         {.ctas = static_cast<unsigned>(ctas),
+          .threads = C::kThreads,
+          .shared_bytes = kSharedBytes<C>,
+          .may_overlap = true},
          stream, params);
 }
 

@@ -29,8 +29,9 @@ struct QueryWarpgroup {
   int item_number = 0;                              // of this CTA's items, the one whose dQ is computed
   int number = 0;                                   // of query tiles whose dQ is computed
 
-  // Query tiles are asked for ahead of time, those of the next item too: by warp 0. Where biases are copied, so are they,
-  // by warps of their own. Each of these uses what follows for what it asks for; the ring and the items are warp 0's.
+  // Query tiles are asked for ahead of time, those of the next item too: by warp 0. Where biases are copied, so are
+  // they, by warps of their own. Each of these uses what follows for what it asks for; the ring and the items are warp
+  // 0's.
   Ring<C::kStages> loads = {};
   int loaded = 0;                    // tiles
   int load_number = 0;               // of the item
@@ -173,14 +174,15 @@ struct QueryWarpgroup {
       }
     };
     const int rows = item.rows - first, keys = item.keys - key;
-    const bool whole = item.rows >= (load_step.tile + 1) * C::kTileQ && item.keys >= (item.block + 1) * tile::kBlockKeys;
-    if (whole) {  // an instruction a copy, not eight
+    const bool whole =
+        item.rows >= (load_step.tile + 1) * C::kTileQ && item.keys >= (item.block + 1) * tile::kBlockKeys;
+    if (whole) {  // half as many instructions
       copy_runs([&](std::uint32_t at, int) { ptx::copy_async_8(at, from); });
     } else {
       const int bytes = min(2 * max(keys, 0), 8);
       copy_runs([&](std::uint32_t at, int query) { ptx::copy_async_8(at, from, query < rows ? bytes : 0); });
     }
-    ptx::copy_async_arrive(ptx::shared_address(&shared.biased[part][slot]));
+    ptx::copy_async_arrive(ptx::shared_address(&shared.biased[0][slot]));
     load_step.advance(item);
     --load_left;
     ++loaded;
@@ -278,7 +280,8 @@ struct QueryWarpgroup {
         __syncwarp();
       }
       ptx::wgmma_wait<0>();
-      if (!C::kBiasAhead && pass == C::kSumPasses - 1 && leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&shared.free[slot]));
+      if (!C::kBiasAhead && pass == C::kSumPasses - 1 && leads_warp())
+        ptx::mbarrier_arrive(ptx::shared_address(&shared.free[slot]));
       add_share(share.to + pass * 64 * C::kSumColumns, d, share.before == 0);
     }
     ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // all additions come before the count

@@ -37,8 +37,8 @@ template <typename C>
 __device__ __forceinline__ void read_bias(PackedTile<C>& bias, std::uint32_t tile, int thread) {
   const int lane = thread & 31;
   const std::uint32_t own =
-      tile + static_cast<std::uint32_t>(tile::ahead_bias_offset(thread >> 5, lane & 7, lane >> 3 & 1) +
-                                        (lane >> 4) * 8 * 32);
+      tile +
+      static_cast<std::uint32_t>(tile::ahead_bias_offset(thread >> 5, lane & 7, lane >> 3 & 1) + (lane >> 4) * 8 * 32);
 #pragma unroll
   for (int step = 0; step < C::kTileQ / 16; ++step) {
     std::uint32_t words[4];
@@ -169,9 +169,8 @@ struct KeyScores {
       lowest = ptx::min_f16x2(lowest, packed[word]);
     });
     if (__all_sync(~0u, ptx::greater_f16x2(lowest, kLowestBiasedPair) == ~0u)) return;
-    each_pair([&](int word, std::uint32_t bias) {
-      packed[word] = clamp_biased(is_minus_infinity(bias), packed[word]);
-    });
+    each_pair(
+        [&](int word, std::uint32_t bias) { packed[word] = clamp_biased(is_minus_infinity(bias), packed[word]); });
   }
 
   // The same of a tile that was read before.
@@ -187,7 +186,8 @@ struct KeyScores {
     }
     if (__all_sync(~0u, ptx::greater_f16x2(lowest, kLowestBiasedPair) == ~0u)) return;
 #pragma unroll
-    for (int word = 0; word < C::kTileQ / 4; ++word) packed[word] = clamp_biased(is_minus_infinity(bias[word]), packed[word]);
+    for (int word = 0; word < C::kTileQ / 4; ++word)
+      packed[word] = clamp_biased(is_minus_infinity(bias[word]), packed[word]);
   }
 
   // `seen`: the thread's word of a boolean mask.
