@@ -80,12 +80,18 @@ struct CoarseState {
   __device__ __forceinline__ void hold(const RowState& state) {
     const std::uint32_t offsets =
         tile::coarse_offset(state.minus, tile::coarse_lane_offset(static_cast<int>(threadIdx.x) & 3));
+    offset = offsets;
+    if constexpr (C::kConsumers < 3) {
+      ptx::pin(offset);
+      return;
+    }
     const std::uint32_t units = (units_of(state.minus0) & 0xFFFFu) | units_of(state.minus1) << 16;
     offset = ptx::bit_select(ptx::equal_f16x2(state.minus, state.minus), offsets, units);
     ptx::pin(offset);  // else it is computed anew in every tile
   }
   // RowState::minus0 and minus1: where they are needed, which is rarely. So no register holds them in the loop.
   __device__ __forceinline__ void recall(RowState& state) const {
+    if constexpr (C::kConsumers < 3) return;
     float minus0, minus1;
     ptx::unpack_f16x2(state.minus, minus0, minus1);
     state.minus0 = std::isnan(minus0) ? large(offset << 16) : minus0;

@@ -194,9 +194,15 @@ struct Weigher {
     const Raised raised = raise_reference<C>(packed, scales, state);
     shrink(raised, state, products.out);
     rest.shrink(raised);
-    weigh_by(precise_exponents(), packed, products, [] {});
-    forget_unset(raised, state);
-    coarse.hold(state);
+    if constexpr (kCoarseRest<C>) {
+      const Exponents exponents = precise_exponents();
+      forget_unset(raised, state);
+      coarse.hold(state);
+      weigh_by(exponents, packed, products, [] {});
+    } else {
+      weigh_by(precise_exponents(), packed, products, [] {});
+      forget_unset(raised, state);
+    }
   }
 };
 

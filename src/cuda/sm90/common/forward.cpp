@@ -10,6 +10,7 @@
 #include "cuda/blocks/schedule.h"
 #include "cuda/blocks/tensor_maps.h"
 #include "cuda/device/device.h"
+#include "cuda/tile/coarse_exp2.h"
 
 namespace dspattn::cuda::sm90 {
 namespace {

@@ -18,10 +18,8 @@ constexpr bool has_wide(int dim) { return dim == 64; }
 // Where CTAs can work in pairs.
 constexpr bool has_full(int dim) { return dim == 96 || dim == 128; }
 
-// With rest = mean: where the three warpgroups' registers do, and what else is worth its compile time.
-constexpr bool has_mean_wide(Selection selection, DType type, int dim) {
-  return has_wide(dim) && type == DType::bf16 && selection == Selection::one_of_two;
-}
+// With rest = mean: what is worth its compile time.
+constexpr bool has_mean_wide(DType type, int dim) { return has_wide(dim) && type == DType::bf16; }
 constexpr bool has_mean_full(DType type, int dim) { return dim == 128 && type == DType::bf16; }
 
 // Consumer warpgroups of 64 query rows each share the K and V tiles that one producer warpgroup loads.
