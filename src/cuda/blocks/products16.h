@@ -19,7 +19,14 @@ struct Products {
   std::uint32_t q[kScoreSteps][4];    // A of the scores: the first C::kQSteps steps of it
   float scores[C::kTileK / 2];
   std::uint32_t weights[C::kTileK / 8], metadata[kQuarters];  // sparse A of the output
-  float out[C::kHeadDim / 2];
+  float out[(C::kHeadDim + C::kSumColumns) / 2];
+
+  // The output without the columns that add up the weights, and these: of the thread's two rows.
+  __device__ __forceinline__ float (&values())[C::kHeadDim / 2] {
+    return reinterpret_cast<float(&)[C::kHeadDim / 2]>(out);
+  }
+  __device__ __forceinline__ float sum0() const { return out[C::kHeadDim / 2]; }
+  __device__ __forceinline__ float sum1() const { return out[C::kHeadDim / 2 + 2]; }
 
   // Where K, V and the warpgroup's rows of Q lie. No constructor: called after all else is set up, it costs the main
   // loop the fewest instructions.
@@ -27,7 +34,9 @@ struct Products {
   __device__ __forceinline__ void point_to(const Shared& shared, int warpgroup) {
     q_low = ptx::descriptor_low(ptx::shared_address(shared.q) + static_cast<std::uint32_t>(warpgroup) * 64 * 128, 16);
     k_low = ptx::descriptor_low(ptx::shared_address(shared.k), 16);
-    v_low = ptx::descriptor_low(ptx::shared_address(shared.v), C::kPanelKBytes);
+    std::uint32_t leading = C::kPanelKBytes;
+    if constexpr (C::kSumColumns > 0) leading = ptx::shared_address(&shared.ones) - ptx::shared_address(shared.v);
+    v_low = ptx::descriptor_low(ptx::shared_address(shared.v), leading);
   }
 
   // Takes Q's first C::kQSteps steps times 2^-e to registers, in the layout of a wgmma A operand. Returns 0, which is
@@ -77,7 +86,10 @@ struct Products {
 
   // The output of the tile in `stage`, added to that of the tiles before it.
   __device__ __forceinline__ void issue_output(int stage, int accumulate) {
-    const std::uint32_t v = v_low + static_cast<std::uint32_t>(stage) * (C::kTileKBytes >> 4);
+    // The ones lie where they are: so much less far from the next stage.
+    constexpr std::uint32_t kStage = C::kTileKBytes >> 4;
+    const std::uint32_t v =
+        v_low + static_cast<std::uint32_t>(stage) * (C::kSumColumns > 0 ? kStage - (kStage << 16) : kStage);
 #pragma unroll
     for (int step = 0; step < kValueSteps; ++step) {
       const std::uint64_t b = ptx::descriptor(v + step * (32 * 128 >> 4));

@@ -6,7 +6,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "cuda/blocks/quad_sums.h"
 #include "cuda/blocks/rest16.h"
 #include "cuda/blocks/scores16.h"
 #include "cuda/ptx/pin.h"
@@ -14,22 +13,21 @@
 namespace dspattn::cuda::blocks {
 
 // Operands, below: what holds the output product's operands and result: weights[kTileK / 8], metadata[kTileK / 64] and
-// out[kHeadDim / 2], as in Products of products16.h.
+// out, as in Products of products16.h.
 template <typename C>
 struct Weigher {
   const ScoreScales& scales;
   tile::QuadTranspose transpose;
   RowState state;
   float tile0 = 0, tile1 = 0;  // sums of the last tile's weights, not yet in `state`
+  std::uint32_t top = 0;       // kSumsByOutput, instead: the largest score that was kept
   [[no_unique_address]] RestState<C> rest;
   [[no_unique_address]] CoarseState<C> coarse;
-  [[no_unique_address]] std::conditional_t<C::kSumsByProduct, QuadSums, NoQuadSums> quad;
 
   // coarse_slope: of the scales, where kCoarseRest.
   __device__ __forceinline__ Weigher(const ScoreScales& s, int lane, std::uint32_t coarse_slope = 0)
       : scales(s), coarse(coarse_slope) {
     transpose = tile::QuadTranspose::of_lane(lane & 3);
-    quad = decltype(quad)::of_lane();
     ptx::pin(transpose.rotation);
     ptx::pin(transpose.own);
     ptx::pin(transpose.selector);
@@ -52,8 +50,7 @@ struct Weigher {
     std::uint32_t word[2] = {}, across[2] = {};
     float values[kHeld][8];
     RestSumOf<How> left_out;
-    constexpr bool kByProduct = C::kSumsByProduct && std::is_base_of_v<HalfExponents, How>;
-    float sums[4] = {0, 0, 0, 0};  // kByProduct
+    top = kLowestPair;
     constexpr bool kSumsAtOnce = std::is_base_of_v<HalfExponents, How> || C::kConsumers == 3;
     const auto write = [&](int u, const float* value) {
 #pragma unroll
@@ -91,8 +88,8 @@ struct Weigher {
             for (int i = 0; i < 2; ++i) {
               exponents.weigh(slice.first[i], slice.second[i], value + 4 * i);
               const float* x = value + 4 * i;
-              if constexpr (kByProduct) {
-                quad.add(x[0], x[1], x[2], x[3], sums);
+              if constexpr (C::kSumsByOutput) {
+                top = ptx::max_f16x2(ptx::max_f16x2(slice.first[i], slice.second[i]), top);
               } else {
                 tile0 += x[0] + x[1];
                 tile1 += x[2] + x[3];
@@ -116,10 +113,6 @@ struct Weigher {
           ...);
     }
     (std::make_integer_sequence<int, kSlices>{});
-    if constexpr (kByProduct) {
-      tile0 = sums[0];
-      tile1 = sums[2];
-    }
     // In fp32 the weights of what is left out are taken after the others, for want of registers. Where the upper half
     // of a block is hidden (kTakesLower) nothing is left out.
     if constexpr (C::kRestMean && !kSumsAtOnce && !kTakesLower) {
@@ -177,13 +170,18 @@ struct Weigher {
   // Whether the last tile's weights are small enough; not when a row had no reference, which made them NaN. And whether
   // `also` is true, which then costs no branch of its own.
   __device__ __forceinline__ bool weights_fit(bool also = true) const {
+    if constexpr (C::kSumsByOutput) {
+      return __all_sync(~0u, also && ptx::both_less_f16x2(exponents().argument(top), C::kArgumentLimit)) != 0;
+    }
     return __all_sync(~0u, also && tile0 < C::kWeightLimit && tile1 < C::kWeightLimit) != 0;
   }
   // Before the references are used.
   __device__ __forceinline__ void recall_references() { coarse.recall(state); }
   __device__ __forceinline__ void add_weights() {
-    state.sum0 += tile0;
-    state.sum1 += tile1;
+    if constexpr (!C::kSumsByOutput) {
+      state.sum0 += tile0;
+      state.sum1 += tile1;
+    }
     rest.add_tile();
   }
 

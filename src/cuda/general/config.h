@@ -146,7 +146,7 @@ struct Config {
   static constexpr bool kPairs = false;
   static constexpr int kHeldSlices = 1;
   static constexpr bool kHalfExponentials = false;
-  static constexpr bool kSumsByProduct = false;
+  static constexpr bool kSumsByOutput = false;
   static constexpr float kHeadroom = 0;
   static constexpr bool kReferenceIsScore = kIsFp32;
   static constexpr DType kOutType = kType;

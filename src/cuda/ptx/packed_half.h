@@ -301,6 +301,19 @@ DSPATTN_HOST_DEVICE inline std::uint32_t within_f16x2(std::uint32_t a, std::uint
 #endif
 }
 
+// Whether both halves of a are below those of b; false where one is NaN.
+DSPATTN_HOST_DEVICE inline bool both_less_f16x2(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("{.reg .pred p, q; setp.lt.f16x2 p|q, %1, %2; and.pred p, p, q; selp.u32 %0, 1, 0, p;}"
+      : "=r"(result)
+      : "r"(a), "r"(b));
+  return result != 0;
+#else
+  return greater_f16x2(b, a) == ~0u;
+#endif
+}
+
 // The two fp16 halves as fp32.
 DSPATTN_HOST_DEVICE inline void unpack_f16x2(std::uint32_t x, float& low, float& high) {
 #if defined(__CUDA_ARCH__)

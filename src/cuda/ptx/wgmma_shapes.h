@@ -150,6 +150,20 @@ __device__ __forceinline__ void wgmma_sparse(float (&d)[32], std::uint32_t a0, s
   }
 }
 
+// values: d[64 x 72] (+)= sparse A[64 x 32] B[32 x 72], A's kept values in registers, B row-major (MN-major)
+template <DType kType, int kMetadataPair>
+__device__ __forceinline__ void wgmma_sparse(float (&d)[36], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3, std::uint64_t b, std::uint32_t metadata, int accumulate) {
+  if constexpr (kType == DType::bf16) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %42, 0; wgmma.mma_async.sp.sync.aligned.m64n72k32.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35}, {%36, %37, %38, %39}, %40, %41, %43, p, 1, 1, 1;}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(metadata), "r"(accumulate), "n"(kMetadataPair));
+  } else {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %42, 0; wgmma.mma_async.sp.sync.aligned.m64n72k32.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35}, {%36, %37, %38, %39}, %40, %41, %43, p, 1, 1, 1;}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(metadata), "r"(accumulate), "n"(kMetadataPair));
+  }
+}
+
 // values: d[64 x 96] (+)= sparse A[64 x 32] B[32 x 96], A's kept values in registers, B row-major (MN-major)
 template <DType kType, int kMetadataPair>
 __device__ __forceinline__ void wgmma_sparse(float (&d)[48], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3, std::uint64_t b, std::uint32_t metadata, int accumulate) {

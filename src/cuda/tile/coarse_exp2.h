@@ -33,7 +33,7 @@ DSPATTN_HOST_DEVICE inline std::uint32_t coarse_offset(std::uint32_t minus, std:
 struct CoarseWeights {
   std::uint32_t slope, offset;
 
-  // Times coarse_unit() these are weights of two rows' scores: all negative, and 0 from a logarithm of -23 - lane / 4
+  // Times coarse_unit() these are weights of two rows' scores: all negative, and 0 from a logarithm of -22 - lane / 4
   // down. Weights must be below 2^8; the halves of others disturb each other. Clamped to 1, where a step of fp16 is 1 /
   // 32 of an octave; so those above the six bits that all of 0.5 to 1 have in common are steps downwards, to be taken
   // from 1, which leaves the fp16 number's exponent and mantissa.
@@ -43,14 +43,14 @@ struct CoarseWeights {
   }
 };
 
-// lane_offset of lane t of a row's four: 1 - (23 + t / 4) / 64.
+// lane_offset of lane t of a row's four: 1 - (22 + t / 4) / 64.
 DSPATTN_HOST_DEVICE constexpr std::uint32_t coarse_lane_offset(int t) {
-  return 0x39203920u - 0x00080008u * static_cast<std::uint32_t>(t);
+  return 0x39403940u - 0x00080008u * static_cast<std::uint32_t>(t);
 }
 
-// Minus 2^-8 2^(-t / 4) 2 ln(2)^2: the last is what an octave's errors come to, on the whole.
+// Minus 2^-7 2^(-t / 4) 2 ln(2)^2: the last is what an octave's errors come to, on the whole.
 DSPATTN_HOST_DEVICE constexpr float coarse_unit(int t) {
-  constexpr float kUnit = -0x1p-8f * 0.960906f;
+  constexpr float kUnit = -0x1p-7f * 0.960906f;
   return t < 2 ? (t == 0 ? kUnit : kUnit * 0.840896f) : (t == 2 ? kUnit * 0.707107f : kUnit * 0.594604f);
 }
 

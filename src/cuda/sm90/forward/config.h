@@ -102,11 +102,10 @@ struct Config {
   static constexpr bool kHalfExponentials =
       kType == DType::bf16 && !kGeneral && kHeadDim <= (kSelection == Selection::two_of_four || kRestMean ? 128 : 64);
 
-  // A tile's kept weights are added up by the tensor core, where it is idle enough: two warpgroups, the small head dim,
-  // and with rest = mean the longest way from scores to weights. The limit is then one of a quarter of the quad's sum:
-  // a kept weight may be 2^7, where steps of fp16 are those at 5, and a pruned one, of four, half of that.
-  static constexpr bool kSumsByProduct =
-      kRestMean && kHalfExponentials && kNarrow && kHeadDim == 64 && kSelection == Selection::two_of_four;
+  // The output product adds up the kept weights too: V's tile seems to have eight columns more, which are ones. Not
+  // where V has two panels: the ones would have to lie as far from the second as that from the first.
+  static constexpr bool kSumsByOutput = kRestMean && kHalfExponentials && kPanels == 1;
+  static constexpr int kSumColumns = kSumsByOutput ? 8 : 0;
 
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
   // slices of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured
@@ -123,6 +122,9 @@ struct Config {
   // fp32's range. Exponentials in fp16: no argument is above 5 then. 8, with a headroom of 2, was passed by one warp in
   // twenty on random inputs, and the kernel took up to twice as long.
   static constexpr float kWeightLimit = kHalfExponentials ? 32.0f : kType == DType::f16 ? 0x1p15f : 0x1p60f;
+  // Where nothing adds up a tile's weights before they are used, each of them must be less, here as an argument in
+  // fp16, twice: 2^4. A lane's 16 then are as little as pruned ones may be (tile/coarse_exp2.h).
+  static constexpr std::uint32_t kArgumentLimit = 0x44004400u;
 
   // Two CTAs, on neighbouring multiprocessors, may work on one item of twice as many rows: each loads one of K's and
   // V's two panels for both. The L2 cache's bandwidth is what they save.
@@ -138,6 +140,7 @@ struct Config {
   static constexpr int kTileQBytes = (kPanels - kQPanelsByRing) * kPanelQBytes;  // in a buffer of their own
   static constexpr int kTileKBytes = kPanels * kPanelKBytes;                     // of V too
   static_assert(kQPanelsByRing * kPanelQBytes <= kTileKBytes, "one entry of the ring has to do");
+  static constexpr int kOnesBytes = kSumsByOutput ? kPanelKBytes : 0;
   static constexpr int kOutBytes = kStagesOutput && !kOutReusesQ ? kTileQBytes : 0;
   // Mask tensors are loaded to shared memory in blocks (tile/mask_map.h): what is left for them beside two stages at d
   // = 128 is four blocks of 16-bit biases, two for each warpgroup; beyond it half as much.
@@ -150,7 +153,7 @@ struct Config {
 
   // As many stages as fit beside Q, results and masks (227 KiB a block, 1 KiB of it for alignment), at most four: more
   // gave nothing.
-  static constexpr int kRoom = 227 * 1024 - 1024 - 512 - kQBuffers * kTileQBytes - kOutBytes - kMaskBytes;
+  static constexpr int kRoom = 227 * 1024 - 1024 - 512 - kQBuffers * kTileQBytes - kOnesBytes - kOutBytes - kMaskBytes;
   static constexpr int kStages = kRoom / (2 * kTileKBytes) < 4 ? kRoom / (2 * kTileKBytes) : 4;
   static_assert(kStages >= 2, "the producer could not run ahead");
   // Where results have no buffer of their own, items of one or two tiles do with a stage less, and its V is that

@@ -258,23 +258,24 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
       const std::uint8_t* own = C::kOutReusesQ ? shared.v[C::kStages - 1] : shared.out;
       const std::uint32_t tile =
           ptx::shared_address(has_out_buffer() ? own : shared.q[0]) + static_cast<std::uint32_t>(to.warp_row) * 128;
-      stage_rows<C>(tile, lane(), products.out, sums);
+      stage_rows<C>(tile, lane(), products.values(), sums);
       send_rows<C>(params.out, params.out_map, params.tma_out != 0, params.work.cumulative_q.present(),
                    params.vector_out, current, to, tile, lane());
     } else {
       const RowTargets to = targets_of(params.out, LseView{}, current, row_in_tile());
-      store_rows_16bit<C>(params.out, params.vector_out, to, lane(), products.out, sums);
+      store_rows_16bit<C>(params.out, params.vector_out, to, lane(), products.values(), sums);
     }
   }
   // The same in fp32, for results that are to be merged with others.
   __device__ __forceinline__ void write_partial_rows(const RowSums& sums) {
     const RowTargets to = targets_of(params.out, LseView{}, item(number), row_in_tile());
-    store_rows_fp32<InFp32<C>>(params.out, params.vector_out, to, lane(), products.out, sums);
+    store_rows_fp32<InFp32<C>>(params.out, params.vector_out, to, lane(), products.values(), sums);
   }
   // Of an item's rows, when all its weights are known: their sums, and those of pruned keys, which are part of them.
   __device__ __forceinline__ RowSums sum_up_rows(RowSums& rest) {
     weigher.recall_references();
-    RowSums sums = sum_up(weigher.state);
+    RowSums sums{};
+    if constexpr (!C::kSumsByOutput) sums = sum_up(weigher.state);
     if constexpr (C::kRestMean) {
       rest = sum_up(weigher.rest);
       sums.sum0 += rest.sum0;
@@ -282,12 +283,16 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     }
     return sums;
   }
-  // When the item's output is known: what the pruned keys bring.
-  __device__ __forceinline__ void add_rest(const RowSums& rest) {
+  // When the item's output is known: what it brings of the sums, and what the pruned keys bring.
+  __device__ __forceinline__ void add_rest(const RowSums& rest, RowSums& sums) {
+    if constexpr (C::kSumsByOutput) {
+      sums.sum0 += products.sum0();
+      sums.sum1 += products.sum1();
+    }
     if constexpr (C::kRestMean) {
       ptx::wait_for_kernels_before();  // the means are written
       const RowMeans means = row_means<C>(params.means, params.work, item(number), row_in_tile(), lane());
-      add_means<C>(means, rest, products.out);
+      add_means<C>(means, rest, products.values());
     }
   }
   // Results have a buffer of their own in shared memory: not that of Q.
@@ -361,7 +366,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     ping_pong().pass_on();
     // While the tensor core works on the last output: all that does not need it.
     RowSums rest;
-    const RowSums sums = sum_up_rows(rest);
+    RowSums sums = sum_up_rows(rest);
     const int trailing = skip_after;
     // Results in fp32 are written between two items: their code then stands once, and the common way is as it is.
     const bool chains = C::kChainsItems && trailing == 0 && !in_fp32<C>(params.out);
@@ -377,7 +382,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
       ptx::wgmma_wait<1>();
       release(shared.v_empty, ring);
       // While the tensor core works on the scores. Results may take Q's buffer: the next one has left it.
-      add_rest(rest);
+      add_rest(rest, sums);
       if (in_place || has_out_buffer()) {
         write_rows<C::kStagesOutput>(sums);
       } else {
@@ -391,7 +396,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     } else {
       ptx::wgmma_wait<0>();
       release(shared.v_empty, ring);
-      add_rest(rest);
+      add_rest(rest, sums);
       if (in_fp32<C>(params.out)) {
         write_partial_rows(sums);
       } else {

@@ -21,6 +21,7 @@ __device__ __forceinline__ int items_of_pair(const WorkParams& params) {
 
 template <typename C>
 struct FullConsumer : Consumer<C, FullConsumer<C>> {
+  static_assert(!C::kSumsByOutput, "add_rest() would have to take the sums");
   using Base = Consumer<C, FullConsumer<C>>;
   using Base::Base;
   using Base::number, Base::params, Base::products, Base::ring, Base::shared, Base::stages, Base::tile_end,
@@ -31,7 +32,7 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
   __device__ __forceinline__ void hand_over(const RowSums& sums) {
     const int lane = Base::lane();
     const std::uint32_t tile = ptx::shared_address(shared.q[0]) + static_cast<std::uint32_t>(Base::warp_row()) * 128;
-    const std::uint32_t last = stage_rows<C>(tile, lane, products.out, sums);
+    const std::uint32_t last = stage_rows<C>(tile, lane, products.values(), sums);
     const bool has_sums = (lane & 3) == 0;
     if (has_sums) {
       const int row = Base::row_in_tile();
@@ -45,14 +46,14 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
   }
 
   // As Consumer's. All rows have the same mean; nobody has described the item, so its head is looked up.
-  __device__ __forceinline__ void add_rest(const RowSums& rest) {
+  __device__ __forceinline__ void add_rest(const RowSums& rest, RowSums& /*sums*/) {
     if constexpr (C::kRestMean) {
       Work work{};
       describe_item<C, false>(params.work, number, work);
       const int entry = params.means.table.entry({work.sequence, 0, 0}, work.band, 0);
       const float* mean = entry_at<C>(params.means, work.head, entry, Base::lane());
       ptx::wait_for_kernels_before();  // the means are written
-      add_means<C>({mean, mean}, rest, products.out);
+      add_means<C>({mean, mean}, rest, products.values());
     }
   }
 
@@ -83,7 +84,7 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
     Base::ping_pong().pass_on();
     // While the tensor core works on the last output: all that does not need it.
     RowSums rest;
-    const RowSums sums = Base::sum_up_rows(rest);
+    RowSums sums = Base::sum_up_rows(rest);
     typename Base::TileRing next = ring;
     next.advance(stages);
     if (more) {
@@ -94,7 +95,7 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
       Base::issue_first_scores(next.stage, number + 1);
       ptx::wgmma_wait<1>();
       Base::release(shared.v_empty, ring);
-      add_rest(rest);
+      add_rest(rest, sums);
       hand_over(sums);  // while the tensor core works on the scores
       ptx::wgmma_wait<0>();
       Base::release(shared.k_empty, next);
@@ -103,7 +104,7 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
       Base::release(shared.v_empty, ring);
       // No next Q was loaded: waits until the results of the item before have been sent.
       if (number > 0) ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[0]), number & 1);
-      add_rest(rest);
+      add_rest(rest, sums);
       hand_over(sums);
     }
     ptx::wgmma_wait<0>();  // asked for where the two ways meet (C7515)

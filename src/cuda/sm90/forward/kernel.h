@@ -68,6 +68,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fused_forward(const __grid_con
   const int pairs = C::kPairs ? params.work.pairs : 0;
   const bool ragged = !C::kGeneral && !C::kFull && params.partial_blocks != 0;
   if (threadIdx.x == 0) shared.init_barriers(ragged, params.masks.by_tma != 0);
+  shared.ones.fill();
   const bool overlaps = C::kPairs && params.overlaps != 0;
   if (overlaps) ptx::start_next_kernel();  // which waits, as this one does, before it touches global memory
   if (params.work.schedule != nullptr) ptx::wait_for_kernels_before();

@@ -30,11 +30,29 @@ struct PairMessage {
 template <typename C>
 struct PairMessage<C, false> {};
 
+// A panel of ones behind V's: kSumsByOutput.
+template <int kBytes>
+struct Ones {
+  std::uint32_t words[kBytes / 4];
+
+  // By all threads, which must meet at a barrier before a product reads them.
+  __device__ __forceinline__ void fill() {
+    constexpr std::uint32_t kOnePair = 0x3F803F80u;  // bf16
+    for (int i = static_cast<int>(threadIdx.x); i < kBytes / 4; i += static_cast<int>(blockDim.x)) words[i] = kOnePair;
+    ptx::fence_async_proxy();
+  }
+};
+template <>
+struct Ones<0> {
+  __device__ __forceinline__ void fill() {}
+};
+
 template <typename C>
 struct alignas(1024) Shared {
   std::uint8_t q[C::kQBuffers][C::kTileQBytes];
   std::uint8_t k[C::kStages][C::kTileKBytes];
   std::uint8_t v[C::kStages][C::kTileKBytes];
+  [[no_unique_address]] Ones<C::kOnesBytes> ones;
   [[no_unique_address]] MaskBlocks<C::kMaskBytes, C::kConsumers> mask;
   std::uint8_t out[C::kOutBytes > 0 ? C::kOutBytes : 1];
   // full: the producer's data has arrived; empty: every consumer warp is done with it. q_scaled: Q stays in shared
