@@ -81,7 +81,7 @@ struct CoarseState {
     const std::uint32_t offsets =
         tile::coarse_offset(state.minus, tile::coarse_lane_offset(static_cast<int>(threadIdx.x) & 3));
     offset = offsets;
-    if constexpr (C::kConsumers < 3) {
+    if constexpr (!C::kHoldsReferences) {
       ptx::pin(offset);
       return;
     }
@@ -91,7 +91,7 @@ struct CoarseState {
   }
   // RowState::minus0 and minus1: where they are needed, which is rarely. So no register holds them in the loop.
   __device__ __forceinline__ void recall(RowState& state) const {
-    if constexpr (C::kConsumers < 3) return;
+    if constexpr (!C::kHoldsReferences) return;
     float minus0, minus1;
     ptx::unpack_f16x2(state.minus, minus0, minus1);
     state.minus0 = std::isnan(minus0) ? large(offset << 16) : minus0;

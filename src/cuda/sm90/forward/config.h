@@ -104,7 +104,11 @@ struct Config {
 
   // The output product adds up the kept weights too: V's tile seems to have eight columns more, which are ones. Not
   // where V has two panels: the ones would have to lie as far from the second as that from the first.
-  static constexpr bool kSumsByOutput = kRestMean && kHalfExponentials && kPanels == 1;
+  static constexpr bool kShortOfRegisters =
+      kRestMean && kHalfExponentials && kConsumers == 3 && kSelection == Selection::two_of_four;
+  static constexpr bool kSumsByOutput = kRestMean && kHalfExponentials && kPanels == 1 && !kShortOfRegisters;
+  // References are nowhere else than in what the main loop needs of them (CoarseState of blocks/rest16.h).
+  static constexpr bool kHoldsReferences = kShortOfRegisters;
   static constexpr int kSumColumns = kSumsByOutput ? 8 : 0;
 
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
