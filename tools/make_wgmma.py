@@ -20,8 +20,8 @@ def head_dims(name):
     return tuple(map(int, re.findall(r"\d+", re.search(rf" {name}\[\] = \{{(.*)\}}", HEAD_DIMS)[1])))
 
 
-# Columns of V, and where the last eight add up the weights (products16.h).
-SUM_WIDTHS = (72,)
+# Where a product adds up the weights (products16.h): with the columns of V, and beside it.
+SUM_WIDTHS = (72, 8)
 VALUE_WIDTHS = tuple(sorted({*head_dims("kHeadDims"), *SUM_WIDTHS}))
 STORED_WIDTH = 64  # columns of V where the sparse A lies in shared memory: the pipeline's pv_sparse
 STORED_WIDTHS = (32, 64, 128)  # of the backward's products whose operands all lie in shared memory

@@ -34,19 +34,22 @@ std::vector<Warpgroup>& warpgroups() {
 }
 
 // A matrix in shared memory as a descriptor gives it. Only the 128-byte swizzle is emulated: bits 4 to 6 of an address
-// are exchanged for their exclusive or with bits 7 to 9.
+// are exchanged for their exclusive or with bits 7 to 9. And, without swizzle, eight rows of 16 bytes over and over.
 struct SharedMatrix {
   std::uint32_t start, leading, stride;
+  bool eight_rows;
 
   SharedMatrix(std::uint64_t descriptor, std::uint32_t window) {
     start = window | static_cast<std::uint32_t>(descriptor & 0x3FFF) << 4;
     leading = static_cast<std::uint32_t>(descriptor >> 16 & 0x3FFF) << 4;
     stride = static_cast<std::uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
-    if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0)
+    eight_rows = descriptor >> 62 == 0 && leading == 0 && stride == 0;
+    if ((descriptor >> 62 != 1 && !eight_rows) || (descriptor >> 49 & 7) != 0)
       Machine::fail("a descriptor that is not 128-byte swizzled");
   }
   // 16 bytes that stay together.
   const std::uint8_t* chunk(std::uint32_t offset) const {
+    if (eight_rows) return Machine::get().shared_beside(start + (offset / 128 % 8) * 16, 16);
     std::uint32_t address = start + offset;
     address ^= address >> 3 & 0x70;
     return Machine::get().shared_beside(address, 16);

@@ -15,7 +15,11 @@ struct Products {
   static constexpr int kScoreSteps = C::kScoreSteps;
   static constexpr int kValueSteps = C::kTileK / 32;
 
+  // The output's last eight columns add up the weights; as columns of V's product, or in one of their own.
+  static constexpr bool kSumsWithin = C::kSumColumns > 0 && !C::kSumsBeside;
+
   std::uint32_t k_low, v_low, q_low;  // low words of operand descriptors
+  std::uint32_t ones_low;             // kSumsBeside
   std::uint32_t q[kScoreSteps][4];    // A of the scores: the first C::kQSteps steps of it
   float scores[C::kTileK / 2];
   std::uint32_t weights[C::kTileK / 8], metadata[kQuarters];  // sparse A of the output
@@ -25,6 +29,7 @@ struct Products {
   __device__ __forceinline__ float (&values())[C::kHeadDim / 2] {
     return reinterpret_cast<float(&)[C::kHeadDim / 2]>(out);
   }
+  __device__ __forceinline__ float (&sums())[4] { return reinterpret_cast<float(&)[4]>(out[C::kHeadDim / 2]); }
   __device__ __forceinline__ float sum0() const { return out[C::kHeadDim / 2]; }
   __device__ __forceinline__ float sum1() const { return out[C::kHeadDim / 2 + 2]; }
 
@@ -35,7 +40,8 @@ struct Products {
     q_low = ptx::descriptor_low(ptx::shared_address(shared.q) + static_cast<std::uint32_t>(warpgroup) * 64 * 128, 16);
     k_low = ptx::descriptor_low(ptx::shared_address(shared.k), 16);
     std::uint32_t leading = C::kPanelKBytes;
-    if constexpr (C::kSumColumns > 0) leading = ptx::shared_address(&shared.ones) - ptx::shared_address(shared.v);
+    if constexpr (C::kSumsBeside) ones_low = ptx::descriptor_low(ptx::shared_address(&shared.ones), 0);
+    if constexpr (kSumsWithin) leading = ptx::shared_address(&shared.ones) - ptx::shared_address(shared.v);
     v_low = ptx::descriptor_low(ptx::shared_address(shared.v), leading);
   }
 
@@ -89,16 +95,26 @@ struct Products {
     // The ones lie where they are: so much less far from the next stage.
     constexpr std::uint32_t kStage = C::kTileKBytes >> 4;
     const std::uint32_t v =
-        v_low + static_cast<std::uint32_t>(stage) * (C::kSumColumns > 0 ? kStage - (kStage << 16) : kStage);
+        v_low + static_cast<std::uint32_t>(stage) * (kSumsWithin ? kStage - (kStage << 16) : kStage);
 #pragma unroll
     for (int step = 0; step < kValueSteps; ++step) {
       const std::uint64_t b = ptx::descriptor(v + step * (32 * 128 >> 4));
-      const std::uint32_t* a = weights + 4 * step;
-      if (step % 2 == 0) {
-        ptx::wgmma_sparse<C::kType, 0>(out, a[0], a[1], a[2], a[3], b, metadata[step / 2], step > 0 ? 1 : accumulate);
+      const int adds = step > 0 ? 1 : accumulate;
+      if constexpr (C::kSumsBeside) {
+        multiply_sparse(values(), step, b, adds);
+        multiply_sparse(sums(), step, ptx::descriptor_of_eight_rows(ones_low), adds);
       } else {
-        ptx::wgmma_sparse<C::kType, 1>(out, a[0], a[1], a[2], a[3], b, metadata[step / 2], 1);
+        multiply_sparse(out, step, b, adds);
       }
+    }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void multiply_sparse(float (&d)[kCount], int step, std::uint64_t b, int adds) {
+    const std::uint32_t* a = weights + 4 * step;
+    if (step % 2 == 0) {
+      ptx::wgmma_sparse<C::kType, 0>(d, a[0], a[1], a[2], a[3], b, metadata[step / 2], adds);
+    } else {
+      ptx::wgmma_sparse<C::kType, 1>(d, a[0], a[1], a[2], a[3], b, metadata[step / 2], adds);
     }
   }
 

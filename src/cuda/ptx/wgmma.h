@@ -32,4 +32,8 @@ __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
   return value;
 }
 
+// The descriptor of a tile that is eight rows of 16 bytes over and over: no swizzle, and no bytes between one eight and
+// the next, either way.
+__device__ __forceinline__ std::uint64_t descriptor_of_eight_rows(std::uint32_t low) { return low; }
+
 }  // namespace dspattn::cuda::ptx

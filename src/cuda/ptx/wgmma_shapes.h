@@ -122,6 +122,20 @@ __device__ __forceinline__ void wgmma_dense(float (&d)[64], std::uint64_t a, std
   }
 }
 
+// values: d[64 x 8] (+)= sparse A[64 x 32] B[32 x 8], A's kept values in registers, B row-major (MN-major)
+template <DType kType, int kMetadataPair>
+__device__ __forceinline__ void wgmma_sparse(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3, std::uint64_t b, std::uint32_t metadata, int accumulate) {
+  if constexpr (kType == DType::bf16) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %10, 0; wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.bf16.bf16 {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, %9, %11, p, 1, 1, 1;}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(metadata), "r"(accumulate), "n"(kMetadataPair));
+  } else {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %10, 0; wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, %9, %11, p, 1, 1, 1;}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(metadata), "r"(accumulate), "n"(kMetadataPair));
+  }
+}
+
 // values: d[64 x 32] (+)= sparse A[64 x 32] B[32 x 32], A's kept values in registers, B row-major (MN-major)
 template <DType kType, int kMetadataPair>
 __device__ __forceinline__ void wgmma_sparse(float (&d)[16], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3, std::uint64_t b, std::uint32_t metadata, int accumulate) {

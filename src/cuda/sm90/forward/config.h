@@ -102,11 +102,13 @@ struct Config {
   static constexpr bool kHalfExponentials =
       kType == DType::bf16 && !kGeneral && kHeadDim <= (kSelection == Selection::two_of_four || kRestMean ? 128 : 64);
 
-  // The output product adds up the kept weights too: V's tile seems to have eight columns more, which are ones. Not
-  // where V has two panels: the ones would have to lie as far from the second as that from the first.
+  // The output product adds up the kept weights too: V's tile seems to have eight columns more, which are ones. Where V
+  // has two panels the ones would have to lie as far from the second as that from the first: there they have a product
+  // of their own.
   static constexpr bool kShortOfRegisters =
       kRestMean && kHalfExponentials && kConsumers == 3 && kSelection == Selection::two_of_four;
-  static constexpr bool kSumsByOutput = kRestMean && kHalfExponentials && kPanels == 1 && !kShortOfRegisters;
+  static constexpr bool kSumsByOutput = kRestMean && kHalfExponentials && !kShortOfRegisters;
+  static constexpr bool kSumsBeside = kSumsByOutput && kPanels > 1;
   // References are nowhere else than in what the main loop needs of them (CoarseState of blocks/rest16.h).
   static constexpr bool kHoldsReferences = kShortOfRegisters;
   static constexpr int kSumColumns = kSumsByOutput ? 8 : 0;
@@ -144,7 +146,7 @@ struct Config {
   static constexpr int kTileQBytes = (kPanels - kQPanelsByRing) * kPanelQBytes;  // in a buffer of their own
   static constexpr int kTileKBytes = kPanels * kPanelKBytes;                     // of V too
   static_assert(kQPanelsByRing * kPanelQBytes <= kTileKBytes, "one entry of the ring has to do");
-  static constexpr int kOnesBytes = kSumsByOutput ? kPanelKBytes : 0;
+  static constexpr int kOnesBytes = !kSumsByOutput ? 0 : kSumsBeside ? 128 : kPanelKBytes;
   static constexpr int kOutBytes = kStagesOutput && !kOutReusesQ ? kTileQBytes : 0;
   // Mask tensors are loaded to shared memory in blocks (tile/mask_map.h): what is left for them beside two stages at d
   // = 128 is four blocks of 16-bit biases, two for each warpgroup; beyond it half as much.

@@ -283,12 +283,16 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     }
     return sums;
   }
-  // When the item's output is known: what it brings of the sums, and what the pruned keys bring.
-  __device__ __forceinline__ void add_rest(const RowSums& rest, RowSums& sums) {
+  // When the item's output is known: what it brings of the sums.
+  __device__ __forceinline__ void add_sums(RowSums& sums) const {
     if constexpr (C::kSumsByOutput) {
       sums.sum0 += products.sum0();
       sums.sum1 += products.sum1();
     }
+  }
+  // And what the pruned keys bring.
+  __device__ __forceinline__ void add_rest(const RowSums& rest, RowSums& sums) {
+    add_sums(sums);
     if constexpr (C::kRestMean) {
       ptx::wait_for_kernels_before();  // the means are written
       const RowMeans means = row_means<C>(params.means, params.work, item(number), row_in_tile(), lane());

@@ -21,7 +21,6 @@ __device__ __forceinline__ int items_of_pair(const WorkParams& params) {
 
 template <typename C>
 struct FullConsumer : Consumer<C, FullConsumer<C>> {
-  static_assert(!C::kSumsByOutput, "add_rest() would have to take the sums");
   using Base = Consumer<C, FullConsumer<C>>;
   using Base::Base;
   using Base::number, Base::params, Base::products, Base::ring, Base::shared, Base::stages, Base::tile_end,
@@ -46,7 +45,8 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
   }
 
   // As Consumer's. All rows have the same mean; nobody has described the item, so its head is looked up.
-  __device__ __forceinline__ void add_rest(const RowSums& rest, RowSums& /*sums*/) {
+  __device__ __forceinline__ void add_rest(const RowSums& rest, RowSums& sums) {
+    Base::add_sums(sums);
     if constexpr (C::kRestMean) {
       Work work{};
       describe_item<C, false>(params.work, number, work);

@@ -30,9 +30,9 @@ struct PairMessage {
 template <typename C>
 struct PairMessage<C, false> {};
 
-// A panel of ones behind V's: kSumsByOutput.
+// kSumsByOutput: a panel of ones behind V's, or eight rows of eight.
 template <int kBytes>
-struct Ones {
+struct alignas(128) Ones {
   std::uint32_t words[kBytes / 4];
 
   // By all threads, which must meet at a barrier before a product reads them.

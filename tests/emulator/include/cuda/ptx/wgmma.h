@@ -20,4 +20,6 @@ inline std::uint32_t descriptor_low(std::uint32_t address, std::uint32_t leading
 }
 inline std::uint64_t descriptor(std::uint32_t low) { return std::uint64_t{0x40000040} << 32 | low; }
 
+inline std::uint64_t descriptor_of_eight_rows(std::uint32_t low) { return low; }
+
 }  // namespace dspattn::cuda::ptx
