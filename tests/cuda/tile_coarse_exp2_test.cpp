@@ -63,7 +63,7 @@ void each_score(Visit visit) {
 TEST(CoarseExp2, OneNumberIsWithinSixPercent) {
   double least = 2, most = 0;
   each_score([&](double x, double power, const auto& numbers) {
-    if (x < -22) return;
+    if (x < -21) return;
     for (const double one : numbers) {
       least = std::min(least, one / power);
       most = std::max(most, one / power);
@@ -76,7 +76,7 @@ TEST(CoarseExp2, OneNumberIsWithinSixPercent) {
 
 TEST(CoarseExp2, TheMeanOfFourIsWithinTwoPercent) {
   each_score([&](double x, double power, const auto& numbers) {
-    if (x < -21) return;
+    if (x < -20) return;
     const double mean = (numbers[0] + numbers[1] + numbers[2] + numbers[3]) / 4;
     EXPECT_NEAR(mean / power, 1, 0.0155) << x;
     if (x == std::floor(x)) EXPECT_NEAR(mean / power, 1, 0.003) << x;
@@ -87,8 +87,8 @@ TEST(CoarseExp2, SmallOnesFadeAndTheLeastIsZero) {
   each_score([&](double x, double power, const auto& numbers) {
     for (const double one : numbers) {
       EXPECT_GE(one, 0) << x;
-      EXPECT_LE(one, 1.04 * std::max(power, 0x1p-22)) << x;
-      if (x <= -24) EXPECT_EQ(one, 0) << x;
+      EXPECT_LE(one, 1.04 * std::max(power, 0x1p-21)) << x;
+      if (x <= -23) EXPECT_EQ(one, 0) << x;
     }
   });
 }
