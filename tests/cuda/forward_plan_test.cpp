@@ -187,7 +187,8 @@ TEST(ForwardPlan, WhoWritesMeans) {
 // Table, counts and sums of shares one behind the other.
 TEST(ForwardPlan, WorkspaceOfOwnMeans) {
   for (const bool causal : {false, true}) {
-    const ForwardPlan plan = Asked{.d = 128, .heads = 8, .causal = causal, .mean = true, .kv_heads = 4}.plan();
+    const ForwardPlan plan =
+        Asked{.d = 128, .heads = 8, .type = DType::f16, .causal = causal, .mean = true, .kv_heads = 4}.plan();
     const blocks::MeansPlan& means = plan.means;
     ASSERT_TRUE(means.own);
     EXPECT_EQ(means.heads, 4);

@@ -42,7 +42,8 @@ struct MeansWriter {
     next = take();
   }
 
-  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  // Opaque: nothing made of it is kept from task to task, registers are few.
+  __device__ __forceinline__ static int lane() { return ptx::opaque(static_cast<int>(threadIdx.x & 31)); }
   __device__ __forceinline__ int take() const { return lane() == 0 ? atomicAdd(own.taken(), 1) : 0; }
 
   __device__ __forceinline__ const std::uint16_t* rows_of(const tile::MeanTask& task) const {
@@ -58,9 +59,10 @@ struct MeansWriter {
 
   // A share of the keys of every block: rows r, r + 32 ... of it for every r of four.
   __device__ __forceinline__ void add_share(const tile::MeanTask& task) const {
-    const int column = lane() % 8 * kLoadedColumns;
+    const int own_lane = lane();
+    const int column = own_lane % 8 * kLoadedColumns;
     const bool present = task.panel * tile::kTaskColumns + column < columns;
-    const int first_row = task.share * kRowsAtOnce + lane() / 8;
+    const int first_row = task.share * kRowsAtOnce + own_lane / 8;
     const std::int64_t step = (tile::kBlockKeys / kLoads) * v.row_stride;
     const std::uint16_t* from = rows_of(task) + first_row * v.row_stride + column;
     const auto load = [&] {
@@ -75,7 +77,7 @@ struct MeansWriter {
     uint4 x[kInFlight];
 #pragma unroll
     for (uint4& loaded : x) loaded = load();
-    float* to = sums_of(task) + task.share * tile::kTaskColumns + lane_column<2>(lane());
+    float* to = sums_of(task) + task.share * tile::kTaskColumns + lane_column<2>(own_lane);
     float sums[kLoadedColumns] = {};
 #pragma unroll 1
     for (int done = 0; done < loads; done += kLoads) {
@@ -88,7 +90,7 @@ struct MeansWriter {
       }
       if (own.tasks.first_keys != 0 || !more) {
         float of_lane[2];
-        sum_over_lanes<2>(sums, lane(), of_lane);
+        sum_over_lanes<2>(sums, own_lane, of_lane);
         *reinterpret_cast<float2*>(to) = make_float2(of_lane[0], of_lane[1]);
         to += tile::kKeyShares * tile::kTaskColumns;
       }

@@ -11,10 +11,10 @@ enum class Role : std::uint8_t {
   load_kv,         // or both;
   load_q,          // takes the items, loads their Q and describes them
   complete_tails,  // completes key blocks in which a sequence ends; multiplies by 2^-e what of Q stays in shared memory
-  write_means,     // rest = mean, while all others work: the means of V, where no kernel before has written them
   store_results,   // full variant: writes what the consumers leave in shared memory
   load_everything,  // general variant: all 128 producer threads load, and copy what TMA cannot
   idle,
+  write_means,  // rest = mean, whole key blocks: the means of V, where no kernel before writes them
 };
 
 // `ragged`: sequences may end within a key block.
