@@ -15,7 +15,9 @@
 #include "check/case_data.h"
 #include "check/check.h"
 #include "check/random.h"
-#include "cuda/blocks/means_params.h"
+#include "cuda/blocks/means.h"
+#include "cuda/blocks/means_plan.h"
+#include "cuda/blocks/problem_params.h"
 #include "cuda/fused_rows.h"
 #include "cuda/sm90/forward/plan.h"
 #include "cuda/sm90/forward/rows.h"
@@ -200,6 +202,36 @@ TEST_P(OwnMeans, LaunchesOfAGraph) {
   cudaGraphExecDestroy(executable);
   cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
+}
+
+// The bits of the kernel before, with 64 columns a CTA: it has so many where heads are many, here all the same one.
+TEST_P(OwnMeans, BitsOfTheKernelBefore) {
+  constexpr int kHeads = 512;
+  for (const bool causal : {false, true}) {
+    Integers made = integers({1, 1, 1, 512, 640, row().dim, causal});
+    if (!made.plan.means.own) continue;
+    check::Random random(11, 5);
+    made.v.fill([&](auto...) { return random.bell(); });
+    made.v.upload();
+    made.put_garbage(0);
+    made.run();
+    const std::vector<float> own = made.table();
+    core::DeviceBuffer before(gpu_memory(), kHeads * own.size() * sizeof(float));
+    std::vector<float> floats(kHeads * own.size());
+    before.upload(floats.data());
+    cuda::blocks::MeansParams params = cuda::blocks::means_params_of(
+        made.plan.means, made.args.problem, cuda::blocks::work_of(made.args.problem), before.data());
+    params.heads = kHeads;
+    params.v.head_stride = 0;
+    params.means = static_cast<float*>(before.data());
+    ASSERT_TRUE(cuda::blocks::has_plain_rows(params));
+    cuda::blocks::launch_plain_prefix_means(params, nullptr);
+    before.download(floats.data());
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      ASSERT_EQ(floats[i], own[i]) << i << (causal ? ", causal" : "");
+    }
+    EXPECT_EQ(std::memcmp(floats.data(), floats.data() + 511 * own.size(), own.size() * sizeof(float)), 0);
+  }
 }
 
 // NaN in V of a block reaches rows that see the block and no others.
