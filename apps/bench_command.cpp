@@ -194,8 +194,10 @@ void bench(const BenchOptions& options, const std::string& command) {
               << options.device << " says why). bench/forward/measure.py times PyTorch's dense kernels beside these.\n";
   }
   if (!json) return;
+  // The command may name files in bytes that are no UTF-8.
+  constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
   json->write([&](std::ostream& stream) {
-    stream << document(command, parse_device(options.device), std::move(rows)).dump(1) << "\n";
+    stream << document(command, parse_device(options.device), std::move(rows)).dump(1, ' ', false, kReplace) << "\n";
   });
   json->take_place();
 }

@@ -14,6 +14,7 @@ constexpr std::pair<std::string_view, std::string_view> kOptions[] = {
     {"mask.allowed", "--mask"},
     {"mask.bias", "--bias"},
     {"mask.key_lengths", "--key-lengths"},
+    {"mask.offset", "--offset"},
     {"mask.window_left", "--window-left"},
     {"mask.window_right", "--window-right"},
     {"packed.cu_q", "--cu-q"},

@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -106,9 +107,14 @@ std::int32_t longest(const NpyArray& cumulative) {
   return most;
 }
 
+// Whether both name one file, also by way of links.
 bool same_place(const std::string& first, const std::string& second) {
   if (first == "-" || second == "-") return first == second;
-  return std::filesystem::absolute(first).lexically_normal() == std::filesystem::absolute(second).lexically_normal();
+  std::error_code problem;
+  const auto place = [&](const std::string& name) {
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(name), problem);
+  };
+  return place(first) == place(second);
 }
 
 // All arrays of one call on the device, and the call.

@@ -72,6 +72,7 @@ void verify_as_asked(const VerifyOptions& options, Outcome& outcome) {
   if (options.count < 1) throw Error("count: expected at least 1, got " + std::to_string(options.count));
   if (options.only && *options.only < 0) throw Error("case: expected 0 or more, got " + std::to_string(*options.only));
   if (options.only && !options.seed) throw Error("case: expected with --seed, which numbers the cases");
+  if (options.jobs < 0) throw Error("jobs: expected 0 or more, got " + std::to_string(options.jobs));
   VerifyPlan plan;
   plan.seed = options.seed ? *options.seed : std::random_device{}();
   plan.count = options.count;

@@ -305,6 +305,21 @@ void check_value_sums(Report& report, const Problem& problem, const Sizes& sizes
   }
 }
 
+// A number from elsewhere that is none of the enumerators would pass for one of them.
+template <typename Enum>
+void check_enumerator(Report& report, const char* argument, Enum value, Enum last, const char* expected) {
+  if (value > last) report.add(argument, expected, "number " + std::to_string(static_cast<int>(value)));
+}
+
+void check_enumerators(Report& report, const Problem& p) {
+  check_enumerator(report, "device.type", p.device.type, DeviceType::cuda, "cpu or cuda");
+  check_enumerator(report, "grouping", p.grouping, Grouping::interleaved, "consecutive or interleaved");
+  check_enumerator(report, "mask.alignment", p.mask.alignment, Alignment::top_left, "bottom_right or top_left");
+  check_enumerator(report, "fp32_products", p.fp32_products, Fp32Products::full, "tf32_allowed or full");
+  check_enumerator(report, "rest", p.rest, Rest::mean, "drop or mean");
+  check_enumerator(report, "choice", p.choice, Choice::shared, "each_head or shared");
+}
+
 void check_soft_cap(Report& report, const Problem& problem) {
   if (!problem.soft_cap) return;
   if (!(*problem.soft_cap >= kLeastScale && *problem.soft_cap <= kLargestScale)) {
@@ -331,6 +346,7 @@ void check_sums_shape(Report& report, std::string_view argument, const ConstTens
 }
 
 void check_problem(Report& report, const Problem& problem) {
+  check_enumerators(report, problem);
   if (problem.device.index < 0 || (problem.device.type == DeviceType::cpu && problem.device.index != 0)) {
     report.add("device.index", problem.device.type == DeviceType::cpu ? "0 for the CPU" : ">= 0",
                std::to_string(problem.device.index));

@@ -103,6 +103,11 @@ bool check_input(Report& report, std::string_view argument, const ConstTensorVie
                "rank " + std::to_string(view.rank) + " " + shape_text(view));
     return false;
   }
+  if (size_bytes(view.dtype) == 0) {
+    report.add(std::string(argument) + ".dtype", "one of DType's",
+               "number " + std::to_string(static_cast<int>(view.dtype)));
+    return false;
+  }
   bool usable = true;
   for (int i = 0; i < rank; ++i) {
     if (view.extent(i) < 0) {

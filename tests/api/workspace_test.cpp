@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <limits>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -120,6 +122,15 @@ TEST(Workspace, RaisesAsTheCallWould) {
   EXPECT_THROW(workspace.attach(problem.args), Error);
   EXPECT_EQ(workspace.data(), nullptr);
   EXPECT_EQ(problem.args.run.workspace, nullptr);
+}
+
+TEST(Workspace, SizesThatNoMemoryHasAreNone) {
+  Execution run;
+  Workspace workspace;
+  EXPECT_THROW(workspace.attach(run, {}, std::numeric_limits<std::size_t>::max()), std::bad_alloc);
+  EXPECT_EQ(run.workspace, nullptr);
+  workspace.attach(run, {}, 1000);
+  EXPECT_EQ(workspace.bytes(), 1000u);
 }
 
 TEST(Workspace, NamesADeviceThatIsNotThere) {

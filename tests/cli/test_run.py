@@ -215,6 +215,10 @@ def test_a_result_that_cannot_be_written_leaves_no_other(dspattn, qkv, save, tmp
         assert result.returncode == 2
         assert result.stderr.startswith(f'dspattn: --lse: expected a file that can be written, got "{lse}": ')
     assert dspattn("run", *FILES, "--lse", "./o.npy").returncode == 2
+    (tmp_path / "link.npy").symlink_to("o.npy")
+    result = dspattn("run", *FILES, "--lse", "link.npy")
+    assert result.returncode == 2 and '--lse: expected another place than --out, got "link.npy"' in result.stderr
+    (tmp_path / "link.npy").unlink()
     (tmp_path / "folder").rmdir()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

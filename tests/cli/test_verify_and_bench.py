@@ -1,6 +1,7 @@
 """dspattn verify on a fixed seed, and the shape of what dspattn bench prints and writes."""
 
 import json
+import os
 import re
 
 import pytest
@@ -121,6 +122,13 @@ def test_bench_to_standard_output(dspattn, tmp_path):
     assert result.returncode == 0, result.stderr
     assert [row["n_k"] for row in json.loads(result.stdout)["rows"]] == [16]
     assert not list(tmp_path.iterdir())
+
+
+def test_bench_writes_whatever_bytes_its_command_has(dspattn, tmp_path):
+    place = os.fsdecode(b"zeiten_\xe4.json")  # Latin-1
+    assert dspattn(*BRIEF, "--json", place).returncode == 0
+    content = json.loads((tmp_path / place).read_text())
+    assert content["command"].endswith("--json zeiten_\ufffd.json") and len(content["rows"]) == 1
 
 
 def test_bench_that_cannot_write_does_not_begin(dspattn, tmp_path):

@@ -159,6 +159,33 @@ def test_packed_sequences_by_cumulative_lengths() -> None:
         torch.testing.assert_close(out[:, start:end], one)
 
 
+@pytest.mark.parametrize("name", ["dspattn_2_4", "dspattn_2_4_mean"])
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_models_packed_sequences_are_those_alone(name: str, window: int | None) -> None:
+    """Positions that begin anew make transformers write a mask, beside which the lengths count."""
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(
+        vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=64, sliding_window=window, initializer_range=0.3,
+    )  # fmt: skip
+    model = transformers.MistralForCausalLM(config).eval()
+    model.set_attn_implementation(name)
+    ids, lengths = torch.randint(0, 64, (1, 220)), torch.tensor([0, 90, 220], dtype=torch.int32)
+    packed = {
+        "position_ids": torch.cat([torch.arange(90), torch.arange(130)])[None], "cu_seq_lens_q": lengths,
+        "cu_seq_lens_k": lengths, "max_length_q": 130, "max_length_k": 130, "use_cache": False,
+    }  # fmt: skip
+    with torch.no_grad():
+        alone = torch.cat([model(part, use_cache=False).logits for part in (ids[:, :90], ids[:, 90:])], 1)
+        torch.testing.assert_close(model(ids, **packed).logits, alone, atol=1e-4, rtol=1e-4)
+        del packed["position_ids"]  # the lengths alone keep sequences apart, too
+        torch.testing.assert_close(model(ids, **packed).logits[:, :90], alone[:, :90], atol=1e-4, rtol=1e-4)
+        other = torch.cat([ids[:, :90].flip(1), ids[:, 90:]], 1)
+        assert torch.equal(model(ids, **packed).logits[:, 90:], model(other, **packed).logits[:, 90:])
+        with pytest.raises(dspattn.DspattnError, match="cu_seq_lens_q: expected none beside an attention_mask of more"):
+            model(ids, attention_mask=(torch.arange(220) > 3)[None], **packed)
+
+
 def test_output_attentions() -> None:
     attend = dspattn.integrations.huggingface.make_attention("2:4", "consecutive")
     q, k, v = torch.randn(1, 8, 8, 16), torch.randn(1, 2, 8, 16), torch.randn(1, 2, 8, 16)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 Window = tuple[int | None, int | None]
 ATTRIBUTE = "_dspattn_band"  # of a mask of one row
+PACKED = "_dspattn_packed"  # of a mask of many rows that says which sequences lie end to end, at most: the window
 
 
 class Band(NamedTuple):
@@ -57,6 +58,52 @@ def window_of(mask_function: Any) -> Window | None:
             return None
         left, right = _nearer(left, window[0]), _nearer(right, window[1])
     return left, right
+
+
+# What a packed batch's mask function is put together with.
+_CONTAINERS = ("packed_sequence_compatibility_function", "remap_positions_for_packed_sequence")
+
+
+def packed_window(
+    *,
+    q_length: int,
+    kv_length: int,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Tensor | None = None,
+    **others: Any,
+) -> Window | None:
+    """The window within each sequence, by the arguments of a mask function of transformers that say no more than that
+    and which sequences lie end to end; None where they say anything else."""
+    if torch.compiler.is_compiling() or attention_mask is not None or q_length != kv_length or kv_offset != 0:
+        return None
+    left: int | None = None
+    right: int | None = None
+    waiting: list[Any] = [mask_function]
+    while waiting:
+        part = waiting.pop()
+        window = window_of(part)
+        if window is not None:
+            left, right = _nearer(left, window[0]), _nearer(right, window[1])
+            continue
+        name = getattr(part, "__qualname__", "").split(".")[0]
+        code = getattr(part, "__code__", None)
+        cells = dict(zip(code.co_freevars, part.__closure__ or (), strict=True)) if code is not None else {}
+        if name == "and_masks":
+            waiting += cells["mask_functions"].cell_contents
+        elif name in _CONTAINERS:
+            waiting.append(cells["mask_function"].cell_contents)
+        elif name != "packed_sequence_mask_function":
+            return None
+    return left, right
+
+
+def window_within(mask: Tensor) -> Window | None:
+    """The window within each sequence where lengths beside the mask say all the rest; None: the mask says more."""
+    band: Band | None = getattr(mask, ATTRIBUTE, None)
+    if band is not None:  # that of the whole row
+        return band.window if band.offset == 0 and band.lengths is None and not band.padded else None
+    return getattr(mask, PACKED, None)
 
 
 def _nearer(a: int | None, b: int | None) -> int | None:

@@ -181,6 +181,9 @@ def make_mask(period: int, *, left_padding: bool = False, one_row: bool = False)
         mask = sdpa_mask(kv_offset=kv_offset, **kwargs)
         if mask is None:
             return None
+        packed = _bands.packed_window(kv_offset=kv_offset, **kwargs)
+        if packed is not None:
+            setattr(mask, _bands.PACKED, packed)
         if starts is not None:
             offsets = (dropped - starts) % period
             mask = _moved(torch.nn.functional.pad(mask, (0, period)), offsets)
@@ -308,8 +311,15 @@ def _attention_function(
             is_causal = getattr(module, "is_causal", True)
         wants_weights = bool(output_attentions) or _weights_are_recorded(collector)
         n_q, n_k = query.shape[2], key.shape[2]
+        plain = position_bias is None and plan.heads is None and not wants_weights
+        packed_window: _bands.Window | None = None
+        if attention_mask is not None and cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+            packed_window = _bands.window_within(attention_mask)
+            if packed_window is None:
+                raise DspattnError([_MASK_BESIDE_LENGTHS])
+            attention_mask, is_causal = None, packed_window[1] == 0
         if attention_mask is None and cu_seq_lens_q is not None and cu_seq_lens_k is not None:
-            if position_bias is not None or wants_weights or plan.heads is not None:
+            if not plain:
                 raise DspattnError(
                     ["cu_seq_lens_q: expected no position_bias, no output_attentions and no choice of heads beside it"]
                 )
@@ -327,7 +337,7 @@ def _attention_function(
                 scale=scaling,
                 soft_cap=softcap,
                 sinks=s_aux,
-                window=_window(sliding_window, is_causal),
+                window=_window(sliding_window, is_causal) if packed_window is None else packed_window,
                 **plan.options(),
             )
             return packed.unflatten(0, (query.shape[0], n_q)), None
@@ -337,7 +347,6 @@ def _attention_function(
         # A piece of a longer sequence may have one row, too.
         causal = (n_q > 1 or stand_in() is not None) and attention_mask is None and is_causal
         window = _window(sliding_window, is_causal) if causal else None
-        plain = position_bias is None and plan.heads is None and not wants_weights
         undisturbed = plain and dropout == 0 and softcap is None and s_aux is None
         if undisturbed and plan.rest == "mean":
             by_sums = _cache_sums.attention(plan, query, key, value, attention_mask, scaling)
@@ -429,6 +438,10 @@ def _joined_heads(
         return None
 
 
+_MASK_BESIDE_LENGTHS = (
+    "cu_seq_lens_q: expected none beside an attention_mask of more than packed sequences (in compiled code, of any), "
+    "got both; without it groups of keys count from the row's first key, not from each sequence's own"
+)
 _MANY_ROWS = (
     'attention_mask: expected one that is causal, full or a sliding window, with or without padding, for rest="mean" '
     "(a key that is hidden from some queries only would reach them through the mean), got one that is not; give packed "

@@ -94,7 +94,7 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, as of a module that has a block, is a block of its own that has seen nothing yet."""
         plan = self.plan
-        options = {"rest": plan.rest, "selection": plan.selection, "strict": self.strict}
+        options: dict[str, Any] = {"rest": plan.rest, "selection": plan.selection, "strict": self.strict}
         return functools.partial(type(self), plan.pattern, plan.grouping, **options), ()
 
     def __enter__(self) -> use:
