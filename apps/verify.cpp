@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <ostream>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -63,14 +65,25 @@ struct Tally {
 void check_all(const VerifyPlan& plan, const CheckCase& check, Tally& tally, std::ostream& out) {
   Progress progress("verify", plan.count);
   std::atomic<std::int64_t> next{0};
+  std::exception_ptr error;  // the first; guarded by the tally's mutex
   const auto work = [&] {
-    for (std::int64_t index = next++; index < plan.count; index = next++) tally.add(check(index), progress, out);
+    try {
+      for (std::int64_t index = next++; index < plan.count; index = next++) tally.add(check(index), progress, out);
+    } catch (...) {
+      next = plan.count;
+      const std::lock_guard lock(tally.mutex);
+      if (!error) error = std::current_exception();
+    }
   };
   std::vector<std::jthread> workers;
-  for (int i = 1; i < plan.jobs; ++i) workers.emplace_back(work);
+  try {
+    for (std::int64_t i = 1; i < std::min<std::int64_t>(plan.jobs, plan.count); ++i) workers.emplace_back(work);
+  } catch (const std::system_error&) {  // no more threads: those that there are do it
+  }
   work();
   workers.clear();
   progress.clear();
+  if (error) std::rethrow_exception(error);
 }
 
 void check_one(std::int64_t index, const CheckCase& check, Tally& tally, std::ostream& out) {

@@ -56,7 +56,10 @@ check::CheckOptions check_options(const VerifyOptions& options) {
                 std::to_string(*options.head_dim));
   }
   chosen.limits.head_dim = options.head_dim;
-  if (options.max_n < 1) throw Error("max-n: expected at least 1, got " + std::to_string(options.max_n));
+  constexpr std::int64_t kMostKeys = std::int64_t{1} << 30;  // so that no number of elements overflows
+  if (options.max_n < 1 || options.max_n > kMostKeys) {
+    throw Error("max-n: expected 1 to " + std::to_string(kMostKeys) + ", got " + std::to_string(options.max_n));
+  }
   chosen.limits.max_n = options.max_n;
   if (options.max_queries && *options.max_queries < 1) {
     throw Error("max-queries: expected at least 1, got " + std::to_string(*options.max_queries));

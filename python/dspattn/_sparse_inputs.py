@@ -26,6 +26,8 @@ def leading_dims(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> torch.
         raise DspattnError(reasons)
     if key.dtype != query.dtype:
         reasons.append(f"key.dtype: expected query's {query.dtype}, got {key.dtype}")
+    if query.shape[-1] == 0:
+        reasons.append(f"query: expected a head dimension of 1 or more, got {list(query.shape)}")
     if key.shape[-1] != query.shape[-1]:
         reasons.append(f"key: expected query's d = {query.shape[-1]}, got {list(key.shape)}")
     try:

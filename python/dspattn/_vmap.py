@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ._schema import ProblemArguments
+from .errors import DspattnError
 
 # What joins nothing where it is mapped: samples run one by one.
 APART = ("cu_q", "cu_k", "sinks", "block_table", "dropout_state", "value_sums")
@@ -27,6 +28,8 @@ def batching_rule(run: Run, extras: int) -> Rule:
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         size: int = info.batch_size
+        if size == 0:
+            raise DspattnError(["torch.vmap: expected a mapped dimension of 1 or more, got 0"])
         problem = ProblemArguments(*arguments[extras:])
         mapped = ProblemArguments(*in_dims[extras:])
         if _apart(arguments[:extras], problem, mapped):

@@ -240,10 +240,11 @@ def block_attention(
         not allow_tf32,
     )  # fmt: skip
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
+    columns = blocks.columns
+    if columns.shape[1] == 0:  # nothing is seen
+        columns = columns.new_full((columns.shape[0], 1), -1)
     try:
-        out: Tensor = _block_attention(
-            query, key, value, blocks.counts, blocks.columns, allowed, bias, lengths, *options
-        )[0]
+        out: Tensor = _block_attention(query, key, value, blocks.counts, columns, allowed, bias, lengths, *options)[0]
     except RuntimeError as error:
         raise _ops.translated(error) from None
     return out

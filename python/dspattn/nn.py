@@ -105,6 +105,11 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         if query.is_nested:
             given = (query, key, value, key_padding_mask, attn_mask)
             return self._forward_of_nested(*given, need_weights=need_weights, average_attn_weights=average_attn_weights)
+        if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
+            shapes = ", ".join(str(list(t.shape)) for t in (query, key, value))
+            raise DspattnError(
+                [f"query, key, value: expected 3 dimensions of each, or 2 without a batch, got {shapes}"]
+            )
         batched = query.dim() == 3
         if not batched:
             query, key, value = (t.unsqueeze(0 if self.batch_first else 1) for t in (query, key, value))
@@ -195,7 +200,11 @@ def _merged_mask(
             continue
         require_known(name, mask)
         if name == "key_padding_mask":
+            if mask.dim() != 2:
+                raise DspattnError([f"{name}: expected [n_k] for each sequence of the batch, got {list(mask.shape)}"])
             mask = mask[:, None, None, :]
+        elif mask.dim() not in (2, 3):
+            raise DspattnError([f"{name}: expected 2 or 3 dimensions, got {list(mask.shape)}"])
         elif mask.dim() == 3:
             mask = mask.unflatten(0, (batch, heads))
         else:

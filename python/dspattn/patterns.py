@@ -27,11 +27,12 @@ def parse_pattern(pattern: str) -> tuple[int, int]:
         >>> parse_pattern("2:4"), parse_pattern("dense")
         ((2, 4), (1, 1))
     """
-    if pattern in _KNOWN:
-        return _KNOWN[pattern]
-    keep, colon, group = pattern.partition(":") if isinstance(pattern, str) else ("", "", "")
-    if colon and keep.isdecimal() and group.isdecimal() and 1 <= int(keep) <= int(group) <= MAX_GROUP:
-        return int(keep), int(group)
+    if isinstance(pattern, str) and len(pattern) < 10:
+        if pattern in _KNOWN:
+            return _KNOWN[pattern]
+        keep, colon, group = pattern.partition(":")
+        if colon and keep.isdecimal() and group.isdecimal() and 1 <= int(keep) <= int(group) <= MAX_GROUP:
+            return int(keep), int(group)
     raise DspattnError([f'pattern: expected "dense" or "N:M" with 1 <= N <= M <= {MAX_GROUP}, got {pattern!r}'])
 
 

@@ -93,13 +93,15 @@ def sddmm(
         hidden = hidden | torch.ones_like(hidden).triu(1 + (0 if top_left else n_k - n_q))
     unscaled = unscaled.masked_fill(hidden, float("-inf"))
     scale = scale / unit
-    matrices = _scores.selection_key(unscaled.detach(), scale, query.dtype).reshape(-1, n_q, n_k).contiguous()
+    matrices = (
+        _scores.selection_key(unscaled.detach(), scale, query.dtype).reshape(math.prod(lead), n_q, n_k).contiguous()
+    )
     try:
         indices = _ops.nm_prune(matrices, keep, group, interleaved)
         metadata = _ops.nm_encode(indices, n_k, keep, group, interleaved, query.dtype == torch.float32)
     except RuntimeError as error:
         raise _ops.translated(error) from None
-    columns = _columns(indices, keep, group, interleaved).reshape(*lead, n_q, -1)
+    columns = _columns(indices, keep, group, interleaved).reshape(*lead, *indices.shape[-2:])
     missing = int(columns.max()) - n_k + 1 if columns.numel() else 0
     scores = torch.nn.functional.pad(unscaled * scale, (0, max(missing, 0)), value=float("-inf"))
     nonzeros = _scores.stored(scores.gather(-1, columns), query.dtype)
@@ -284,7 +286,7 @@ def _stored_columns(nonzeros: Tensor, metadata: Tensor, columns: int, layout: tu
         raise DspattnError(
             [f"nonzeros: expected {indices.shape[-1]} per row for {columns} columns, got {nonzeros.shape[-1]}"]
         )
-    return _columns(indices.to(nonzeros.device), keep, group, interleaved).reshape(*lead, n_q, -1)
+    return _columns(indices.to(nonzeros.device), keep, group, interleaved).reshape(*lead, *indices.shape[-2:])
 
 
 def _four_dims(tensor: Tensor, lead: torch.Size) -> Tensor:

@@ -4,9 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+#include <new>
 #include <set>
 #include <sstream>
 #include <string>
+#include <thread>
 
 namespace dspattn::apps {
 namespace {
@@ -85,6 +89,19 @@ TEST(Verify, NothingCheckedIsNoSuccess) {
   };
   EXPECT_EQ(verify({5, 4, std::nullopt, 1}, check, out), Exit::check_failed);
   EXPECT_NE(out.str().find("Nothing was checked, e.g.: device: no GPU"), std::string::npos);
+}
+
+// On whichever thread it happens: out of memory, say.
+TEST(Verify, WhatACheckThrowsEndsIt) {
+  std::ostringstream out;
+  std::atomic<int> checked{0};
+  const CheckCase check = [&](std::int64_t index) {
+    if (++checked == 20) throw std::bad_alloc();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // so that every thread comes to check some
+    return passing(index);
+  };
+  EXPECT_THROW(verify({5, 100000, std::nullopt, 4}, check, out), std::bad_alloc);
+  EXPECT_LT(checked, 1000);
 }
 
 TEST(Verify, OneCaseAlone) {

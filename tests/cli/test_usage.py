@@ -54,6 +54,7 @@ def test_each_command_has_help(dspattn, command):
         (["verify", "--selection", "shared", "--pass", "backward"], "--selection: expected own with --pass backward"),
         (["kernels", "--selection", "any"], '--selection: expected own or shared, got "any"'),
         (["verify", "--kernel", "imaginary"], '"imaginary"'),
+        (["verify", "--max-n", str(2**62)], f"--max-n: expected 1 to {2**30}, got {2**62}"),
         (["verify", "--head-dim", "600"], "--head-dim: expected 1 to 512, got 600"),
         (["verify", "--pattern", "9:4"], '"9:4"'),
         (["bench", "--mask", "diagonal"], '"diagonal"'),

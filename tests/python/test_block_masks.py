@@ -59,6 +59,16 @@ def test_block_map_round_trip() -> None:
     assert mask.counts.tolist() == seen.sum(1).tolist()
 
 
+@pytest.mark.parametrize("n_k", [200, 0])
+def test_a_mask_of_nothing_gives_zeros(n_k: int) -> None:
+    q, k, v = inputs(200, n_k, torch.float32, grad=True)
+    out = dspattn.block_attention(
+        q, k, v, block_masks.from_block_map(torch.zeros(4, -(-n_k // 64), dtype=torch.bool), 200, n_k), pattern="1:2"
+    )
+    out.sum().backward()
+    assert not out.any() and q.grad is not None and not q.grad.any()
+
+
 CASES: dict[str, dict[str, Any]] = {
     "window": {},
     "causal": {"is_causal": True, "alignment": "bottom_right"},

@@ -102,6 +102,18 @@ def test_errors() -> None:
         module(x, x, x, is_causal=True)
     with pytest.raises(dspattn.DspattnError, match="pattern"):
         dspattn.nn.MultiheadAttention(64, 4, pattern="0:4")
+    hidden = torch.zeros(5, 5, dtype=torch.bool)
+    for call, reason in {
+        lambda: module(
+            x, x[:, 0], x[:, 0]
+        ): r"query, key, value: expected 3 dimensions .*, got \[5, 2, 64\], \[5, 64\]",
+        lambda: module(x[None], x[None], x[None]): "query, key, value: expected 3 dimensions of each",
+        lambda: module(x[:, 0], x[:, 0], x[:, 0], key_padding_mask=hidden): r"key_padding_mask: .* got \[1, 5, 5\]",
+        lambda: module(x, x, x, key_padding_mask=hidden[0]): r"key_padding_mask: .* got \[5\]",
+        lambda: module(x, x, x, attn_mask=hidden[None, None]): "attn_mask: expected 2 or 3 dimensions",
+    }.items():
+        with pytest.raises(dspattn.DspattnError, match=reason):
+            call()
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["layer", "encoder"])

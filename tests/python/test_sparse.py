@@ -90,12 +90,21 @@ def test_rows_without_a_key_give_zero() -> None:
     assert (dspattn.spmm(dspattn.softmax(nonzeros), metadata, v) == 0).all()
 
 
+@pytest.mark.parametrize("lead,n_q,n_k", [((), 0, 64), ((2,), 0, 64), ((2,), 5, 0), ((0,), 5, 64)])
+def test_empty_steps_are_the_attention(lead: tuple[int, ...], n_q: int, n_k: int) -> None:
+    q, k, v = (torch.randn(*lead, n, 16) for n in (n_q, n_k, n_k))
+    nonzeros, metadata = dspattn.sddmm(q, k)
+    out = dspattn.spmm(dspattn.softmax(nonzeros), metadata, v)
+    assert out.shape == (*lead, n_q, 16) and not out.any()
+
+
 @pytest.mark.parametrize(
     "call,parts",
     [
         (lambda q, k: dspattn.sddmm(q, k, pattern="4:8"), ("4:8",)),
         (lambda q, k: dspattn.sddmm(q, k, pattern="2:4"), ("2:4",)),
         (lambda q, k: dspattn.sddmm(q, k, scale=-1.0), ("scale", "-1")),
+        (lambda q, k: dspattn.sddmm(q[:, :0], k[:, :0]), ("query", "head dimension", "[32, 0]")),
         (lambda q, k: dspattn.sddmm(q.to("meta"), k.to("meta")), ("query", "cpu", "meta")),
         (lambda q, k: dspattn.sddmm(q.double(), k.double()), ("dtype", "float64")),
         (lambda q, k: dspattn.spmm(*dspattn.sddmm(q, k), torch.randn(32, 4)), ("metadata", "32 x 4", "256")),

@@ -141,6 +141,12 @@ def test_jacobian_in_reverse_mode() -> None:
     assert torch.equal(jacobian[0, 1, 3, 2], row)
 
 
+def test_vmap_over_nothing_is_refused() -> None:
+    nothing = torch.empty(0, 1, 2, 9, 8)
+    with pytest.raises(dspattn.DspattnError, match=r"torch\.vmap: expected a mapped dimension of 1 or more, got 0"):
+        vmap(dspattn.attention)(nothing, nothing, nothing)
+
+
 def test_operator_itself_under_vmap() -> None:
     given = tensors(SIZE)
 

@@ -355,6 +355,17 @@ def test_sixteen_bits(name: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(out.float(), module(q.float(), k.float(), v.float()), rtol=0, atol=0.06)
 
 
+def test_nystromformer_whatever_the_default_type() -> None:
+    attention = zoo.create("nystromformer", heads=2, head_dim=8, n=64, landmarks=8)
+    q, k, v = (torch.randn(1, 2, 64, 8) for _ in range(3))
+    expected = attention(q, k, v)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(attention(q, k, v), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_errors_name_what_was_expected() -> None:
     q, k, v = inputs()
     with pytest.raises(DspattnError, match="name: expected one of full, local"):

@@ -92,7 +92,7 @@ class Nystromformer(Mechanism):
         matrix = matrix.float()
         if present is not None:  # rows of landmarks that do not exist
             matrix = matrix * present.transpose(-1, -2)
-        identity = torch.eye(matrix.shape[-1], device=matrix.device)
+        identity = torch.eye(matrix.shape[-1], dtype=torch.float32, device=matrix.device)
         norm = matrix.abs().sum(-2).amax(-1) * matrix.abs().sum(-1).amax(-1)
         inverse = matrix.transpose(-1, -2) / norm.clamp(min=1e-30)[..., None, None]
         for _ in range(self.iterations):
