@@ -17,8 +17,9 @@ namespace dspattn::cuda::blocks {
 template <typename C>
 __device__ __forceinline__ RowSums sum_up(const RestState<C, true>& rest) {
   RowState state = empty_rows();
-  state.sum0 = rest.sum0;
-  state.sum1 = rest.sum1;
+  const float unit = unit_of_rest<C>();
+  state.sum0 = rest.sum0 * unit;
+  state.sum1 = rest.sum1 * unit;
   return sum_up(state);
 }
 

@@ -8,6 +8,7 @@
 #include "cuda/blocks/references.h"
 #include "cuda/blocks/scores16.h"
 #include "cuda/ptx/packed_half.h"
+#include "cuda/ptx/pin.h"
 #include "cuda/tile/coarse_exp2.h"
 
 namespace dspattn::cuda::blocks {
@@ -17,34 +18,29 @@ namespace dspattn::cuda::blocks {
 struct HalfRestSum {
   std::uint32_t sums = 0;
 
-  // Of a slice's group block: 0 or 1, known when this is compiled.
-  __device__ __forceinline__ void add(const HalfExponents& exponents, const tile::LeftOut& scores, int /*block*/) {
+  __device__ __forceinline__ void add(const HalfExponents& exponents, const tile::LeftOut& scores) {
     const std::uint32_t first = ptx::exp2_f16x2(exponents.argument(scores.first));
     const std::uint32_t second = ptx::exp2_f16x2(exponents.argument(scores.second));
     sums = ptx::add_f16x2(sums, ptx::add_f16x2(first, second));
   }
-  // Whole tiles of keys: their exponentials need not be precise one by one (tile/coarse_exp2.h).
-  __device__ __forceinline__ void add(const CoarseRestExponents& exponents, const tile::LeftOut& scores, int block) {
-    if (block == 0) {
-      add_coarse<0>(exponents.argument(scores.first));
-      add_coarse<1>(exponents.argument(scores.second));
-    } else {
-      add_coarse<2>(exponents.argument(scores.first));
-      add_coarse<3>(exponents.argument(scores.second));
-    }
+  __device__ __forceinline__ void get(float& row0, float& row1) const { ptx::unpack_f16x2(sums, row0, row1); }
+};
+
+// Of whole tiles of keys, where exponentials need not be precise one by one: in the lane's coarse_unit().
+struct CoarseRestSum {
+  std::uint32_t sums = 0;
+
+  __device__ __forceinline__ void add(const CoarseRestExponents& exponents, const tile::LeftOut& scores) {
+    sums = ptx::add_f16x2(sums, exponents.coarse.weights(scores.first));
+    sums = ptx::add_f16x2(sums, exponents.coarse.weights(scores.second));
   }
-  template <int kPhase>
-  __device__ __forceinline__ void add_coarse(std::uint32_t argument) {
-    sums = ptx::fma_f16x2(tile::coarse_exp2<kPhase>(argument), tile::kCoarseFactor<kPhase>, sums);
-  }
-  __device__ __forceinline__ void set(float row0, float row1) { sums = ptx::pack_f16x2(row0, row1); }
   __device__ __forceinline__ void get(float& row0, float& row1) const { ptx::unpack_f16x2(sums, row0, row1); }
 };
 
 struct RestSum {
   float sum0 = 0, sum1 = 0;
 
-  __device__ __forceinline__ void add(const Exponents& exponents, const tile::LeftOut& scores, int /*block*/ = 0) {
+  __device__ __forceinline__ void add(const Exponents& exponents, const tile::LeftOut& scores) {
     float values[4];
     exponents.weigh(scores.first, scores.second, values);
     sum0 += values[0] + values[1];
@@ -58,7 +54,8 @@ struct RestSum {
 
 // The sum that goes with a way to take exponentials.
 template <typename How>
-using RestSumOf = std::conditional_t<std::is_base_of_v<HalfExponents, How>, HalfRestSum, RestSum>;
+using RestSumOf = std::conditional_t<std::is_base_of_v<CoarseRestExponents, How>, CoarseRestSum,
+                                     std::conditional_t<std::is_base_of_v<HalfExponents, How>, HalfRestSum, RestSum>>;
 
 // Sums up what is not kept of a tile.
 template <typename C, typename Packed>
@@ -69,22 +66,47 @@ __device__ __forceinline__ void sum_left_out(const Packed& packed, const Exponen
   }
 }
 
-// Of a thread's two rows; nothing where pruned keys are left out of the softmax. Where exponentials are taken in fp16,
-// a tile's sums are two fp16 numbers: registers are short, and what they lose is less than the weights have lost.
+// What makes coarse weights of scores, for the references of a thread's two rows.
+template <typename C, bool kPresent = kCoarseRest<C>>
+struct CoarseState {
+  std::uint32_t slope, offset = 0;
+
+  __device__ __forceinline__ explicit CoarseState(std::uint32_t coarse_slope) : slope(coarse_slope) {}
+  __device__ __forceinline__ void refer_to(std::uint32_t minus) {
+    offset = tile::coarse_offset(minus, tile::coarse_lane_offset(static_cast<int>(threadIdx.x) & 3));
+    ptx::pin(offset);  // else it is computed anew in every tile
+  }
+};
+template <typename C>
+struct CoarseState<C, false> {
+  __device__ __forceinline__ explicit CoarseState(std::uint32_t /*slope*/) {}
+  __device__ __forceinline__ void refer_to(std::uint32_t /*minus*/) {}
+};
+
+// What this lane's sums are multiplied by at the end of an item.
+template <typename C>
+__device__ __forceinline__ float unit_of_rest() {
+  if constexpr (!kCoarseRest<C>) return 1.0f;
+  return tile::coarse_unit(ptx::opaque(static_cast<int>(threadIdx.x)) & 3);
+}
+
+// Of a thread's two rows; nothing where pruned keys are left out of the softmax. In the lane's unit, that of whole
+// tiles: others' sums are brought to it.
 template <typename C, bool kPresent = C::kRestMean>
 struct RestState {
-  using Tile = std::conditional_t<C::kHalfExponentials, HalfRestSum, RestSum>;
+  float sum0 = 0, sum1 = 0;    // so far, of this thread's keys
+  float tile0 = 0, tile1 = 0;  // of the last tile, not yet in those
 
-  float sum0 = 0, sum1 = 0;  // so far, of this thread's keys
-  Tile tile;                 // of the last tile, not yet in those
-
-  __device__ __forceinline__ void set_tile(const Tile& sums) { tile = sums; }
-  __device__ __forceinline__ void set_tile(const RestSum& sums) requires(!std::is_same_v<Tile, RestSum>) {
-    tile.set(sums.sum0, sums.sum1);
+  template <typename Sums>
+  __device__ __forceinline__ void set_tile(const Sums& sums) {
+    sums.get(tile0, tile1);
+    if constexpr (kCoarseRest<C> && !std::is_same_v<Sums, CoarseRestSum>) {
+      const float per_unit = 1.0f / unit_of_rest<C>();
+      tile0 *= per_unit;
+      tile1 *= per_unit;
+    }
   }
   __device__ __forceinline__ void add_tile() {
-    float tile0, tile1;
-    tile.get(tile0, tile1);
     sum0 += tile0;
     sum1 += tile1;
   }

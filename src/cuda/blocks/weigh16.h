@@ -22,9 +22,12 @@ struct Weigher {
   RowState state;
   float tile0 = 0, tile1 = 0;  // sums of the last tile's weights, not yet in `state`
   [[no_unique_address]] RestState<C> rest;
+  [[no_unique_address]] CoarseState<C> coarse;
   [[no_unique_address]] std::conditional_t<C::kSumsByProduct, QuadSums, NoQuadSums> quad;
 
-  __device__ __forceinline__ Weigher(const ScoreScales& s, int lane) : scales(s) {
+  // coarse_slope: of the scales, where kCoarseRest.
+  __device__ __forceinline__ Weigher(const ScoreScales& s, int lane, std::uint32_t coarse_slope = 0)
+      : scales(s), coarse(coarse_slope) {
     transpose = tile::QuadTranspose::of_lane(lane & 3);
     quad = decltype(quad)::of_lane();
     ptx::pin(transpose.rotation);
@@ -70,10 +73,9 @@ struct Weigher {
       if constexpr (kTakesLower) {
         take_slice<C, kSlice>(packed, slices[kSlice % 2]);
       } else {
-        pairs[kSlice % 2] =
-            select_slice<C, kSlice>(packed, slices[kSlice % 2], [&](const tile::LeftOut& scores, int block) {
-              if constexpr (kSumsAtOnce) left_out.add(exponents, scores, block);
-            });
+        pairs[kSlice % 2] = select_slice<C, kSlice>(packed, slices[kSlice % 2], [&](const tile::LeftOut& scores) {
+          if constexpr (kSumsAtOnce) left_out.add(exponents, scores);
+        });
       }
     };
     if constexpr (kAhead) select.template operator()<0>();
@@ -148,8 +150,8 @@ struct Weigher {
   // A tile that is not an item's first and of which nothing is hidden.
   template <typename Packed, typename Operands, typename BeforeWrite>
   __device__ __forceinline__ void weigh_inner(const Packed& packed, Operands& products, BeforeWrite before_write) {
-    if constexpr (C::kRestMean && C::kHalfExponentials) {
-      weigh_by(CoarseRestExponents{exponents()}, packed, products, before_write);
+    if constexpr (kCoarseRest<C>) {
+      weigh_by(CoarseRestExponents{exponents(), {coarse.slope, coarse.offset}}, packed, products, before_write);
     } else {
       weigh(packed, products, before_write);
     }
@@ -167,6 +169,7 @@ struct Weigher {
       forget_unset(raised, state);
     } else {
       sample_reference<C>(packed, scales, state);
+      coarse.refer_to(state.minus);
       weigh(packed, products, [] {});
     }
   }
@@ -188,6 +191,7 @@ struct Weigher {
     const Raised raised = raise_reference<C>(packed, scales, state);
     shrink(raised, state, products.out);
     rest.shrink(raised);
+    coarse.refer_to(state.minus);
     weigh_by(precise_exponents(), packed, products, [] {});
     forget_unset(raised, state);
   }

@@ -40,7 +40,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
   std::uint32_t q_taken = 0;               // results of the last item are in Q's buffer
 
   __device__ __forceinline__ Consumer(const ForwardParams& p, Shared<C>& s, int warpgroup)
-      : Base(s, warpgroup, stages_of<C>(p)), params(p), weigher(p.scales, lane()) {
+      : Base(s, warpgroup, stages_of<C>(p)), params(p), weigher(p.scales, lane(), p.coarse_slope) {
     products.point_to(shared, index);
   }
 
