@@ -2,6 +2,7 @@
 // that are kept.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -66,21 +67,54 @@ __device__ __forceinline__ void sum_left_out(const Packed& packed, const Exponen
   }
 }
 
-// What makes coarse weights of scores, for the references of a thread's two rows.
+// What makes coarse weights of scores, for the references of a thread's two rows; and where references are between two
+// uses. Those of fp16 are in RowState::minus already. Of the others, whose weights always come from the second pass,
+// the offset is not needed: its half holds the reference, a whole number of kLargeUnit.
 template <typename C, bool kPresent = kCoarseRest<C>>
 struct CoarseState {
   std::uint32_t slope, offset = 0;
 
   __device__ __forceinline__ explicit CoarseState(std::uint32_t coarse_slope) : slope(coarse_slope) {}
-  __device__ __forceinline__ void refer_to(std::uint32_t minus) {
-    offset = tile::coarse_offset(minus, tile::coarse_lane_offset(static_cast<int>(threadIdx.x) & 3));
+
+  // When references have changed.
+  __device__ __forceinline__ void hold(const RowState& state) {
+    const std::uint32_t offsets =
+        tile::coarse_offset(state.minus, tile::coarse_lane_offset(static_cast<int>(threadIdx.x) & 3));
+    offset = offsets;
+    if constexpr (!C::kHoldsReferences) {
+      ptx::pin(offset);
+      return;
+    }
+    const std::uint32_t units = (units_of(state.minus0) & 0xFFFFu) | units_of(state.minus1) << 16;
+    offset = ptx::bit_select(ptx::equal_f16x2(state.minus, state.minus), offsets, units);
     ptx::pin(offset);  // else it is computed anew in every tile
+  }
+  // RowState::minus0 and minus1: where they are needed, which is rarely. So no register holds them in the loop.
+  __device__ __forceinline__ void recall(RowState& state) const {
+    if constexpr (!C::kHoldsReferences) return;
+    float minus0, minus1;
+    ptx::unpack_f16x2(state.minus, minus0, minus1);
+    state.minus0 = std::isnan(minus0) ? large(offset << 16) : minus0;
+    state.minus1 = std::isnan(minus1) ? large(offset) : minus1;
+  }
+
+ private:
+  static constexpr int kUnset = -0x8000;  // a row without a visible key yet
+
+  __device__ __forceinline__ static std::uint32_t units_of(float minus) {
+    return static_cast<std::uint32_t>(std::isnan(minus) ? kUnset : static_cast<int>(rintf(minus / kLargeUnit)));
+  }
+  // From a word's upper half.
+  __device__ __forceinline__ static float large(std::uint32_t word) {
+    const int units = static_cast<int>(word) >> 16;
+    return units == kUnset ? NAN : kLargeUnit * static_cast<float>(units);
   }
 };
 template <typename C>
 struct CoarseState<C, false> {
   __device__ __forceinline__ explicit CoarseState(std::uint32_t /*slope*/) {}
-  __device__ __forceinline__ void refer_to(std::uint32_t /*minus*/) {}
+  __device__ __forceinline__ void hold(const RowState& /*state*/) {}
+  __device__ __forceinline__ void recall(RowState& /*state*/) const {}
 };
 
 // What this lane's sums are multiplied by at the end of an item.

@@ -120,6 +120,9 @@ __device__ __forceinline__ float exponent_scale(const ScoreScales& scales) {
 template <typename C>
 inline constexpr bool kCoarseRest = C::kRestMean&& C::kHalfExponentials;
 
+// Where references are large, they are whole numbers of this (CoarseState of rest16.h).
+inline constexpr float kLargeUnit = 8;
+
 // Numbers of at most 512 to whole ones: where the sum lies a step of fp16 is 1.
 __device__ __forceinline__ std::uint32_t round_small_f16x2(std::uint32_t numbers) {
   constexpr std::uint32_t k1536 = 0x66006600u;
@@ -140,7 +143,11 @@ __device__ __forceinline__ void refer_to(std::uint32_t tops, const ScoreScales& 
     std::uint32_t minus = ptx::fma_f16x2(tops, scales.exp2_scale_half ^ 0x80008000u, kHeadroomPair);
     const std::uint32_t small =
         ptx::within_f16x2(minus, kCoarseRest<C> ? tile::kLargestCoarseReference : kLargestHalfReference);
-    if constexpr (kCoarseRest<C>) minus = round_small_f16x2(minus);
+    if constexpr (kCoarseRest<C>) {
+      minus = round_small_f16x2(minus);
+      state.minus0 = kLargeUnit * rintf(state.minus0 / kLargeUnit);
+      state.minus1 = kLargeUnit * rintf(state.minus1 / kLargeUnit);
+    }
     state.minus = minus | ~small;
     float minus0, minus1;
     ptx::unpack_f16x2(minus, minus0, minus1);

@@ -169,7 +169,7 @@ struct Weigher {
       forget_unset(raised, state);
     } else {
       sample_reference<C>(packed, scales, state);
-      coarse.refer_to(state.minus);
+      coarse.hold(state);
       weigh(packed, products, [] {});
     }
   }
@@ -179,6 +179,8 @@ struct Weigher {
   __device__ __forceinline__ bool weights_fit(bool also = true) const {
     return __all_sync(~0u, also && tile0 < C::kWeightLimit && tile1 < C::kWeightLimit) != 0;
   }
+  // Before the references are used.
+  __device__ __forceinline__ void recall_references() { coarse.recall(state); }
   __device__ __forceinline__ void add_weights() {
     state.sum0 += tile0;
     state.sum1 += tile1;
@@ -188,12 +190,19 @@ struct Weigher {
   // Raises the reference to the tile's largest score and weighs the tile once more.
   template <typename Packed, typename Operands>
   __device__ __forceinline__ void weigh_again(const Packed& packed, Operands& products) {
+    coarse.recall(state);
     const Raised raised = raise_reference<C>(packed, scales, state);
     shrink(raised, state, products.out);
     rest.shrink(raised);
-    coarse.refer_to(state.minus);
-    weigh_by(precise_exponents(), packed, products, [] {});
-    forget_unset(raised, state);
+    if constexpr (kCoarseRest<C>) {
+      const Exponents exponents = precise_exponents();
+      forget_unset(raised, state);
+      coarse.hold(state);
+      weigh_by(exponents, packed, products, [] {});
+    } else {
+      weigh_by(precise_exponents(), packed, products, [] {});
+      forget_unset(raised, state);
+    }
   }
 };
 

@@ -272,7 +272,8 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     store_rows_fp32<InFp32<C>>(params.out, params.vector_out, to, lane(), products.out, sums);
   }
   // Of an item's rows, when all its weights are known: their sums, and those of pruned keys, which are part of them.
-  __device__ __forceinline__ RowSums sum_up_rows(RowSums& rest) const {
+  __device__ __forceinline__ RowSums sum_up_rows(RowSums& rest) {
+    weigher.recall_references();
     RowSums sums = sum_up(weigher.state);
     if constexpr (C::kRestMean) {
       rest = sum_up(weigher.rest);
