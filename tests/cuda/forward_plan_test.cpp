@@ -163,7 +163,6 @@ TEST(ForwardPlan, WhoWritesMeans) {
   };
   for (const bool causal : {false, true}) {
     for (const std::int64_t d : {64, 96, 128}) {
-      if (!causal && d > 64) continue;  // the full variant's warps all have something to do
       EXPECT_FALSE(own({.n_q = 384, .n_k = 384, .d = d, .causal = causal}));
       EXPECT_TRUE(own({.n_q = 512, .n_k = 512, .d = d, .causal = causal}));
       EXPECT_TRUE(own({.n_q = 2048, .n_k = 2048, .d = d, .causal = causal}));
@@ -176,7 +175,6 @@ TEST(ForwardPlan, WhoWritesMeans) {
   }
   EXPECT_TRUE(own({.d = 128, .type = DType::f16}));
   EXPECT_FALSE(own({.selection = Selection::one_of_two}));         // three warpgroups: no warp is idle
-  EXPECT_FALSE(own({.d = 128}));                                   // nor in the full variant
   EXPECT_FALSE(own({.d = 256}));                                   // all warps scale Q
   EXPECT_FALSE(own({.causal = true, .lengths = true}));            // only the device knows them
   EXPECT_FALSE(own({.bias = true}));                               // every row has an entry
@@ -187,8 +185,7 @@ TEST(ForwardPlan, WhoWritesMeans) {
 // Table, counts and sums of shares one behind the other.
 TEST(ForwardPlan, WorkspaceOfOwnMeans) {
   for (const bool causal : {false, true}) {
-    const ForwardPlan plan =
-        Asked{.d = 128, .heads = 8, .type = DType::f16, .causal = causal, .mean = true, .kv_heads = 4}.plan();
+    const ForwardPlan plan = Asked{.d = 128, .heads = 8, .causal = causal, .mean = true, .kv_heads = 4}.plan();
     const blocks::MeansPlan& means = plan.means;
     ASSERT_TRUE(means.own);
     EXPECT_EQ(means.heads, 4);

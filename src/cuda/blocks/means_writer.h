@@ -2,7 +2,8 @@
 //
 // A warp takes tasks (tile::MeanTasks) from a counter, in the order in which items need their heads, and waits for
 // nobody in between: what a consumer waits for was taken by a warp at work, or will be by one of its own CTA. So
-// nothing is asked of how many CTAs run at once, and a CTA that runs alone writes the whole table.
+// nothing is asked of how many CTAs run at once, and a CTA that runs alone writes the whole table. A warp that has
+// another duty looks after it between tasks (work_until), and waits for it only when no task is left.
 //
 // Additions have the order that they have in prefix_means.cu with 64 columns a CTA: a task is there a warp of the CTA.
 #pragma once
@@ -19,10 +20,13 @@
 
 namespace dspattn::cuda::blocks {
 
+// Which rows there may be: where all see all keys there is one mean of a head, and less code.
+enum class RowsSee : std::uint8_t { all_keys, anything };
+
 // kInFlight: loads of 16 bytes that a thread has registers for.
-template <DType kType, int kInFlight>
+template <DType kType, int kInFlight, RowsSee kRows>
 struct MeansWriter {
-  static constexpr int kWordsInFlight = 2 * kInFlight;
+  static constexpr int kWordsInFlight = 8;
   static constexpr int kRowsAtOnce = 4;  // of 64 columns: what a warp loads together
   static constexpr int kLoads = tile::kBlockKeys / tile::kKeyShares / kRowsAtOnce;  // of a block, for a share
   static_assert(kLoads % kInFlight == 0 && kSegmentKeys % kWordsInFlight == 0);
@@ -42,6 +46,8 @@ struct MeansWriter {
     next = take();
   }
 
+  // Means of a sequence's first blocks and keys.
+  __device__ __forceinline__ bool prefixes() const { return kRows == RowsSee::anything && own.tasks.first_keys != 0; }
   // Opaque: nothing made of it is kept from task to task, registers are few.
   __device__ __forceinline__ static int lane() { return ptx::opaque(static_cast<int>(threadIdx.x & 31)); }
   __device__ __forceinline__ int take() const { return lane() == 0 ? atomicAdd(own.taken(), 1) : 0; }
@@ -88,7 +94,7 @@ struct MeansWriter {
         const bool next_is_here = i + kInFlight < kLoads;  // of this block
         if (next_is_here || (more && i < kEarly)) x[i % kInFlight] = load();
       }
-      if (own.tasks.first_keys != 0 || !more) {
+      if (!more || prefixes()) {
         float of_lane[2];
         sum_over_lanes<2>(sums, own_lane, of_lane);
         *reinterpret_cast<float2*>(to) = make_float2(of_lane[0], of_lane[1]);
@@ -143,7 +149,7 @@ struct MeansWriter {
   // The means of a head's whole blocks, from all shares' sums.
   __device__ __forceinline__ void join(tile::MeanTask task) const {
     const int blocks = own.tasks.blocks;
-    const int kept = own.tasks.kept_blocks();
+    const int kept = kRows == RowsSee::all_keys ? 1 : own.tasks.kept_blocks();
 #pragma unroll 1
     for (task.panel = 0; task.panel < own.tasks.panels.value; ++task.panel) {
       const float* from = sums_of(task) + 2 * lane();
@@ -173,7 +179,7 @@ struct MeansWriter {
     const int index = uniform(next);
     if (index >= own.tasks.count) return false;
     next = take();  // the answer takes a while
-    if (const tile::MeanTask task = own.tasks.at(index); task.share < 0) {
+    if (const tile::MeanTask task = own.tasks.at(index); prefixes() && task.share < 0) {
       average_first_keys(task);
     } else {
       add_share(task);
@@ -187,6 +193,15 @@ struct MeansWriter {
     __syncwarp();
     if (lane() == 0) ptx::count_up(done);
     return true;
+  }
+
+  // Tasks until `seen` says true, in every lane, or, with `ended`, until none is left. Whoever waits for something
+  // waits for it when every task was taken: who must bring it about may be waiting for means.
+  template <typename Seen>
+  __device__ __forceinline__ void work_until(Seen seen) {
+#pragma unroll 1
+    while (!seen() && work()) {
+    }
   }
 };
 

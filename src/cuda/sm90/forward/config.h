@@ -79,10 +79,11 @@ struct Config {
   static constexpr int kTileWarps = kQInRegisters ? 2 : 1;
   static constexpr int kTailWarps = 3 - kTileWarps;
   static constexpr int kScalingWarps = 3;
-  // rest = mean: a warp of the producer is idle, where all key blocks are whole, and can write the means of V itself
-  // (blocks/means_writer.h), with as many loads of 16 bytes on their way as a thread has registers for.
-  static constexpr bool kWritesMeans = kRestMean && !kGeneral && !kFull && kTileWarps == 2;
-  static constexpr int kMeansInFlight = 4;
+  // rest = mean: a warp of the producer is idle, where all key blocks are whole, or stores results now and then, and
+  // can write the means of V itself (blocks/means_writer.h), with as many loads of 16 bytes on their way as a thread
+  // has registers for.
+  static constexpr bool kWritesMeans = kRestMean && !kGeneral && kTileWarps == 2;
+  static constexpr int kMeansInFlight = kFull ? 2 : 4;
   // The first scores of the next item can be issued before this one's results are written.
   static constexpr bool kChainsItems = kQInRegisters || kQBuffers == 2;
   static_assert(!kChainsItems || kQEntries == 0, "the next item's Q would have to be taken while this one's is in use");

@@ -10,6 +10,7 @@
 #include "cuda/ptx/tma.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/forward/consumer.h"
+#include "cuda/sm90/forward/means.h"
 #include "cuda/sm90/forward/shared.h"
 
 namespace dspattn::cuda::sm90 {
@@ -135,11 +136,53 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
   }
 };
 
-// The producer's fourth warp: writes what the consumers hand over, and gives Q's buffer back in their name.
+// What the producer's fourth warp does with results that consumers hand over.
+template <typename C>
+struct ResultStore {
+  const ForwardParams& params;
+  Shared<C>& shared;
+
+  // Writes those of one consumer warpgroup, whose rows begin with row `first` of the sequence.
+  __device__ __forceinline__ void store(const Work& work, int index, int first, int lane) const {
+    if (ptx::elect()) {
+      ptx::fence_async_proxy_seen();
+#pragma unroll 1
+      for (int panel = 0; panel < C::kPanels; ++panel) {
+        const std::uint32_t tile =
+            ptx::shared_address(shared.q[0]) + static_cast<std::uint32_t>(panel * C::kPanelQBytes + index * 64 * 128);
+        ptx::tma_store_4d(&params.out_map, tile, panel * 64, first, work.head, work.batch);
+      }
+      ptx::tma_store_commit();
+    }
+    __syncwarp();
+    if (params.lse.data != nullptr) {
+      float* lse = params.lse.data + params.lse.offset(work.batch, work.head, first);
+#pragma unroll
+      for (int row = lane; row < 64; row += 32) {
+        const float2 sums = shared.results.sums[index * 64 + row];
+        if (first + row < work.rows) {
+          lse[row * params.lse.row_stride] = log_sum_exp<C>(params.scales, sums.x, sums.y);
+        }
+      }
+    }
+  }
+  // Of item number `number`: gives Q's buffer back in the consumers' name.
+  __device__ __forceinline__ void give_back(int number, int items, int lane) const {
+    if (ptx::elect()) ptx::tma_store_wait_read();
+    __syncwarp();
+    // As many arrivals as there are consumer warps: they gave the first Q's buffer back themselves. None after the last
+    // item, for which nobody would wait.
+    const bool arrives = lane < 4 * C::kConsumers && number + 1 < items;
+    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_empty[0]), arrives ? 1 : 0);
+  }
+};
+
+// The producer's fourth warp.
 template <typename C>
 __device__ __forceinline__ void store_results(const ForwardParams& params, Shared<C>& shared) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int items = items_of_pair(params.work);
+  const ResultStore<C> results{params, shared};
 #pragma unroll 1
   for (int number = 0; number < items; ++number) {
     Work work{};
@@ -148,34 +191,36 @@ __device__ __forceinline__ void store_results(const ForwardParams& params, Share
     for (int index = 0; index < C::kConsumers; ++index) {
       const int first = work.row_begin + index * 64;
       ptx::mbarrier_wait(ptx::shared_address(&shared.results.full[index]), number & 1);
-      if (ptx::elect()) {
-        ptx::fence_async_proxy_seen();
-#pragma unroll 1
-        for (int panel = 0; panel < C::kPanels; ++panel) {
-          const std::uint32_t tile =
-              ptx::shared_address(shared.q[0]) + static_cast<std::uint32_t>(panel * C::kPanelQBytes + index * 64 * 128);
-          ptx::tma_store_4d(&params.out_map, tile, panel * 64, first, work.head, work.batch);
-        }
-        ptx::tma_store_commit();
-      }
-      __syncwarp();
-      if (params.lse.data != nullptr) {
-        float* lse = params.lse.data + params.lse.offset(work.batch, work.head, first);
-#pragma unroll
-        for (int row = lane; row < 64; row += 32) {
-          const float2 sums = shared.results.sums[index * 64 + row];
-          if (first + row < work.rows) {
-            lse[row * params.lse.row_stride] = log_sum_exp<C>(params.scales, sums.x, sums.y);
-          }
-        }
-      }
+      results.store(work, index, first, lane);
     }
-    if (ptx::elect()) ptx::tma_store_wait_read();
-    __syncwarp();
-    // As many arrivals as there are consumer warps: they gave the first Q's buffer back themselves. None after the last
-    // item, for which nobody would wait.
-    const bool arrives = lane < 4 * C::kConsumers && number + 1 < items;
-    ptx::mbarrier_arrive_if(ptx::shared_address(&shared.q_empty[0]), arrives ? 1 : 0);
+    results.give_back(number, items, lane);
+  }
+}
+
+// The same with rest = mean: it may write means of V, while it would wait for results. With tasks in between registers
+// are few: what is opaque is not kept beside them.
+template <typename C>
+__device__ __forceinline__ void store_results_and_write_means(const ForwardParams& params, Shared<C>& shared) {
+  const int items = items_of_pair(params.work);
+  const ResultStore<C> results{params, shared};
+  const auto full = [&](int at) { return ptx::shared_address(&shared.results.full[at % C::kConsumers]); };
+  const auto parity = [](int at) { return at / C::kConsumers & 1; };
+  auto writer = means_writer<C>(params);
+#pragma unroll 1
+  for (int i = 0;; ++i) {  // warpgroup i % kConsumers of item i / kConsumers
+    writer.work_until([&] {
+      const int at = ptx::opaque(i);
+      return at < C::kConsumers * items && uniform(static_cast<int>(ptx::mbarrier_test(full(at), parity(at)))) != 0;
+    });
+    const int number = ptx::opaque(i) / C::kConsumers;
+    const int index = ptx::opaque(i) % C::kConsumers;
+    if (number == items) return;
+    ptx::mbarrier_wait(full(index), number & 1);
+    Work work{};
+    describe_item<C, false>(params.work, number, work);
+    const int lane = ptx::opaque(static_cast<int>(threadIdx.x & 31));
+    results.store(work, index, work.row_begin + index * 64, lane);
+    if (index + 1 == C::kConsumers) results.give_back(number, items, lane);
   }
 }
 

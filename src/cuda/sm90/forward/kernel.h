@@ -49,10 +49,11 @@ __device__ __forceinline__ void produce(const ForwardParams& params, Shared<C>& 
       if constexpr (!C::kGeneral && !C::kFull) TailCompleter<C>{params, shared}.run();
       break;
     case Role::write_means:
-      if constexpr (C::kWritesMeans) write_means<C>(params);
+      if constexpr (C::kWritesMeans && !C::kFull) write_means<C>(params);
       break;
     case Role::store_results:
-      if constexpr (C::kFull) store_results<C>(params, shared);
+      if constexpr (C::kFull && C::kWritesMeans) store_results_and_write_means<C>(params, shared);
+      if constexpr (C::kFull && !C::kWritesMeans) store_results<C>(params, shared);
       break;
     case Role::load_everything:
       if constexpr (C::kGeneral) load_everything<C>(params, shared);

@@ -1,4 +1,5 @@
-// rest = mean: the forward's warp that writes the means of V, where no kernel before has.
+// rest = mean: the forward's warp that writes the means of V, where no kernel before has (blocks/means_writer.h): idle,
+// or waiting for results to store (full.h).
 #pragma once
 
 #include "cuda/blocks/means_writer.h"
@@ -6,14 +7,18 @@
 
 namespace dspattn::cuda::sm90 {
 
-// By a whole warp of the producer; where others write the means it has no tasks.
+// For a whole warp of the producer; the kernel's parameters outlive it.
+template <typename C>
+__device__ __forceinline__ auto means_writer(const ForwardParams& params) {
+  return MeansWriter < C::kType, C::kMeansInFlight,
+         C::kFull ? RowsSee::all_keys
+                  : RowsSee::anything > (params.own_means, params.means, params.v, params.out.columns, C::kHeadDim);
+}
+
+// An idle warp.
 template <typename C>
 __device__ __forceinline__ void write_means(const ForwardParams& params) {
-  MeansWriter<C::kType, C::kMeansInFlight> writer(params.own_means, params.means, params.v, params.out.columns,
-                                                  C::kHeadDim);
-#pragma unroll 1
-  while (writer.work()) {
-  }
+  means_writer<C>(params).work_until([] { return false; });
 }
 
 }  // namespace dspattn::cuda::sm90
