@@ -62,7 +62,7 @@ struct KeyWarpgroup {
 
     __device__ __forceinline__ bool masked() const { return (words & 1) != 0; }
     __device__ __forceinline__ bool has_nan() const { return (words & 2) != 0; }
-    __device__ __forceinline__ bool tells_masked() const { return words == 3; }
+    __device__ __forceinline__ bool tells_masked() const { return C::kBiasAhead ? has_nan() : words == 3; }
   };
   // As they are loaded.
   struct LoadedMarks {
@@ -92,7 +92,7 @@ struct KeyWarpgroup {
   // The bias of a query tile that is there, to the place of its dS, when dQ of the tile before it there is computed;
   // absent rows and keys are zeros.
   __device__ __forceinline__ void copy_bias(int tile) const {
-    if (!C::kCopiesBias || params.bias_copied == 0) return;
+    if (!C::kCopiesBias || C::kBiasAhead || params.bias_copied == 0) return;
     const int slot = tile % C::kDScoreSlots;
     await(shared.free[slot], (tile / C::kDScoreSlots & 1) ^ 1);
     const tile::BiasRun run = tile::BiasRun::of(thread());
@@ -113,9 +113,23 @@ struct KeyWarpgroup {
     }
     ptx::copy_async_arrive(ptx::shared_address(&shared.biased[part][slot]));
   }
+  // Of a tile whose bias was copied ahead.
+  __device__ __forceinline__ void read_bias_of(int tile, PackedTile<C>& bias) const {
+    const int slot = tile % C::kDScoreSlots;
+    await(shared.biased[0][slot], tile / C::kDScoreSlots & 1);
+    read_bias<C>(bias, ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes,
+                 thread());
+  }
   // Scores of the tile in work as they are compared.
   __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, const Marks& marks) const {
-    if (!marks.masked()) {
+    if constexpr (C::kBiasAhead) {
+      PackedTile<C> bias;
+      read_bias_of(number, bias);
+      KeyScores<C>::pack_read_bias(packed, scores, bias, params.scales.bias_scale);
+      if (marks.masked()) {
+        KeyScores<C>{params, item(), shared.facts[stage()], part, thread()}.hide(packed, marks.seen);
+      }
+    } else if (!marks.masked()) {
       pack_visible<C>(packed, scores);
     } else {
       const int slot = number % C::kDScoreSlots;
@@ -129,12 +143,13 @@ struct KeyWarpgroup {
   // Whether dQ of the tile is computed whose dS has the place of this step's. Asked ahead of time.
   __device__ __forceinline__ std::uint32_t is_place_free() const {
     const int slot = number % C::kDScoreSlots;
+    if (C::kBiasAhead) return 1;  // else its bias would not be there
     return ptx::mbarrier_test(ptx::shared_address(&shared.free[slot]), (number / C::kDScoreSlots & 1) ^ 1);
   }
   // dS to shared memory, when its place is free.
   __device__ __forceinline__ void store_d_scores(const TileOperand<C>& d_scores, std::uint32_t is_free) {
     const int slot = number % C::kDScoreSlots;
-    if (is_free == 0) await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
+    if (!C::kBiasAhead && is_free == 0) await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
     store_key_tile<C>(shared.d_scores[slot], part, thread(), d_scores);
   }
   // It is there for the query warpgroup. Where that can be, a step later: the fence waits until all is stored.
