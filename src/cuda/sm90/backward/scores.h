@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/blocks/scores16.h"
 #include "cuda/ptx/mask_tiles.h"
@@ -24,7 +25,14 @@ using PackedTile = std::uint32_t[C::kTileQ / 4];
 
 inline constexpr std::uint32_t kBiasStepBytes = 16 * 32;  // of a warp's keys and 16 queries
 
-// A warp's part of a bias that was copied ahead, as packed scores lie.
+// Of a bias that is copied ahead what a thread's packed scores ask for, in their order.
+template <typename C>
+struct BiasWords {
+  PackedTile<C> words;
+};
+struct NoBiasWords {};
+template <typename C>
+using OwnBias = std::conditional_t<C::kBiasAhead, BiasWords<C>, NoBiasWords>;
 template <typename C>
 __device__ __forceinline__ void read_bias(PackedTile<C>& bias, std::uint32_t tile, int thread) {
   const int lane = thread & 31;
