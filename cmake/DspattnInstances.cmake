@@ -145,7 +145,7 @@ function(dspattn_backward_instances result suffix folder)
   dspattn_head_dims(dims kBackwardHeadDims)
   foreach(DSPATTN_DIM ${dims})
     dspattn_sparse_instances(instances ${suffix} ${folder} ${dspattn_cuda_source}/sm90/backward/instance.cu.in backward)
-    if(DSPATTN_DIM LESS_EQUAL 64)  # has_bias_kernel() of sm90/backward/config.h
+    if(DSPATTN_DIM LESS_EQUAL 128)  # has_bias_kernel() of sm90/backward/config.h
       dspattn_sparse_instances(of_bias ${suffix} ${folder} ${dspattn_cuda_source}/sm90/backward/instance_bias.cu.in
         backward_bias)
     endif()

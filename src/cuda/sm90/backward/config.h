@@ -83,7 +83,7 @@ struct Config {
 };
 
 // Whether there is a kernel of its own for problems with a bias that can be copied.
-constexpr bool has_bias_kernel(int dim) { return dim <= 64; }
+constexpr bool has_bias_kernel(int dim) { return dim <= 128; }
 
 // That kernel's choices: every tile has a bias, which two warps of the query warpgroup, those with the least to do,
 // copy to where its dS will lie, tiles ahead.
@@ -92,9 +92,12 @@ struct WithBias : C {
   static_assert(has_bias_kernel(C::kHeadDim));
   static constexpr bool kCopiesBias = true;
   static constexpr bool kBiasAhead = true;
+  // At d = 128 two of the places have the room of a second K.
+  static constexpr int kDScoreSlots = 4;
+  static constexpr int kKeySlots = C::kHeadDim <= 64 ? C::kKeySlots : 1;
   // When dS of a tile is there, dQ and dK of the one before are computed: its place is free for the bias of the tile
   // that comes this many later.
-  static constexpr int kTilesOfBiasAhead = C::kDScoreSlots - 1;
+  static constexpr int kTilesOfBiasAhead = kDScoreSlots - 1;
   static_assert(C::kParts == 2 && kTilesOfBiasAhead >= 2, "a warp a part; scores come a step ahead");
 };
 
