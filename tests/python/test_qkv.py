@@ -110,15 +110,15 @@ def test_windows_without_a_number_are_served(short: list[str]) -> None:
 @pytest.mark.parametrize("given,reason", [
     ({"window": (5.0, None)}, r"window\[0\]: expected a 64-bit"),
     ({"window": (True, None)}, r"window\[0\]"), ({"kernel": None}, "kernel: expected a string"),
-    ({"offset": 0.0}, "offset: expected an integer"), ({"pattern": ["2:4"]}, None),
+    ({"offset": 0.0}, "offset: expected an integer"), ({"pattern": ["2:4"]}, "pattern: expected"),
     ({"rest": "half"}, "rest: expected"), ({"window": (-1, None)}, r"window\[0\]: expected >= 0"),
 ], ids=str)  # fmt: skip
-def test_what_equals_an_option_is_none(given: dict[str, Any], reason: str | None) -> None:
+def test_what_equals_an_option_is_none(given: dict[str, Any], reason: str) -> None:
     """Also where the option that it equals was used before."""
     q, k, v = tensors(requires_grad=False)
     for options in ({"is_causal": True}, {"window": (5, None)}, {"window": (1, None)}):
         dspattn.attention(q, k, v, enable_gqa=True, **options)
-    with pytest.raises(TypeError if reason is None else dspattn.DspattnError, match=reason):
+    with pytest.raises(dspattn.DspattnError, match=reason):
         dspattn.attention(q, k, v, enable_gqa=True, **given)
 
 
