@@ -17,6 +17,7 @@
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/ordered_sums.h"
 #include "cuda/ptx/pin.h"
+#include "cuda/ptx/prefetch.h"
 
 namespace dspattn::cuda::blocks {
 
@@ -61,6 +62,22 @@ struct MeansWriter {
   }
   __device__ __forceinline__ float* sums_of(const tile::MeanTask& task) const {
     return own.sums + own.tasks.sums_of(own.tasks.group(task.sequence, task.head), task.panel);
+  }
+
+  // Asks for V of the task that comes next, of which a warp would otherwise wait for a few rows at a time.
+  __device__ __forceinline__ void prefetch(int index) const {
+    if (index >= own.tasks.count) return;
+    const tile::MeanTask task = own.tasks.at(index);
+    if (task.panel * tile::kTaskColumns >= columns) return;
+    const bool first_keys = prefixes() && task.share < 0;
+    const std::uint16_t* rows = rows_of(task);
+    const int count = first_keys ? tile::kBlockKeys : own.tasks.blocks * (tile::kBlockKeys / tile::kKeyShares);
+#pragma unroll 1
+    for (int i = lane(); i < count; i += 32) {
+      constexpr int kStep = tile::kBlockKeys / kLoads;
+      const int of_share = i / kRowsAtOnce * kStep + task.share * kRowsAtOnce + i % kRowsAtOnce;
+      ptx::prefetch_to_l2(rows + (first_keys ? i : of_share) * v.row_stride);
+    }
   }
 
   // A share of the keys of every block: rows r, r + 32 ... of it for every r of four.
@@ -187,7 +204,9 @@ struct MeansWriter {
     const tile::MeanTask task = own.tasks.at(ptx::opaque(index));  // anew: registers are few
     __syncwarp();                                                  // all lanes have written theirs
     std::int32_t* done = own.done(own.tasks.group(task.sequence, task.head));
-    const int before = uniform(lane() == 0 ? ptx::count_up_now(done) : 0);
+    const int own_before = lane() == 0 ? ptx::count_up_now(done) : 0;
+    prefetch(uniform(next));
+    const int before = uniform(own_before);
     if (before + 1 < own.tasks.of_head.value) return true;
     join(task);
     __syncwarp();
