@@ -109,7 +109,7 @@ TEST(CoarseExp2, LogSumExpOfNormalScores) {
         score = core::encode_f16(spread > 0 ? normal(random) : 0.0);
         top = std::max<double>(top, core::decode_f16(score));
       }
-      const double minus = std::round(-top * scale - 3.5);
+      const double minus = std::round(-top * scale - 3);
       double kept = 0, pruned = 0, precise = 0;
       for (int lane = 0; lane < kCoarseLanes; ++lane) {
         const auto of = weights_of(scale, minus, lane);

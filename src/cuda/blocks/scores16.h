@@ -138,8 +138,8 @@ __device__ __forceinline__ void refer_to(std::uint32_t tops, const ScoreScales& 
   state.minus0 = top0 <= kLowestScore ? NAN : -fmaf(top0, scale, C::kHeadroom);
   state.minus1 = top1 <= kLowestScore ? NAN : -fmaf(top1, scale, C::kHeadroom);
   if constexpr (C::kHalfExponentials) {
-    constexpr std::uint32_t kHeadroomPair = kCoarseRest<C> ? 0xC400C400u : 0xC200C200u;  // -4 or -3 twice
-    static_assert(C::kHeadroom == (kCoarseRest<C> ? 4.0f : 3.0f));
+    constexpr std::uint32_t kHeadroomPair = 0xC200C200u;  // -3 twice
+    static_assert(C::kHeadroom == 3.0f);
     std::uint32_t minus = ptx::fma_f16x2(tops, scales.exp2_scale_half ^ 0x80008000u, kHeadroomPair);
     const std::uint32_t small =
         ptx::within_f16x2(minus, kCoarseRest<C> ? tile::kLargestCoarseReference : kLargestHalfReference);

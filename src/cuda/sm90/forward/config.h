@@ -123,8 +123,9 @@ struct Config {
   static constexpr bool kReferenceIsScore = false;  // references are logarithms, base 2
   // Weights are exponentials relative to a reference, which is a score of an earlier tile and this much (base 2) more.
   // In fp16 arguments near 0 are the precise ones: the reference lies in the middle of where large weights can be.
-  // With rest = mean references are rounded to whole numbers: those of scores near 0 must all be the same one.
-  static constexpr float kHeadroom = !kHalfExponentials ? 0.0f : kRestMean ? 4.0f : 3.0f;
+  // With rest = mean references are rounded to whole numbers, those of scores near 0 all to the same one, and the
+  // arguments of their scores stay within 4, beyond which a step of fp16 is too coarse for a row of one key.
+  static constexpr float kHeadroom = kHalfExponentials ? 3.0f : 0.0f;
   // A lane's sum of a tile's weights past this raises the reference. fp16 weights must stay below 65504; bf16 has
   // fp32's range. Exponentials in fp16: no argument is above 5 then. 8, with a headroom of 2, was passed by one warp in
   // twenty on random inputs, and the kernel took up to twice as long.
