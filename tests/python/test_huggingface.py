@@ -147,7 +147,9 @@ def test_compiled_model() -> None:
 
 
 def test_packed_sequences_by_cumulative_lengths() -> None:
-    attend = dspattn.integrations.huggingface.make_attention("2:4", "interleaved")
+    from dspattn.integrations.huggingface import make_attention
+
+    attend = make_attention("2:4", "interleaved")
     q, k, v = torch.randn(1, 8, 50, 16), torch.randn(1, 2, 50, 16), torch.randn(1, 2, 50, 16)
     lengths = torch.tensor([0, 20, 50])
     module = torch.nn.Module()
@@ -187,7 +189,9 @@ def test_a_models_packed_sequences_are_those_alone(name: str, window: int | None
 
 
 def test_output_attentions() -> None:
-    attend = dspattn.integrations.huggingface.make_attention("2:4", "consecutive")
+    from dspattn.integrations.huggingface import make_attention
+
+    attend = make_attention("2:4", "consecutive")
     q, k, v = torch.randn(1, 8, 8, 16), torch.randn(1, 2, 8, 16), torch.randn(1, 2, 8, 16)
     out, weights = attend(torch.nn.Module(), q, k, v, None, is_causal=False, output_attentions=True)
     assert weights is not None and weights.shape == (1, 8, 8, 8)
@@ -200,7 +204,9 @@ def test_output_attentions() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_is_not_supported_raises(argument: str, given: Any) -> None:
-    attend = dspattn.integrations.huggingface.make_attention("2:4", "interleaved")
+    from dspattn.integrations.huggingface import make_attention
+
+    attend = make_attention("2:4", "interleaved")
     q = torch.randn(1, 8, 8, 16)
     with pytest.raises(dspattn.DspattnError, match=argument):
         attend(torch.nn.Module(), q, q, q, None, **{argument: given})
