@@ -110,9 +110,11 @@ std::int32_t longest(const NpyArray& cumulative) {
 // Whether both name one file, also by way of links.
 bool same_place(const std::string& first, const std::string& second) {
   if (first == "-" || second == "-") return first == second;
-  std::error_code problem;
-  const auto place = [&](const std::string& name) {
-    return std::filesystem::weakly_canonical(std::filesystem::absolute(name), problem);
+  const auto place = [](const std::string& name) {
+    std::error_code problem;
+    const std::filesystem::path whole = std::filesystem::absolute(name);
+    const std::filesystem::path real = std::filesystem::weakly_canonical(whole, problem);
+    return problem ? whole.lexically_normal() : real;  // where links cannot be followed
   };
   return place(first) == place(second);
 }

@@ -30,9 +30,9 @@ class Band(NamedTuple):
         return {"window": self.window, "offset": self.offset, "key_lengths": self.lengths}
 
 
-def window_of(mask_function: Any) -> Window | None:
+def window_of(mask_function: Any, *, packed: bool = False) -> Window | None:
     """How far before and after its own position a query sees by a mask function of transformers, None for no bound;
-    None for functions that say anything else."""
+    None for functions that say anything else, but where `packed` that sequences lie end to end."""
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
     if mask_function is causal_mask_function:
@@ -48,20 +48,24 @@ def window_of(mask_function: Any) -> Window | None:
         return cells["sliding_window"].cell_contents - 1, None
     if name == "sliding_window_bidirectional_overlay":
         return (cells["sliding_window"].cell_contents,) * 2
+    if packed and name == "packed_sequence_mask_function":
+        return None, None
+    if packed and name in _OF_PACKED:
+        return window_of(cells["mask_function"].cell_contents, packed=True)
     if name != "and_masks":
         return None
     left: int | None = None
     right: int | None = None
     for part in cells["mask_functions"].cell_contents:
-        window = window_of(part)
+        window = window_of(part, packed=packed)
         if window is None:
             return None
         left, right = _nearer(left, window[0]), _nearer(right, window[1])
     return left, right
 
 
-# What a packed batch's mask function is put together with.
-_CONTAINERS = ("packed_sequence_compatibility_function", "remap_positions_for_packed_sequence")
+# What a packed batch's mask function is wrapped in.
+_OF_PACKED = ("packed_sequence_compatibility_function", "remap_positions_for_packed_sequence")
 
 
 def packed_window(
@@ -77,25 +81,7 @@ def packed_window(
     and which sequences lie end to end; None where they say anything else."""
     if torch.compiler.is_compiling() or attention_mask is not None or q_length != kv_length or kv_offset != 0:
         return None
-    left: int | None = None
-    right: int | None = None
-    waiting: list[Any] = [mask_function]
-    while waiting:
-        part = waiting.pop()
-        window = window_of(part)
-        if window is not None:
-            left, right = _nearer(left, window[0]), _nearer(right, window[1])
-            continue
-        name = getattr(part, "__qualname__", "").split(".")[0]
-        code = getattr(part, "__code__", None)
-        cells = dict(zip(code.co_freevars, part.__closure__ or (), strict=True)) if code is not None else {}
-        if name == "and_masks":
-            waiting += cells["mask_functions"].cell_contents
-        elif name in _CONTAINERS:
-            waiting.append(cells["mask_function"].cell_contents)
-        elif name != "packed_sequence_mask_function":
-            return None
-    return left, right
+    return window_of(mask_function, packed=True)
 
 
 def window_within(mask: Tensor) -> Window | None:
