@@ -122,7 +122,7 @@ TEST(ForwardPlan, ResultsInFp32) {
   EXPECT_TRUE((Asked{.d = 128, .type = DType::f32}.plan().tma_out));
 }
 
-// docs/rest.md, "What is compiled": head dims 64, 128 and 256, three warpgroups for 1:2, key tiles of 64 for fp16.
+// docs/rest.md, "What is compiled": head dims 64, 128 and 256, three warpgroups for bf16, key tiles of 64 for fp16.
 TEST(ForwardPlan, MeansHaveFewerKernels) {
   const auto plan_of = [](Asked asked) {
     asked.mean = true;
@@ -132,7 +132,8 @@ TEST(ForwardPlan, MeansHaveFewerKernels) {
   EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .d = 96}).variant, Variant::full);
   EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .d = 32}).traits.dim, 64);
   EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .d = 192}).traits.dim, 256);
-  EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024}).variant, Variant::narrow);
+  EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024}).variant, Variant::wide);
+  EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .type = DType::f16}).variant, Variant::narrow);
   EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .selection = Selection::one_of_two}).variant, Variant::wide);
   EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .d = 128, .type = DType::f16}).variant, Variant::narrow);
   EXPECT_EQ(plan_of({.n_q = 1024, .n_k = 1024, .d = 128, .type = DType::f16}).traits.tile_k, 64);

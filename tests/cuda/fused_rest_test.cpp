@@ -45,6 +45,18 @@ TEST_P(RestRow, FullAndCausal) {
   }
 }
 
+// Queries enough for three warpgroups, where there are such kernels, and tiles of keys of which nothing is hidden: in
+// the loop for these weights of pruned keys are coarse (tile/coarse_exp2.h). References are raised there too.
+TEST_P(RestRow, ManyQueries) {
+  Case drawn = problem(1, 520, 450);
+  drawn.d_v = 8;  // the oracle takes its time
+  expect_right(drawn, false);
+  drawn.n_k = 384;
+  expect_right(drawn, false);
+  drawn.magnitude = 12;
+  expect_right(drawn, false);
+}
+
 // Windows narrower than two blocks, whose rows have means of their own, and wider ones.
 TEST_P(RestRow, Windows) {
   for (const std::int64_t left : {20, 140, 300}) {

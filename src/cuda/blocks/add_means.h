@@ -15,11 +15,10 @@ namespace dspattn::cuda::blocks {
 
 // The weights of pruned keys of a thread's two rows, over all their lanes.
 template <typename C>
-__device__ __forceinline__ RowSums sum_up(const RestState<C, true>& rest) {
-  RowState state = empty_rows();
-  state.sum0 = rest.sum0;
-  state.sum1 = rest.sum1;
-  return sum_up(state);
+__device__ __forceinline__ RowSums sum_up(const RestState<C, true>& rest, const RowState& state) {
+  RowState sums = empty_rows();
+  rest.get(state, sums.sum0, sums.sum1);
+  return sum_up(sums);
 }
 
 // Where the means of a thread's two rows stand, at its first column (2 * (lane % 4)).

@@ -12,6 +12,7 @@
 #include "cuda/blocks/scales.h"
 #include "cuda/blocks/selection.h"
 #include "cuda/ptx/packed_half.h"
+#include "cuda/tile/coarse_exp2.h"
 #include "cuda/tile/hidden.h"
 #include "cuda/tile/select.h"
 
@@ -115,6 +116,13 @@ __device__ __forceinline__ float exponent_scale(const ScoreScales& scales) {
   return scales.exp2_scale;
 }
 
+// Whether weights of pruned keys are summed up as tile/coarse_exp2.h has them.
+template <typename C>
+inline constexpr bool kCoarseRest = C::kRestMean&& C::kHalfExponentials;
+
+// Where references are large, they are whole numbers of this (CoarseState of rest16.h).
+inline constexpr float kLargeUnit = 8;
+
 // The references that belong to scores `tops` of both rows; the lowest score, which is that of a masked key, has none.
 template <typename C>
 __device__ __forceinline__ void refer_to(std::uint32_t tops, const ScoreScales& scales, RowState& state) {
@@ -127,7 +135,12 @@ __device__ __forceinline__ void refer_to(std::uint32_t tops, const ScoreScales& 
     constexpr std::uint32_t kHeadroomPair = 0xC200C200u;  // -3 twice
     static_assert(C::kHeadroom == 3.0f);
     const std::uint32_t minus = ptx::fma_f16x2(tops, scales.exp2_scale_half ^ 0x80008000u, kHeadroomPair);
-    const std::uint32_t small = ptx::within_f16x2(minus, kLargestHalfReference);
+    const std::uint32_t small =
+        ptx::within_f16x2(minus, kCoarseRest<C> ? tile::kLargestCoarseReference : kLargestHalfReference);
+    if constexpr (kCoarseRest<C>) {
+      state.minus0 = kLargeUnit * rintf(state.minus0 / kLargeUnit);
+      state.minus1 = kLargeUnit * rintf(state.minus1 / kLargeUnit);
+    }
     state.minus = minus | ~small;
     float minus0, minus1;
     ptx::unpack_f16x2(minus, minus0, minus1);
@@ -171,7 +184,9 @@ struct HalfExponents {
 };
 
 // The same, where weights of pruned keys are summed up in whole tiles of keys.
-struct CoarseRestExponents : HalfExponents {};
+struct CoarseRestExponents : HalfExponents {
+  tile::CoarseWeights coarse;
+};
 
 // A slice of a tile: two neighbouring group blocks (32 keys) after selection: what is exponentiated next.
 struct Slice {
@@ -195,7 +210,7 @@ __device__ __forceinline__ tile::LeftOut left_out(std::uint32_t a, std::uint32_t
                                                  : tile::left_out_of_two(a, b, c, d);
 }
 
-// take_left_out() is given what is not kept, and of which group block, where that counts (rest = mean).
+// take_left_out() is given what is not kept, where that counts (rest = mean).
 template <typename C, int kSlice, typename Packed, typename TakeLeftOut>
 __device__ __forceinline__ tile::KeptPair select_slice(const Packed& packed, Slice& slice, TakeLeftOut take_left_out) {
   tile::Kept kept[2];
@@ -209,7 +224,7 @@ __device__ __forceinline__ tile::KeptPair select_slice(const Packed& packed, Sli
     slice.first[i] = kept[i].first;
     slice.second[i] = kept[i].second;
     if constexpr (C::kRestMean) {
-      take_left_out(left_out<C>(p[0], p[1], p[2], p[3]), i);
+      take_left_out(left_out<C>(p[0], p[1], p[2], p[3]));
     }
   }
   return tile::pair_kept<2 * (kSlice & 1)>(kept[0], kept[1]);

@@ -22,9 +22,12 @@ struct Weigher {
   RowState state;
   float tile0 = 0, tile1 = 0;  // sums of the last tile's weights, not yet in `state`
   [[no_unique_address]] RestState<C> rest;
+  [[no_unique_address]] CoarseState<C> coarse;
   [[no_unique_address]] std::conditional_t<C::kSumsByProduct, QuadSums, NoQuadSums> quad;
 
-  __device__ __forceinline__ Weigher(const ScoreScales& s, int lane) : scales(s) {
+  // coarse_slope: of the scales, where kCoarseRest.
+  __device__ __forceinline__ Weigher(const ScoreScales& s, int lane, std::uint32_t coarse_slope = 0)
+      : scales(s), coarse(coarse_slope) {
     transpose = tile::QuadTranspose::of_lane(lane & 3);
     quad = decltype(quad)::of_lane();
     ptx::pin(transpose.rotation);
@@ -70,10 +73,9 @@ struct Weigher {
       if constexpr (kTakesLower) {
         take_slice<C, kSlice>(packed, slices[kSlice % 2]);
       } else {
-        pairs[kSlice % 2] =
-            select_slice<C, kSlice>(packed, slices[kSlice % 2], [&](const tile::LeftOut& scores, int block) {
-              if constexpr (kSumsAtOnce) left_out.add(exponents, scores, block);
-            });
+        pairs[kSlice % 2] = select_slice<C, kSlice>(packed, slices[kSlice % 2], [&](const tile::LeftOut& scores) {
+          if constexpr (kSumsAtOnce) left_out.add(exponents, scores);
+        });
       }
     };
     if constexpr (kAhead) select.template operator()<0>();
@@ -128,7 +130,7 @@ struct Weigher {
       }
       sum_left_out<C>(packed, exponents, left_out);
     }
-    rest.set_tile(left_out);
+    rest.set_tile(left_out, state);
   }
 
   // How a tile is weighed, and how once more where that was not good enough.
@@ -148,8 +150,8 @@ struct Weigher {
   // A tile that is not an item's first and of which nothing is hidden.
   template <typename Packed, typename Operands, typename BeforeWrite>
   __device__ __forceinline__ void weigh_inner(const Packed& packed, Operands& products, BeforeWrite before_write) {
-    if constexpr (C::kRestMean && C::kHalfExponentials) {
-      weigh_by(CoarseRestExponents{exponents()}, packed, products, before_write);
+    if constexpr (kCoarseRest<C>) {
+      weigh_by(CoarseRestExponents{exponents(), {coarse.slope, coarse.offset}}, packed, products, before_write);
     } else {
       weigh(packed, products, before_write);
     }
@@ -167,6 +169,7 @@ struct Weigher {
       forget_unset(raised, state);
     } else {
       sample_reference<C>(packed, scales, state);
+      coarse.hold(state);
       weigh(packed, products, [] {});
     }
   }
@@ -176,6 +179,8 @@ struct Weigher {
   __device__ __forceinline__ bool weights_fit(bool also = true) const {
     return __all_sync(~0u, also && tile0 < C::kWeightLimit && tile1 < C::kWeightLimit) != 0;
   }
+  // Before the references are used.
+  __device__ __forceinline__ void recall_references() { coarse.recall(state); }
   __device__ __forceinline__ void add_weights() {
     state.sum0 += tile0;
     state.sum1 += tile1;
@@ -185,11 +190,20 @@ struct Weigher {
   // Raises the reference to the tile's largest score and weighs the tile once more.
   template <typename Packed, typename Operands>
   __device__ __forceinline__ void weigh_again(const Packed& packed, Operands& products) {
+    coarse.recall(state);
+    const CoarseOctaves before = CoarseOctaves::of(state);
     const Raised raised = raise_reference<C>(packed, scales, state);
     shrink(raised, state, products.out);
-    rest.shrink(raised);
-    weigh_by(precise_exponents(), packed, products, [] {});
-    forget_unset(raised, state);
+    rest.shrink(raised, before, state);
+    if constexpr (kCoarseRest<C>) {
+      const Exponents exponents = precise_exponents();
+      forget_unset(raised, state);
+      coarse.hold(state);
+      weigh_by(exponents, packed, products, [] {});
+    } else {
+      weigh_by(precise_exponents(), packed, products, [] {});
+      forget_unset(raised, state);
+    }
   }
 };
 

@@ -266,6 +266,19 @@ DSPATTN_HOST_DEVICE inline std::uint32_t fma_relu_f16x2(std::uint32_t a, std::ui
   return max_f16x2(fma_f16x2(a, b, c), 0);
 #endif
 }
+// The same, clamped to 0 to 1; NaN becomes 0.
+DSPATTN_HOST_DEVICE inline std::uint32_t fma_sat_f16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t result;
+  asm("fma.rn.sat.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+#else
+  return host::per_half(fma_f16x2(a, b, c), 0, [](std::uint16_t x, std::uint16_t) {
+    const float value = core::decode_f16(x);
+    return value > 0.0f ? (value < 1.0f ? x : 0x3C00) : 0;  // also of NaN
+  });
+#endif
+}
 DSPATTN_HOST_DEVICE inline std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
 #if defined(__CUDA_ARCH__)
   std::uint32_t result;

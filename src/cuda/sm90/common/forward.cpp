@@ -10,6 +10,7 @@
 #include "cuda/blocks/schedule.h"
 #include "cuda/blocks/tensor_maps.h"
 #include "cuda/device/device.h"
+#include "cuda/tile/coarse_exp2.h"
 
 namespace dspattn::cuda::sm90 {
 namespace {
@@ -83,6 +84,7 @@ ForwardParams params_of(const ForwardArgs& args, const ForwardPlan& plan) {
   p.last_k = last_row(problem.k);
   p.last_v = last_row(problem.v);
   p.means = means_view_of(plan.means, problem, args.run.workspace);
+  p.coarse_slope = tile::coarse_slope(p.scales.exp2_scale_half);
   return p;
 }
 

@@ -42,6 +42,7 @@ struct ForwardParams {
   // TMA may read past a sequence's end, up to these elements of K and V: the first of the last row.
   std::int64_t last_k = 0, last_v = 0;
   MeansView means;
+  std::uint32_t coarse_slope = 0;  // of the scales: tile/coarse_exp2.h
 };
 
 }  // namespace dspattn::cuda::sm90

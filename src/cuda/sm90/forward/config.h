@@ -18,10 +18,8 @@ constexpr bool has_wide(int dim) { return dim == 64; }
 // Where CTAs can work in pairs.
 constexpr bool has_full(int dim) { return dim == 96 || dim == 128; }
 
-// With rest = mean: where the three warpgroups' registers do, and what else is worth its compile time.
-constexpr bool has_mean_wide(Selection selection, DType type, int dim) {
-  return has_wide(dim) && type == DType::bf16 && selection == Selection::one_of_two;
-}
+// With rest = mean: what is worth its compile time.
+constexpr bool has_mean_wide(DType type, int dim) { return has_wide(dim) && type == DType::bf16; }
 constexpr bool has_mean_full(DType type, int dim) { return dim == 128 && type == DType::bf16; }
 
 // Consumer warpgroups of 64 query rows each share the K and V tiles that one producer warpgroup loads.
@@ -109,6 +107,11 @@ struct Config {
   // a kept weight may be 2^7, where steps of fp16 are those at 5, and a pruned one, of four, half of that.
   static constexpr bool kSumsByProduct =
       kRestMean && kHalfExponentials && kNarrow && kHeadDim == 64 && kSelection == Selection::two_of_four;
+
+  // References are nowhere else than in what the main loop needs of them (CoarseState of blocks/rest16.h): where two
+  // registers more would be spilled.
+  static constexpr bool kHoldsReferences =
+      kRestMean && kHalfExponentials && kConsumers == 3 && kSelection == Selection::two_of_four;
 
   // Selection runs under the output product of the tile before, whose operands the new weights overwrite: how many
   // slices of 32 keys are selected and exponentiated, into spare registers, before waiting for it. Measured

@@ -40,7 +40,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
   std::uint32_t q_taken = 0;               // results of the last item are in Q's buffer
 
   __device__ __forceinline__ Consumer(const ForwardParams& p, Shared<C>& s, int warpgroup)
-      : Base(s, warpgroup, stages_of<C>(p)), params(p), weigher(p.scales, lane()) {
+      : Base(s, warpgroup, stages_of<C>(p)), params(p), weigher(p.scales, lane(), p.coarse_slope) {
     products.point_to(shared, index);
   }
 
@@ -272,10 +272,11 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     store_rows_fp32<InFp32<C>>(params.out, params.vector_out, to, lane(), products.out, sums);
   }
   // Of an item's rows, when all its weights are known: their sums, and those of pruned keys, which are part of them.
-  __device__ __forceinline__ RowSums sum_up_rows(RowSums& rest) const {
+  __device__ __forceinline__ RowSums sum_up_rows(RowSums& rest) {
+    weigher.recall_references();
     RowSums sums = sum_up(weigher.state);
     if constexpr (C::kRestMean) {
-      rest = sum_up(weigher.rest);
+      rest = sum_up(weigher.rest, weigher.state);
       sums.sum0 += rest.sum0;
       sums.sum1 += rest.sum1;
     }

@@ -35,7 +35,7 @@ template <DType kType, Selection kSelection, int kDim>
 Launcher compiled_mean(Variant variant) {
   switch (variant) {
     case Variant::wide:
-      if constexpr (has_mean_wide(kSelection, kType, kDim)) {
+      if constexpr (has_mean_wide(kType, kDim)) {
         return &launch_fused<Config<kType, kSelection, kDim, Build(Variant::wide, true)>>;
       }
       break;

@@ -34,7 +34,7 @@ VariantTraits mean_traits_at(Variant variant) {
   constexpr int kMeanDim = mean_dim(kDim);
   switch (variant) {
     case Variant::wide:
-      if constexpr (has_mean_wide(kSelection, kType, kMeanDim)) {
+      if constexpr (has_mean_wide(kType, kMeanDim)) {
         return traits_from<Config<kType, kSelection, kMeanDim, Build(Variant::wide, true)>>();
       }
       break;
