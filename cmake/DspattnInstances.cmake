@@ -141,11 +141,17 @@ endfunction()
 # dspattn_backward_instances(RESULT SUFFIX FOLDER): the same of the fused backward.
 function(dspattn_backward_instances result suffix folder)
   set(instances)
+  set(of_bias)
   dspattn_head_dims(dims kBackwardHeadDims)
   foreach(DSPATTN_DIM ${dims})
     dspattn_sparse_instances(instances ${suffix} ${folder} ${dspattn_cuda_source}/sm90/backward/instance.cu.in backward)
+    if(DSPATTN_DIM LESS_EQUAL 128)  # has_bias_kernel() of sm90/backward/config.h
+      dspattn_sparse_instances(of_bias ${suffix} ${folder} ${dspattn_cuda_source}/sm90/backward/instance_bias.cu.in
+        backward_bias)
+    endif()
   endforeach()
   set(sources)
+  dspattn_joined_by(6 sources ${folder}/backward_bias ${suffix} ${of_bias})
   dspattn_joined_by(6 sources ${folder}/backward ${suffix} ${instances})
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()

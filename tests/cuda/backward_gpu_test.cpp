@@ -7,7 +7,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <iostream>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -102,6 +104,105 @@ TEST_P(BackwardRow, MasksAndSharedKeys) {
   drawn.causal = true;
   drawn.window_left = 170;
   expect_gradients(drawn);
+}
+
+// Biases whose tiles are copied: 16 bits, rows that runs of four keys are aligned in, whichever dimensions are shared.
+TEST_P(BackwardRow, CopiedBiases) {
+  check::Case drawn = row().problem(4, 150, 260);
+  drawn.kv_heads = 2;
+  drawn.bias_dtype = drawn.dtype;
+  drawn.bias = check::Broadcast{};
+  expect_gradients(drawn);
+  drawn.causal = true;
+  drawn.bias = check::Broadcast{.one = {true, false, false, false}};
+  expect_gradients(drawn);
+  drawn.window_left = 70;
+  drawn.bias = check::Broadcast{.one = {false, true, true, false}};
+  drawn.lowest_bias = true;
+  expect_gradients(drawn);
+  drawn.allowed = check::Broadcast{};
+  drawn.d = drawn.d_v = row().dim - 16;
+  expect_gradients(drawn);
+  // Sequences without keys, of one row, of less than a tile.
+  check::Case packed = row().problem(1, 160, 140);
+  packed.packed = true;
+  packed.batch = 4;
+  packed.cu_q = {0, 160, 161, 231, 300};
+  packed.cu_k = {0, 140, 268, 268, 330};
+  packed.tail_q = packed.tail_k = 3;
+  packed.bias_dtype = packed.dtype;
+  packed.bias = check::Broadcast{};
+  expect_gradients(packed);
+  check::Case lengths = row().problem(2, 70, 388);
+  lengths.batch = 2;
+  lengths.key_lengths = {131, 388};
+  lengths.bias_dtype = lengths.dtype;
+  lengths.bias = check::Broadcast{.one = {true, true, false, false}};
+  expect_gradients(lengths);
+}
+
+// They give the bits of those whose elements are read where they lie: rows of an odd number of elements, or that begin
+// at an odd one.
+TEST_P(BackwardRow, CopiedBiasesGiveTheBitsOfOthers) {
+  for (const bool causal : {false, true}) {
+    check::Case drawn = row().problem(4, 330, 451);
+    drawn.kv_heads = 2;
+    if (causal) {
+      drawn.causal = true;
+      drawn.window_left = 300;
+    }
+    drawn.pass = Pass::backward;
+    drawn.want_lse = true;
+    const check::CaseData data(drawn, kGpu, gpu_memory());
+    const check::Runner runner = check::library_runner(gpu_memory(), {}, GetParam());
+    check::Tensor out = data.output_like_q(drawn.d_v), lse = data.lse_output();
+    // Of head 0 nothing is masked, of head 1 much, of head 2 all in some tiles; head 3 is as low as can be.
+    const auto value = [](std::int64_t, std::int64_t head, std::int64_t row, std::int64_t key) {
+      const double some = static_cast<double>((31 * row + 17 * key + 7 * head) % 61 - 30) / 8;
+      if (head == 1 && (row + 3 * key) % 7 < 2) return -std::numeric_limits<double>::infinity();
+      if (head == 2 && row / 64 == key / 128) return -std::numeric_limits<double>::infinity();
+      if (head == 3 && (row + key) % 5 == 0) return -60000.0;
+      return some;
+    };
+    const auto gradients = [&](std::int64_t row_stride, std::int64_t offset) {
+      const std::int64_t head_stride = drawn.n_q * row_stride;
+      check::Tensor bias(gpu_memory(),
+                         {nullptr,
+                          drawn.dtype,
+                          {drawn.batch, drawn.heads, drawn.n_q, drawn.n_k},
+                          {drawn.heads * head_stride, head_stride, row_stride, 1}},
+                         offset);
+      bias.fill(value);
+      bias.upload();
+      BackwardArgs args;
+      args.problem = data.device_problem();
+      args.problem.mask.bias = bias.device_view();
+      ForwardArgs forward_args;
+      forward_args.problem = args.problem;
+      forward_args.out = out.device_view();
+      forward_args.lse = lse.device_view();
+      runner.forward(forward_args);
+      check::Tensor d_q = data.output_like_q(drawn.d), d_k = data.output_like_k(drawn.d);
+      check::Tensor d_v = data.output_like_k(drawn.d_v);
+      args.out = out.device_view();
+      args.lse = lse.device_view();
+      args.d_out = data.d_out().device_view();
+      args.d_q = d_q.device_view();
+      args.d_k = d_k.device_view();
+      args.d_v = d_v.device_view();
+      runner.backward(args);
+      std::vector<std::vector<std::byte>> bytes;
+      for (check::Tensor* tensor : {&d_q, &d_k, &d_v}) {
+        tensor->download();
+        bytes.push_back(tensor->bytes());
+      }
+      return bytes;
+    };
+    const auto read = gradients(drawn.n_k, 0);
+    EXPECT_EQ(gradients(drawn.n_k + 1, 0), read);
+    EXPECT_EQ(gradients(drawn.n_k + 5, 4), read);  // aligned to 8 bytes alone
+    EXPECT_EQ(gradients(drawn.n_k + 1, 1), read);
+  }
 }
 
 // A mask is bits for so many keys at a time, a launch for each range of them: shares of dQ are counted on from launch

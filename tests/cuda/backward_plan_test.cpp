@@ -2,6 +2,7 @@
 // square.
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/sm90/backward/params.h"
@@ -60,6 +61,31 @@ TEST(BackwardPlan, ShortProblemsLeaveMultiprocessorsToRows) {
                     {.present = true, .multiprocessors = 1});
   EXPECT_EQ(few.ctas, 1);
   EXPECT_EQ(few.prepare_ctas, 1);
+}
+
+// In runs of four keys of 16 bits, where groups are interleaved and there is a kernel for it.
+TEST(BackwardPlan, BiasesAreCopiedWhereTheirRunsAreAligned) {
+  Problem problem = problem_of(2, 4, 4, 1024, 1000, 128);
+  EXPECT_FALSE(plan_of(problem, 128).bias_copied);
+  const ConstTensorView bias{stand_in(5), DType::bf16, {2, 4, 1024, 1000}};
+  problem.mask.bias = bias;
+  for (const int dim : {64, 128, 192, 256}) EXPECT_EQ(plan_of(problem, dim).bias_copied, dim <= 128) << dim;
+  problem.mask.bias = {stand_in(5), DType::bf16, {1, 1, 1, 1000}};
+  EXPECT_TRUE(plan_of(problem, 64).bias_copied);
+  problem.mask.bias.stride[2] = 1001;  // of a row alone
+  EXPECT_TRUE(plan_of(problem, 64).bias_copied);
+  const auto expect_read = [&](auto change) {
+    Problem other = problem;
+    other.mask.bias = bias;
+    change(other);
+    EXPECT_FALSE(plan_of(other, 64).bias_copied);
+  };
+  expect_read([](Problem& p) { p.grouping = Grouping::consecutive; });
+  expect_read([](Problem& p) { p.mask.bias.dtype = DType::f32; });
+  expect_read([](Problem& p) { p.mask.bias.data = static_cast<const std::byte*>(p.mask.bias.data) + 4; });
+  expect_read([](Problem& p) { p.mask.bias.stride[2] = 1001; });
+  expect_read([](Problem& p) { p.mask.bias.stride[3] = 2; });
+  expect_read([](Problem& p) { p.mask.bias = {stand_in(5), DType::bf16, {2, 4, 1024, 1}}; });
 }
 
 TEST(BackwardPlan, WalksGoAroundWhereHeadsAreTooFewToTakeTurns) {

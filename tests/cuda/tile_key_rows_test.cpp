@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <random>
 #include <set>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "cuda/tile/coarse_rows.h"
 #include "cuda/tile/finite.h"
 #include "cuda/tile/kept_elements.h"
+#include "cuda/tile/key_row_masks.h"
 #include "cuda/tile/key_rows.h"
 
 namespace dspattn::cuda::tile {
@@ -58,6 +60,35 @@ TEST(KeyRows, FourRowsAreNeighboursWhereGroupsAreInterleaved) {
       }
       EXPECT_EQ(met.size(), static_cast<std::size_t>(kBlockKeys));
       EXPECT_TRUE(*met.begin() == 0 && *met.rbegin() == kBlockKeys - 1);
+    }
+  }
+}
+
+// One warp writes every run of four keys of a tile to a place of its own, in all banks twice at a time, and finds in
+// eight rows of a matrix eight queries in all banks.
+TEST(KeyRows, BiasesThatAreCopiedAheadLieInAllBanks) {
+  std::set<int> met;
+  for (int first = 0; first < kMaskTileQueries; first += kBiasWarpQueries) {
+    std::map<int, int> banks;
+    for (int lane = 0; lane < 32; ++lane) {
+      const BiasRun run = BiasRun::of(lane);
+      const int query = first + run.query, at = run.ahead_offset(query);
+      ASSERT_LT(run.query, kBiasWarpQueries);
+      EXPECT_EQ(at, ahead_bias_offset(run.warp, query, run.element & 1) + 8 * (run.element >> 1));
+      EXPECT_EQ(at / 256 * 256 + (run.ahead_offset(run.query) % 256 ^ BiasRun::of(0).ahead_offset(first % 8)), at);
+      met.insert(at);
+      ++banks[at % 128 / 8];
+    }
+    EXPECT_EQ(banks.size(), 16u);
+    for (const auto& [bank, times] : banks) EXPECT_EQ(times, 2) << bank;
+  }
+  EXPECT_EQ(met.size(), 1024u);
+  EXPECT_EQ(*met.rbegin(), 4 * kBiasWarpBytes - 8);
+  for (int warp = 0; warp < 4; ++warp) {
+    for (int upper = 0; upper < 2; ++upper) {
+      std::set<int> banks;
+      for (int query = 8; query < 16; ++query) banks.insert(ahead_bias_offset(warp, query, upper) % 128 / 16);
+      EXPECT_EQ(banks.size(), 8u);
     }
   }
 }

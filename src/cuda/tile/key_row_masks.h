@@ -30,6 +30,12 @@ DSPATTN_HOST_DEVICE constexpr int bias_offset(int warp, int query, int upper) {
   return warp * kBiasWarpBytes + query * 32 + ((upper ^ (query >> 2 & 1)) << 4);
 }
 
+// The same where it is copied ahead, by one warp: two queries of all four warps at a time, which this puts in all
+// banks.
+DSPATTN_HOST_DEVICE constexpr int ahead_bias_offset(int warp, int query, int upper) {
+  return bias_offset(warp, query ^ warp, upper);
+}
+
 // Which run of four keys one of 128 threads copies of every eighth query, and where to. Four neighbours copy 32 bytes.
 struct BiasRun {
   int warp, element;  // of the four groups of the warp
@@ -42,7 +48,12 @@ struct BiasRun {
   DSPATTN_HOST_DEVICE constexpr int offset() const {
     return bias_offset(warp, query, element & 1) + 8 * (element >> 1);
   }
+  // Of `query` where it is copied ahead.
+  DSPATTN_HOST_DEVICE constexpr int ahead_offset(int of_query) const {
+    return ahead_bias_offset(warp, of_query, element & 1) + 8 * (element >> 1);
+  }
 };
-inline constexpr int kBiasRunQueries = 8;  // between a thread's queries
+inline constexpr int kBiasRunQueries = 8;   // between a thread's queries
+inline constexpr int kBiasWarpQueries = 2;  // the same where one warp copies a tile
 
 }  // namespace dspattn::cuda::tile

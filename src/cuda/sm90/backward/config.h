@@ -49,9 +49,10 @@ struct Config {
   static constexpr int kTileKBytes = kPanels * kPanelKBytes;
   static constexpr int kQueryPanels = kTileQ / 64;
   static constexpr int kDScoreBytes = kQueryPanels * kPanelKBytes;
-  // A tile's bias is copied to where its dS will lie: with more of these places it may come a step ahead.
-  // Beyond d = 64 there are neither the places nor the registers: there a bias is read from global memory.
+  // A tile's bias may be copied, by the key warpgroups, to where its dS will lie. Where WithBias is compiled nobody
+  // asks for that any more; it stays so that this kernel's machine code does. Other biases are read from global memory.
   static constexpr bool kCopiesBias = kDim <= 64;
+  static constexpr bool kBiasAhead = false;  // see WithBias
   static constexpr int kDScoreSlots = kDim <= 64 ? 4 : 2;
   static_assert(kDScoreBytes == kParts * static_cast<int>(kBiasBytes), "a bias takes the place of dS");
   static constexpr int kSteps = kDim / 16;  // of the products over a head dim
@@ -79,6 +80,25 @@ struct Config {
   static constexpr int kKeyRegisters = 216;
   static_assert(kQueryRegisters + kConsumers * kKeyRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "setmaxnreg would wait for ever for registers the launch did not allocate");
+};
+
+// Whether there is a kernel of its own for problems with a bias that can be copied.
+constexpr bool has_bias_kernel(int dim) { return dim <= 128; }
+
+// That kernel's choices: every tile has a bias, which two warps of the query warpgroup, those with the least to do,
+// copy to where its dS will lie, tiles ahead.
+template <typename C>
+struct WithBias : C {
+  static_assert(has_bias_kernel(C::kHeadDim));
+  static constexpr bool kCopiesBias = true;
+  static constexpr bool kBiasAhead = true;
+  // At d = 128 two of the places have the room of a second K.
+  static constexpr int kDScoreSlots = 4;
+  static constexpr int kKeySlots = C::kHeadDim <= 64 ? C::kKeySlots : 1;
+  // When dS of a tile is there, dQ and dK of the one before are computed: its place is free for the bias of the tile
+  // that comes this many later.
+  static constexpr int kTilesOfBiasAhead = kDScoreSlots - 1;
+  static_assert(C::kParts == 2 && kTilesOfBiasAhead >= 2, "a warp a part; scores come a step ahead");
 };
 
 }  // namespace dspattn::cuda::sm90::backward

@@ -12,4 +12,8 @@ namespace dspattn::cuda::sm90::backward {
 template <DType kType, Selection kSelection, int kDim>
 void launch_instance(const BackwardParams& params, int ctas, cudaStream_t stream);
 
+// In instance_bias.cu.in, where has_bias_kernel(): of problems whose bias is copied.
+template <DType kType, Selection kSelection, int kDim>
+void launch_bias_instance(const BackwardParams& params, int ctas, cudaStream_t stream);
+
 }  // namespace dspattn::cuda::sm90::backward

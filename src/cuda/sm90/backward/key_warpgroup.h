@@ -37,9 +37,10 @@ struct KeyWarpgroup {
   __device__ __forceinline__ static void await(const std::uint64_t& barrier, int parity) {
     ptx::mbarrier_wait(ptx::shared_address(&barrier), parity);
   }
-  __device__ __forceinline__ void arrive(const std::uint64_t& barrier) const {
+  // `loaded_zero` is 0, and known only when what was loaded before has arrived: see mbarrier_arrive_if().
+  __device__ __forceinline__ void arrive(const std::uint64_t& barrier, std::uint32_t loaded_zero = 0) const {
     __syncwarp();  // what the other lanes have read or written, too
-    ptx::mbarrier_arrive_if(ptx::shared_address(&barrier), leads_warp() ? 1u : 0u);
+    ptx::mbarrier_arrive_if(ptx::shared_address(&barrier) + loaded_zero, leads_warp() ? 1u : 0u);
   }
 
   __device__ __forceinline__ static int parity_of(int tile) {
@@ -62,7 +63,7 @@ struct KeyWarpgroup {
 
     __device__ __forceinline__ bool masked() const { return (words & 1) != 0; }
     __device__ __forceinline__ bool has_nan() const { return (words & 2) != 0; }
-    __device__ __forceinline__ bool tells_masked() const { return words == 3; }
+    __device__ __forceinline__ bool tells_masked() const { return C::kBiasAhead ? has_nan() : words == 3; }
   };
   // As they are loaded.
   struct LoadedMarks {
@@ -92,7 +93,7 @@ struct KeyWarpgroup {
   // The bias of a query tile that is there, to the place of its dS, when dQ of the tile before it there is computed;
   // absent rows and keys are zeros.
   __device__ __forceinline__ void copy_bias(int tile) const {
-    if (!C::kCopiesBias || params.bias_copied == 0) return;
+    if (!C::kCopiesBias || C::kBiasAhead || params.bias_copied == 0) return;
     const int slot = tile % C::kDScoreSlots;
     await(shared.free[slot], (tile / C::kDScoreSlots & 1) ^ 1);
     const tile::BiasRun run = tile::BiasRun::of(thread());
@@ -113,9 +114,38 @@ struct KeyWarpgroup {
     }
     ptx::copy_async_arrive(ptx::shared_address(&shared.biased[part][slot]));
   }
+  // Whether the bias of a tile is there that is copied ahead. Asked ahead of time.
+  __device__ __forceinline__ std::uint32_t is_biased(int tile) const {
+    if constexpr (!C::kBiasAhead) return 1;
+    const int slot = tile % C::kDScoreSlots;
+    return ptx::mbarrier_test(ptx::shared_address(&shared.biased[0][slot]), tile / C::kDScoreSlots & 1);
+  }
+  // It, to registers, while the tile's scores are computed.
+  __device__ __forceinline__ void read_bias_of(int tile, std::uint32_t is_there, OwnBias<C>& bias) const {
+    if constexpr (C::kBiasAhead) {
+      const int slot = tile % C::kDScoreSlots;
+      if (is_there == 0) await(shared.biased[0][slot], tile / C::kDScoreSlots & 1);
+      read_bias<C>(bias.words,
+                   ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes,
+                   thread());
+    }
+  }
+  // A 0 that asks for every load of a bias.
+  __device__ __forceinline__ std::uint32_t loaded_zero(const OwnBias<C>& bias) const {
+    std::uint32_t loaded = 0;
+#pragma unroll
+    for (int word = 0; word < C::kTileQ / 4; word += 4) loaded |= bias.words[word];
+    return loaded & params.scales.opaque_zero;
+  }
   // Scores of the tile in work as they are compared.
-  __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, const Marks& marks) const {
-    if (!marks.masked()) {
+  __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, const Marks& marks,
+                                       const OwnBias<C>& own_bias = {}) const {
+    if constexpr (C::kBiasAhead) {
+      KeyScores<C>::pack_read_bias(packed, scores, own_bias.words, params.scales.bias_scale);
+      if (marks.masked()) {
+        KeyScores<C>{params, item(), shared.facts[stage()], part, thread()}.hide(packed, marks.seen);
+      }
+    } else if (!marks.masked()) {
       pack_visible<C>(packed, scores);
     } else {
       const int slot = number % C::kDScoreSlots;
@@ -129,12 +159,13 @@ struct KeyWarpgroup {
   // Whether dQ of the tile is computed whose dS has the place of this step's. Asked ahead of time.
   __device__ __forceinline__ std::uint32_t is_place_free() const {
     const int slot = number % C::kDScoreSlots;
+    if (C::kBiasAhead) return 1;  // else its bias would not be there
     return ptx::mbarrier_test(ptx::shared_address(&shared.free[slot]), (number / C::kDScoreSlots & 1) ^ 1);
   }
   // dS to shared memory, when its place is free.
   __device__ __forceinline__ void store_d_scores(const TileOperand<C>& d_scores, std::uint32_t is_free) {
     const int slot = number % C::kDScoreSlots;
-    if (is_free == 0) await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
+    if (!C::kBiasAhead && is_free == 0) await(shared.free[slot], (number / C::kDScoreSlots & 1) ^ 1);
     store_key_tile<C>(shared.d_scores[slot], part, thread(), d_scores);
   }
   // It is there for the query warpgroup. Where that can be, a step later: the fence waits until all is stored.
@@ -162,8 +193,8 @@ struct KeyWarpgroup {
 
   // After the last step: its gradients, which wait for a step that does not come, and what the keys have got.
   __device__ __forceinline__ void finish_keys(int steps, const TileOperand<C>& weights, Gradient<C>& d_k,
-                                              Gradient<C>& d_v) {
-    arrive(shared.keys_free[item_number % 2]);
+                                              Gradient<C>& d_v, std::uint32_t loaded_zero = 0) {
+    arrive(shared.keys_free[item_number % 2], loaded_zero);
     if (steps > 0) {
       announce_d_scores(number - 1);
       const int last = stage_of(number - 1);
@@ -203,9 +234,11 @@ struct KeyWarpgroup {
       ptx::wgmma_commit();
       const LoadedMarks loaded_marks = marks_of(number);
       copy_bias(number);
+      OwnBias<C> bias;
+      read_bias_of(number, is_biased(number), bias);
       ptx::wgmma_wait<0>();
       const Marks marks = loaded_marks.settled();
-      pack(weights, scores, marks);
+      pack(weights, scores, marks, bias);
       TileScores<C> d_weights;  // in the registers of the scores, which are packed
       load_minus_d<C>(shared.numbers[stage()].minus_d, thread(), d_weights);
       const Halves<C> halves(weights, thread());
@@ -237,6 +270,7 @@ struct KeyWarpgroup {
     TileOperand<C> weights = {};
     TileScores<C> scores;
     Marks marks = {};
+    OwnBias<C> bias = {};
     if (steps > 0) {
       await_full(number);
       marks = marks_of(number).settled();
@@ -244,6 +278,7 @@ struct KeyWarpgroup {
       ptx::wgmma_fence();
       issue_scores<C>(scores, k(), part, shared.q[stage()]);
       ptx::wgmma_commit();
+      read_bias_of(number, is_biased(number), bias);
     }
     ptx::wgmma_wait<0>();
 #pragma unroll 1
@@ -252,7 +287,7 @@ struct KeyWarpgroup {
       // The last step computes its own scores once more, for nobody: a branch would keep the old ones in registers.
       const int next = i + 1 < steps ? number + 1 : number;
       PackedTile<C> packed;
-      pack(packed, scores, marks);
+      pack(packed, scores, marks, bias);
       const std::uint32_t next_is_full = is_full(next);
       TileScores<C> d_weights;
       load_minus_d<C>(shared.numbers[stage()].minus_d, thread(), d_weights);
@@ -273,16 +308,21 @@ struct KeyWarpgroup {
       ptx::wgmma_wait<1>();
       TileOperand<C> d_scores;
       prune_and_weigh<C>(params, halves, lses, marks.has_nan(), packed, d_weights, d_scores);
-      const std::uint32_t is_free = is_place_free();
+      const std::uint32_t is_free = is_place_free(), next_is_biased = is_biased(next);
       marks = next_marks.settled();
       if (i > 0) arrive(shared.empty[before]);
 #pragma unroll
       for (int word = 0; word < C::kTileQ / 4; ++word) weights[word] = packed[word];
       store_d_scores(d_scores, is_free);
+      read_bias_of(next, next_is_biased, bias);  // in the last step what has replaced its own, for nobody
       ++number;
       ptx::wgmma_wait<0>();
     }
-    finish_keys(steps, weights, d_k, d_v);
+    if constexpr (C::kBiasAhead) {
+      finish_keys(steps, weights, d_k, d_v, loaded_zero(bias));
+    } else {
+      finish_keys(steps, weights, d_k, d_v);
+    }
   }
 
   // Split::products, scores and dV.

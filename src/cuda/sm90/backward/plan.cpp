@@ -25,7 +25,7 @@ BackwardPlan plan_from() {
   plan.stages = C::kStages;
   plan.d_copies = C::kCopiesOfD;
   plan.threads = C::kThreads;
-  plan.bias_copied = C::kCopiesBias;
+  plan.bias_copied = has_bias_kernel(kDim);
   return plan;
 }
 

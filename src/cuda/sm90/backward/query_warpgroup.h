@@ -16,6 +16,7 @@
 #include "cuda/ptx/wgmma_stored_shapes.h"
 #include "cuda/sm90/backward/keys.h"
 #include "cuda/sm90/backward/shared.h"
+#include "cuda/tile/key_row_masks.h"
 
 namespace dspattn::cuda::sm90::backward {
 
@@ -28,7 +29,8 @@ struct QueryWarpgroup {
   int item_number = 0;                              // of this CTA's items, the one whose dQ is computed
   int number = 0;                                   // of query tiles whose dQ is computed
 
-  // Query tiles are asked for ahead of time, those of the next item too: by warp 0, which alone uses these.
+  // Query tiles are asked for ahead of time, those of the next item too: by warp 0. So are biases, by warps of their
+  // own: what follows is each of these warps' own, the ring warp 0's.
   Ring<C::kStages> loads = {};
   int loaded = 0;                    // tiles
   int load_number = 0;               // of the item
@@ -144,6 +146,56 @@ struct QueryWarpgroup {
 #pragma unroll 1
     while (finds_next() && is_done(loads.barrier(shared.empty), loads.parity ^ 1)) load_tile(item(load_number));
   }
+  // The bias of the next step, by the warp that copies those of a part of the key tile; absent rows and keys are zeros.
+  __device__ __forceinline__ void copy_bias(const Item& described) {
+    const Item item = described;
+    const int part = warp - kBiasWarp;
+    const tile::BiasRun run = tile::BiasRun::of(thread() % 32);
+    const MaskTensor& bias = params.bias;
+    const int first = load_step.tile * C::kTileQ + run.query;
+    const int key = item.block * tile::kBlockKeys + run.key(params.keys, item.part * C::kParts + part);
+    const auto* from = static_cast<const std::uint16_t*>(bias.data) + item.sequence * bias.batch_stride +
+                       load_step.head * bias.head_stride + first * bias.row_stride + key;
+    const int slot = loaded % C::kDScoreSlots;
+    const std::uint32_t to = ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes;
+    const std::int64_t step = tile::kBiasWarpQueries * bias.row_stride;
+    if (item.rows >= (load_step.tile + 1) * C::kTileQ && item.keys >= (item.block + 1) * tile::kBlockKeys) {
+      // All of it is there: three instructions a copy. Where the later queries of eight lie is an exclusive or.
+      constexpr int kQueries = 4 * tile::kBiasWarpQueries;
+      std::uint32_t places[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        constexpr tile::BiasRun kFirst = tile::BiasRun::of(0);
+        places[i] = (to + static_cast<std::uint32_t>(run.ahead_offset(run.query))) ^
+                    static_cast<std::uint32_t>(kFirst.ahead_offset(tile::kBiasWarpQueries * i));
+      }
+#pragma unroll
+      for (int i = 0; i < C::kTileQ / tile::kBiasWarpQueries; ++i) {
+        ptx::copy_async_8(places[i % 4] + static_cast<std::uint32_t>(i / 4 * kQueries * 32), from);
+        from += step;
+      }
+    } else {
+      const int rows = item.rows - first, bytes = min(2 * max(item.keys - key, 0), 8);
+#pragma unroll 1
+      for (int query = 0; query < C::kTileQ; query += tile::kBiasWarpQueries) {
+        ptx::copy_async_8(to + static_cast<std::uint32_t>(run.ahead_offset(run.query + query)), from,
+                          query < rows ? bytes : 0);
+        from += step;
+      }
+    }
+    ptx::copy_async_arrive(ptx::shared_address(&shared.biased[0][slot]));
+    load_step.advance(item);
+    --load_left;
+    ++loaded;
+  }
+  // Those of all tiles before tile `end` whose item is taken.
+  __device__ __forceinline__ void copy_biases(int end) {
+    if constexpr (C::kBiasAhead) {
+      if (warp < kBiasWarp) return;
+#pragma unroll 1
+      while (loaded < end && finds_next()) copy_bias(item(load_number));
+    }
+  }
   // Whether a phase is over; the same in all lanes.
   __device__ __forceinline__ static bool is_done(std::uint32_t barrier, int parity) {
     return uniform(static_cast<int>(ptx::mbarrier_test(barrier, parity))) != 0;
@@ -224,11 +276,14 @@ struct QueryWarpgroup {
       if (pass == 0) {
         count_last();
         load_free();
+        if constexpr (C::kBiasAhead) copy_biases(number + 1 + C::kTilesOfBiasAhead);
         if (leads_warp() && counted < share.before) ptx::await_count(share.count, share.before);
         __syncwarp();
       }
       ptx::wgmma_wait<0>();
-      if (pass == C::kSumPasses - 1 && leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&shared.free[slot]));
+      if constexpr (!C::kBiasAhead) {
+        if (pass == C::kSumPasses - 1 && leads_warp()) ptx::mbarrier_arrive(ptx::shared_address(&shared.free[slot]));
+      }
       add_share(share.to + pass * 64 * C::kSumColumns, d, share.before == 0);
     }
     ptx::named_barrier_sync(barrier_number(NamedBarrier::queries), 128);  // all additions come before the count
@@ -285,6 +340,7 @@ struct QueryWarpgroup {
     if (steps == 0) copy_next_values();
     if (steps > 0 && kEarlyKeys) return;
     load_free();
+    if constexpr (C::kBiasAhead) copy_biases(number + C::kTilesOfBiasAhead);
     complete_next_keys();
     complete_next_values();
     arrive(shared.described, taken - 1);
@@ -296,6 +352,7 @@ struct QueryWarpgroup {
     draw_next();
     take_next();
     load_free();
+    if constexpr (C::kBiasAhead) copy_biases(C::kTilesOfBiasAhead);
     copy_next_keys();
     copy_next_values();
     complete_next_keys();
@@ -306,7 +363,7 @@ struct QueryWarpgroup {
     ptx::wait_for_kernels_before();  // this kernel does not end before prepare_rows
   }
 
-  static constexpr int kLoadingWarp = 0, kCountingWarp = 1;
+  static constexpr int kLoadingWarp = 0, kCountingWarp = 1, kBiasWarp = 2;
   // Tiles: the one in work; the next, where its scores come before this one's dS or it would come too late.
   static constexpr int kLoadsNeeded = C::kScoresAhead || C::kStages == 2 ? 2 : 1;
   static constexpr int kStepsAhead = 3;

@@ -16,6 +16,14 @@ using backward::BackwardKernel;
 using backward::Selection;
 
 template <DType kType, Selection kSelection, int kDim>
+void launch_kernel(const backward::BackwardParams& params, int ctas, cudaStream_t stream) {
+  if constexpr (backward::has_bias_kernel(kDim)) {
+    if (params.bias_copied != 0) return backward::launch_bias_instance<kType, kSelection, kDim>(params, ctas, stream);
+  }
+  backward::launch_instance<kType, kSelection, kDim>(params, ctas, stream);
+}
+
+template <DType kType, Selection kSelection, int kDim>
 core::KernelRow backward_row() {
   static constexpr Pattern kPattern = pattern_of(kSelection);
   static constexpr FusedRow kRow{kType, kPattern, kDim, tile::head_dim_below(tile::kBackwardHeadDims, kDim)};
@@ -34,7 +42,7 @@ core::KernelRow backward_row() {
   result.plan = [](const Problem& problem) { return backward::describe_plan(kKernel, problem); };
   result.backward_workspace = [](const BackwardArgs& args) { return backward::fused_workspace(kKernel, args); };
   result.backward = [](const BackwardArgs& args) {
-    backward::fused_backward_launch(kKernel, &backward::launch_instance<kType, kSelection, kDim>, args);
+    backward::fused_backward_launch(kKernel, &launch_kernel<kType, kSelection, kDim>, args);
   };
   result.features = {core::Feature::d_lse};
   return result;

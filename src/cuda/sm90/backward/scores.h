@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/blocks/scores16.h"
 #include "cuda/ptx/mask_tiles.h"
@@ -21,6 +22,31 @@ inline constexpr std::uint32_t kPrunedPair = 0xFC00FC00u;  // -inf: its weight i
 // Packed scores: word 2j + i is key row g + 8i, queries 8j + 2t (low half) and the next.
 template <typename C>
 using PackedTile = std::uint32_t[C::kTileQ / 4];
+
+inline constexpr std::uint32_t kBiasStepBytes = 16 * 32;  // of a warp's keys and 16 queries
+
+// Of a bias that is copied ahead what a thread's packed scores ask for, in their order.
+template <typename C>
+struct BiasWords {
+  PackedTile<C> words;
+};
+struct NoBiasWords {};
+template <typename C>
+using OwnBias = std::conditional_t<C::kBiasAhead, BiasWords<C>, NoBiasWords>;
+template <typename C>
+__device__ __forceinline__ void read_bias(PackedTile<C>& bias, std::uint32_t tile, int thread) {
+  const int lane = thread & 31;
+  const std::uint32_t own =
+      tile +
+      static_cast<std::uint32_t>(tile::ahead_bias_offset(thread >> 5, lane & 7, lane >> 3 & 1) + (lane >> 4) * 8 * 32);
+#pragma unroll
+  for (int step = 0; step < C::kTileQ / 16; ++step) {
+    std::uint32_t words[4];
+    ptx::load_transposed_matrices(own + static_cast<std::uint32_t>(step) * kBiasStepBytes, words);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) bias[4 * step + i] = words[i];
+  }
+}
 
 // Scores as they are compared, where every query sees every key.
 template <typename C>
@@ -91,7 +117,7 @@ struct KeyScores {
           }
           const std::uint32_t masked =
               (value[0] == -INFINITY ? 0xFFFFu : 0u) | (value[1] == -INFINITY ? 0xFFFF0000u : 0u);
-          packed[word] = clamp_biased(masked, add_bias(scores, word, value));
+          packed[word] = clamp_biased(masked, add_bias(scores, word, value, params.scales.bias_scale));
         }
       }
     }
@@ -107,14 +133,17 @@ struct KeyScores {
     }
   }
   // As blocks::pack_biased: in fp32, before the scores are rounded; -inf masks, and no other bias does.
-  __device__ __forceinline__ std::uint32_t add_bias(const TileScores<C>& scores, int word,
-                                                    const float (&value)[2]) const {
-    const float scale = params.scales.bias_scale;
+  __device__ __forceinline__ static std::uint32_t add_bias(const TileScores<C>& scores, int word,
+                                                           const float (&value)[2], float scale) {
     return ptx::pack_f16x2_clamped(fmaf(value[0], scale, scores[2 * word]),
                                    fmaf(value[1], scale, scores[2 * word + 1]));
   }
   __device__ __forceinline__ static std::uint32_t clamp_biased(std::uint32_t masked, std::uint32_t sum) {
     return ptx::bit_select(masked, kLowestPair, ptx::max_f16x2(sum, kLowestBiasedPair));
+  }
+
+  __device__ __forceinline__ static std::uint32_t is_minus_infinity(std::uint32_t bias) {
+    return C::kType == DType::bf16 ? ptx::equal_bf16x2(bias, 0xFF80FF80u) : ptx::equal_f16x2(bias, 0xFC00FC00u);
   }
 
   // From a tile in shared memory (tile/key_row_masks.h). Sums that low are rare: whether they are masked is asked only
@@ -124,11 +153,10 @@ struct KeyScores {
     const std::uint32_t own =
         tile + static_cast<std::uint32_t>(tile::bias_offset(warp, lane & 7, lane >> 3 & 1) + (lane >> 4) * 8 * 32);
     const auto each_pair = [&](auto use) {
-      constexpr std::uint32_t kStepBytes = 16 * 32;
 #pragma unroll
       for (int step = 0; step < C::kTileQ / 16; ++step) {
         std::uint32_t bias[4];
-        ptx::load_transposed_matrices(own + static_cast<std::uint32_t>(step) * kStepBytes, bias);
+        ptx::load_transposed_matrices(own + static_cast<std::uint32_t>(step) * kBiasStepBytes, bias);
 #pragma unroll
         for (int i = 0; i < 4; ++i) use(4 * step + i, bias[i]);
       }
@@ -137,15 +165,29 @@ struct KeyScores {
     each_pair([&](int word, std::uint32_t bias) {
       float value[2];
       unpack_bias(bias, value);
-      packed[word] = add_bias(scores, word, value);
+      packed[word] = add_bias(scores, word, value, params.scales.bias_scale);
       lowest = ptx::min_f16x2(lowest, packed[word]);
     });
     if (__all_sync(~0u, ptx::greater_f16x2(lowest, kLowestBiasedPair) == ~0u)) return;
-    each_pair([&](int word, std::uint32_t bias) {
-      const std::uint32_t masked =
-          C::kType == DType::bf16 ? ptx::equal_bf16x2(bias, 0xFF80FF80u) : ptx::equal_f16x2(bias, 0xFC00FC00u);
-      packed[word] = clamp_biased(masked, packed[word]);
-    });
+    each_pair(
+        [&](int word, std::uint32_t bias) { packed[word] = clamp_biased(is_minus_infinity(bias), packed[word]); });
+  }
+
+  // The same of a tile that was read before.
+  __device__ __forceinline__ static void pack_read_bias(PackedTile<C>& packed, const TileScores<C>& scores,
+                                                        const PackedTile<C>& bias, float scale) {
+    std::uint32_t lowest = 0;
+#pragma unroll
+    for (int word = 0; word < C::kTileQ / 4; ++word) {
+      float value[2];
+      unpack_bias(bias[word], value);
+      packed[word] = add_bias(scores, word, value, scale);
+      lowest = ptx::min_f16x2(lowest, packed[word]);
+    }
+    if (__all_sync(~0u, ptx::greater_f16x2(lowest, kLowestBiasedPair) == ~0u)) return;
+#pragma unroll
+    for (int word = 0; word < C::kTileQ / 4; ++word)
+      packed[word] = clamp_biased(is_minus_infinity(bias[word]), packed[word]);
   }
 
   // `seen`: the thread's word of a boolean mask.
@@ -186,6 +228,10 @@ struct KeyScores {
     } else {
       pack_visible<C>(packed, scores);
     }
+    hide(packed, seen);
+  }
+  // What masks other than a bias hide.
+  __device__ __forceinline__ void hide(PackedTile<C>& packed, std::uint32_t seen) const {
     if (params.mask_words.data != nullptr) mask_hidden(packed, seen);
     if (facts.all_inside == 0) mask_band(packed);
   }

@@ -97,8 +97,10 @@ struct alignas(1024) Shared {
   alignas(16) std::conditional_t<C::kSplit == Split::products, HandedScores<C>, NothingHanded> handed;
   TileFacts facts[C::kStages];
   std::uint64_t full[C::kStages], empty[C::kStages];  // of q, d_out, numbers and facts
-  std::uint64_t stored[kSlots], free[kSlots];         // of d_scores: all is there; dQ is computed
-  std::uint64_t biased[C::kParts][kSlots];            // of a part of d_scores: a bias is there, which dS will replace
+  // Of d_scores: all is there; dQ is computed, which where biases come ahead nobody asks.
+  std::uint64_t stored[kSlots], free[C::kBiasAhead ? 1 : kSlots];
+  // Of a part of d_scores, or where biases come ahead of both: a bias is there, which dS will replace.
+  std::uint64_t biased[C::kBiasAhead ? 1 : C::kParts][kSlots];
   // Of items; a CTA's item number m has number m % 2.
   std::uint64_t described[2];    // items[] says what it is, and its K and V are there
   std::uint64_t keys_free[2];    // nobody needs its K and V any more
@@ -117,7 +119,7 @@ struct alignas(1024) Shared {
     for (std::uint64_t& barrier : stored) init(barrier, 4 * C::kParts);
     for (std::uint64_t& barrier : free) init(barrier, 4);
     for (auto& of_part : biased) {
-      for (std::uint64_t& barrier : of_part) init(barrier, 128);
+      for (std::uint64_t& barrier : of_part) init(barrier, C::kBiasAhead ? 32 * C::kParts : 128);
     }
     handed.init_barriers();
     for (std::uint64_t& barrier : described) init(barrier, 4);
@@ -139,7 +141,7 @@ __device__ __forceinline__ int steps_of(const BackwardParams& params, const Item
 template <typename C>
 __device__ __forceinline__ TileFacts facts_of(const BackwardParams& params, const Item& item, const Step& step) {
   const bool inside = step.tile >= item.inside.begin && step.tile < item.inside.end;
-  const bool masked = !inside || params.allowed.data != nullptr || params.bias.data != nullptr;
+  const bool masked = !inside || params.allowed.data != nullptr || (!C::kBiasAhead && params.bias.data != nullptr);
   const int words = params.mask_words.block(item.sequence, step.head, step.tile,
                                             item.block - params.first_key_tile / C::kPartsPerBlock);
   TileFacts facts = {step.head, step.tile * C::kTileQ, inside ? 1 : 0,

@@ -12,6 +12,10 @@ inline void copy_async_8(std::uint32_t destination, const void* source, int byte
   emulator::copy_async(destination, source, bytes, 8);
 }
 
+inline void copy_async_8(std::uint32_t destination, const void* source) {
+  emulator::copy_async(destination, source, 8, 8);
+}
+
 inline void load_transposed_matrices(std::uint32_t address, std::uint32_t (&words)[4]) {
   emulator::load_matrices(words, address, true);
 }
