@@ -68,14 +68,14 @@ TEST(KeyRows, FourRowsAreNeighboursWhereGroupsAreInterleaved) {
 // eight rows of a matrix eight queries in all banks.
 TEST(KeyRows, BiasesThatAreCopiedAheadLieInAllBanks) {
   std::set<int> met;
-  for (int first = 0; first < kMaskTileQueries; first += kBiasWarpQueries) {
+  for (int first = 0; first < kMaskTileQueries; first += kBiasRunQueries) {
     std::map<int, int> banks;
     for (int lane = 0; lane < 32; ++lane) {
       const BiasRun run = BiasRun::of(lane);
-      const int query = first + run.query, at = run.ahead_offset(query);
-      ASSERT_LT(run.query, kBiasWarpQueries);
-      EXPECT_EQ(at, ahead_bias_offset(run.warp, query, run.element & 1) + 8 * (run.element >> 1));
-      EXPECT_EQ(at / 256 * 256 + (run.ahead_offset(run.query) % 256 ^ BiasRun::of(0).ahead_offset(first % 8)), at);
+      const int query = first + run.query, at = run.offset(query);
+      ASSERT_LT(run.query, kBiasRunQueries);
+      EXPECT_EQ(at, bias_offset(run.warp, query, run.element & 1) + 8 * (run.element >> 1));
+      EXPECT_EQ(at / 256 * 256 + (run.offset(run.query) % 256 ^ BiasRun::of(0).offset(first % 8)), at);
       met.insert(at);
       ++banks[at % 128 / 8];
     }
@@ -87,7 +87,7 @@ TEST(KeyRows, BiasesThatAreCopiedAheadLieInAllBanks) {
   for (int warp = 0; warp < 4; ++warp) {
     for (int upper = 0; upper < 2; ++upper) {
       std::set<int> banks;
-      for (int query = 8; query < 16; ++query) banks.insert(ahead_bias_offset(warp, query, upper) % 128 / 16);
+      for (int query = 8; query < 16; ++query) banks.insert(bias_offset(warp, query, upper) % 128 / 16);
       EXPECT_EQ(banks.size(), 8u);
     }
   }

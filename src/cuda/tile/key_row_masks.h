@@ -7,7 +7,8 @@
 // A bias of 16-bit elements comes as it is, queries as rows, and is transposed when it is read (ldmatrix): 2 KB for
 // each warp, of every query 16 bytes of the keys of rows 0 .. 7 and 16 bytes of those of rows 8 .. 15. Such 16 bytes
 // are two runs of four neighbouring keys. Queries 4 .. 7 of eight have the two the other way round: eight rows of a
-// matrix then lie in all banks.
+// matrix then lie in all banks. One warp copies a tile, two queries of all four warps' keys at a time: queries lie such
+// that those are in all banks, too.
 #pragma once
 
 #include <cstdint>
@@ -27,33 +28,24 @@ inline constexpr int kMaskWordsOfTile = 128, kMaskTilesOfBlock = 2;
 // Where 16 bytes of a bias lie, of a query and rows 8 upper .. 8 upper + 7 of a warp's 16.
 inline constexpr int kBiasWarpBytes = kMaskTileQueries * 32;
 DSPATTN_HOST_DEVICE constexpr int bias_offset(int warp, int query, int upper) {
-  return warp * kBiasWarpBytes + query * 32 + ((upper ^ (query >> 2 & 1)) << 4);
+  const int place = query ^ warp;
+  return warp * kBiasWarpBytes + place * 32 + ((upper ^ (place >> 2 & 1)) << 4);
 }
 
-// The same where it is copied ahead, by one warp: two queries of all four warps at a time, which this puts in all
-// banks.
-DSPATTN_HOST_DEVICE constexpr int ahead_bias_offset(int warp, int query, int upper) {
-  return bias_offset(warp, query ^ warp, upper);
-}
-
-// Which run of four keys one of 128 threads copies of every eighth query, and where to. Four neighbours copy 32 bytes.
+// Which run of four keys a lane copies of every second query, and where to. Four neighbours copy 32 bytes.
 struct BiasRun {
   int warp, element;  // of the four groups of the warp
   int query;          // the first
 
-  DSPATTN_HOST_DEVICE static constexpr BiasRun of(int thread) { return {thread & 3, thread >> 2 & 3, thread >> 4}; }
+  DSPATTN_HOST_DEVICE static constexpr BiasRun of(int lane) { return {lane & 3, lane >> 2 & 3, lane >> 4}; }
   DSPATTN_HOST_DEVICE constexpr int key(const KeyMap& keys, int part) const {
     return keys.key(part, 4 * warp, element);
   }
-  DSPATTN_HOST_DEVICE constexpr int offset() const {
-    return bias_offset(warp, query, element & 1) + 8 * (element >> 1);
-  }
-  // Of `query` where it is copied ahead.
-  DSPATTN_HOST_DEVICE constexpr int ahead_offset(int of_query) const {
-    return ahead_bias_offset(warp, of_query, element & 1) + 8 * (element >> 1);
+  // Of one of its queries.
+  DSPATTN_HOST_DEVICE constexpr int offset(int of_query) const {
+    return bias_offset(warp, of_query, element & 1) + 8 * (element >> 1);
   }
 };
-inline constexpr int kBiasRunQueries = 8;   // between a thread's queries
-inline constexpr int kBiasWarpQueries = 2;  // the same where one warp copies a tile
+inline constexpr int kBiasRunQueries = 2;  // between a lane's queries
 
 }  // namespace dspattn::cuda::tile

@@ -49,10 +49,7 @@ struct Config {
   static constexpr int kTileKBytes = kPanels * kPanelKBytes;
   static constexpr int kQueryPanels = kTileQ / 64;
   static constexpr int kDScoreBytes = kQueryPanels * kPanelKBytes;
-  // A tile's bias may be copied, by the key warpgroups, to where its dS will lie. Where WithBias is compiled nobody
-  // asks for that any more; it stays so that this kernel's machine code does. Other biases are read from global memory.
-  static constexpr bool kCopiesBias = kDim <= 64;
-  static constexpr bool kBiasAhead = false;  // see WithBias
+  static constexpr bool kBiasAhead = false;  // see WithBias; here a bias is read from global memory
   static constexpr int kDScoreSlots = kDim <= 64 ? 4 : 2;
   static_assert(kDScoreBytes == kParts * static_cast<int>(kBiasBytes), "a bias takes the place of dS");
   static constexpr int kSteps = kDim / 16;  // of the products over a head dim
@@ -90,7 +87,6 @@ constexpr bool has_bias_kernel(int dim) { return dim <= 128; }
 template <typename C>
 struct WithBias : C {
   static_assert(has_bias_kernel(C::kHeadDim));
-  static constexpr bool kCopiesBias = true;
   static constexpr bool kBiasAhead = true;
   // At d = 128 two of the places have the room of a second K.
   static constexpr int kDScoreSlots = 4;

@@ -90,41 +90,17 @@ struct KeyWarpgroup {
     }
     return marks;
   }
-  // The bias of a query tile that is there, to the place of its dS, when dQ of the tile before it there is computed;
-  // absent rows and keys are zeros.
-  __device__ __forceinline__ void copy_bias(int tile) const {
-    if (!C::kCopiesBias || C::kBiasAhead || params.bias_copied == 0) return;
-    const int slot = tile % C::kDScoreSlots;
-    await(shared.free[slot], (tile / C::kDScoreSlots & 1) ^ 1);
-    const tile::BiasRun run = tile::BiasRun::of(thread());
-    const TileFacts& facts = shared.facts[stage_of(tile)];
-    const MaskTensor& bias = params.bias;
-    const int left = item().rows - facts.first - run.query;  // rows, of which every eighth is this thread's
-    const int key = item().block * tile::kBlockKeys + run.key(params.keys, item().part * C::kParts + part);
-    const int bytes = min(2 * max(item().keys - key, 0), 8);
-    const auto* from = static_cast<const std::uint16_t*>(bias.data) + item().sequence * bias.batch_stride +
-                       facts.head * bias.head_stride + (facts.first + run.query) * bias.row_stride + key;
-    std::uint32_t to = ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes +
-                       static_cast<std::uint32_t>(run.offset());
-#pragma unroll
-    for (int query = 0; query < C::kTileQ; query += tile::kBiasRunQueries) {
-      ptx::copy_async_8(to, from, query < left ? bytes : 0);
-      from += tile::kBiasRunQueries * bias.row_stride;
-      to += 32 * tile::kBiasRunQueries;
-    }
-    ptx::copy_async_arrive(ptx::shared_address(&shared.biased[part][slot]));
-  }
   // Whether the bias of a tile is there that is copied ahead. Asked ahead of time.
   __device__ __forceinline__ std::uint32_t is_biased(int tile) const {
     if constexpr (!C::kBiasAhead) return 1;
     const int slot = tile % C::kDScoreSlots;
-    return ptx::mbarrier_test(ptx::shared_address(&shared.biased[0][slot]), tile / C::kDScoreSlots & 1);
+    return ptx::mbarrier_test(ptx::shared_address(&shared.biased[slot]), tile / C::kDScoreSlots & 1);
   }
   // It, to registers, while the tile's scores are computed.
   __device__ __forceinline__ void read_bias_of(int tile, std::uint32_t is_there, OwnBias<C>& bias) const {
     if constexpr (C::kBiasAhead) {
       const int slot = tile % C::kDScoreSlots;
-      if (is_there == 0) await(shared.biased[0][slot], tile / C::kDScoreSlots & 1);
+      if (is_there == 0) await(shared.biased[slot], tile / C::kDScoreSlots & 1);
       read_bias<C>(bias.words,
                    ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes,
                    thread());
@@ -148,11 +124,7 @@ struct KeyWarpgroup {
     } else if (!marks.masked()) {
       pack_visible<C>(packed, scores);
     } else {
-      const int slot = number % C::kDScoreSlots;
-      if (C::kCopiesBias && params.bias_copied != 0) await(shared.biased[part][slot], number / C::kDScoreSlots & 1);
-      const std::uint32_t bias =
-          ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes;
-      KeyScores<C>{params, item(), shared.facts[stage()], part, thread()}.pack(packed, scores, marks.seen, bias);
+      KeyScores<C>{params, item(), shared.facts[stage()], part, thread()}.pack(packed, scores, marks.seen);
     }
     for (std::uint32_t& word : packed) ptx::pin(word);
   }
@@ -233,7 +205,6 @@ struct KeyWarpgroup {
       issue_scores<C>(scores, k(), part, shared.q[stage()]);
       ptx::wgmma_commit();
       const LoadedMarks loaded_marks = marks_of(number);
-      copy_bias(number);
       OwnBias<C> bias;
       read_bias_of(number, is_biased(number), bias);
       ptx::wgmma_wait<0>();
@@ -274,7 +245,6 @@ struct KeyWarpgroup {
     if (steps > 0) {
       await_full(number);
       marks = marks_of(number).settled();
-      copy_bias(number);
       ptx::wgmma_fence();
       issue_scores<C>(scores, k(), part, shared.q[stage()]);
       ptx::wgmma_commit();
@@ -300,7 +270,6 @@ struct KeyWarpgroup {
       ptx::wgmma_commit();
       issue_scores<C>(scores, k(), part, shared.q[stage_of(next)]);
       ptx::wgmma_commit();
-      if (next > number) copy_bias(next);
       // What is loaded behind products comes late: none of it is needed before these are done.
       const LoadedMarks next_marks = marks_of(next);
       prune_ahead<C>(packed, halves, marks.has_nan(), marks.tells_masked());
@@ -338,7 +307,6 @@ struct KeyWarpgroup {
     for (int i = 0; i < steps; ++i) {
       TileScores<C> scores;
       await_full(number);
-      copy_bias(number);
       if (i > 0) issue_gradients();
       ptx::wgmma_fence();
       issue_scores<C>(scores, k(), 0, shared.q[stage()]);

@@ -158,32 +158,32 @@ struct QueryWarpgroup {
                        load_step.head * bias.head_stride + first * bias.row_stride + key;
     const int slot = loaded % C::kDScoreSlots;
     const std::uint32_t to = ptx::shared_address(shared.d_scores[slot]) + static_cast<std::uint32_t>(part) * kBiasBytes;
-    const std::int64_t step = tile::kBiasWarpQueries * bias.row_stride;
+    const std::int64_t step = tile::kBiasRunQueries * bias.row_stride;
     if (item.rows >= (load_step.tile + 1) * C::kTileQ && item.keys >= (item.block + 1) * tile::kBlockKeys) {
       // All of it is there: three instructions a copy. Where the later queries of eight lie is an exclusive or.
-      constexpr int kQueries = 4 * tile::kBiasWarpQueries;
+      constexpr int kQueries = 4 * tile::kBiasRunQueries;
       std::uint32_t places[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         constexpr tile::BiasRun kFirst = tile::BiasRun::of(0);
-        places[i] = (to + static_cast<std::uint32_t>(run.ahead_offset(run.query))) ^
-                    static_cast<std::uint32_t>(kFirst.ahead_offset(tile::kBiasWarpQueries * i));
+        places[i] = (to + static_cast<std::uint32_t>(run.offset(run.query))) ^
+                    static_cast<std::uint32_t>(kFirst.offset(tile::kBiasRunQueries * i));
       }
 #pragma unroll
-      for (int i = 0; i < C::kTileQ / tile::kBiasWarpQueries; ++i) {
+      for (int i = 0; i < C::kTileQ / tile::kBiasRunQueries; ++i) {
         ptx::copy_async_8(places[i % 4] + static_cast<std::uint32_t>(i / 4 * kQueries * 32), from);
         from += step;
       }
     } else {
       const int rows = item.rows - first, bytes = min(2 * max(item.keys - key, 0), 8);
 #pragma unroll 1
-      for (int query = 0; query < C::kTileQ; query += tile::kBiasWarpQueries) {
-        ptx::copy_async_8(to + static_cast<std::uint32_t>(run.ahead_offset(run.query + query)), from,
+      for (int query = 0; query < C::kTileQ; query += tile::kBiasRunQueries) {
+        ptx::copy_async_8(to + static_cast<std::uint32_t>(run.offset(run.query + query)), from,
                           query < rows ? bytes : 0);
         from += step;
       }
     }
-    ptx::copy_async_arrive(ptx::shared_address(&shared.biased[0][slot]));
+    ptx::copy_async_arrive(ptx::shared_address(&shared.biased[slot]));
     load_step.advance(item);
     --load_left;
     ++loaded;

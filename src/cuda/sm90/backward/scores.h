@@ -37,8 +37,7 @@ template <typename C>
 __device__ __forceinline__ void read_bias(PackedTile<C>& bias, std::uint32_t tile, int thread) {
   const int lane = thread & 31;
   const std::uint32_t own =
-      tile +
-      static_cast<std::uint32_t>(tile::ahead_bias_offset(thread >> 5, lane & 7, lane >> 3 & 1) + (lane >> 4) * 8 * 32);
+      tile + static_cast<std::uint32_t>(tile::bias_offset(thread >> 5, lane & 7, lane >> 3 & 1) + (lane >> 4) * 8 * 32);
 #pragma unroll
   for (int step = 0; step < C::kTileQ / 16; ++step) {
     std::uint32_t words[4];
@@ -146,34 +145,7 @@ struct KeyScores {
     return C::kType == DType::bf16 ? ptx::equal_bf16x2(bias, 0xFF80FF80u) : ptx::equal_f16x2(bias, 0xFC00FC00u);
   }
 
-  // From a tile in shared memory (tile/key_row_masks.h). Sums that low are rare: whether they are masked is asked only
-  // where a warp has one.
-  __device__ __forceinline__ void pack_copied_bias(PackedTile<C>& packed, const TileScores<C>& scores,
-                                                   std::uint32_t tile) const {
-    const std::uint32_t own =
-        tile + static_cast<std::uint32_t>(tile::bias_offset(warp, lane & 7, lane >> 3 & 1) + (lane >> 4) * 8 * 32);
-    const auto each_pair = [&](auto use) {
-#pragma unroll
-      for (int step = 0; step < C::kTileQ / 16; ++step) {
-        std::uint32_t bias[4];
-        ptx::load_transposed_matrices(own + static_cast<std::uint32_t>(step) * kBiasStepBytes, bias);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) use(4 * step + i, bias[i]);
-      }
-    };
-    std::uint32_t lowest = 0;
-    each_pair([&](int word, std::uint32_t bias) {
-      float value[2];
-      unpack_bias(bias, value);
-      packed[word] = add_bias(scores, word, value, params.scales.bias_scale);
-      lowest = ptx::min_f16x2(lowest, packed[word]);
-    });
-    if (__all_sync(~0u, ptx::greater_f16x2(lowest, kLowestBiasedPair) == ~0u)) return;
-    each_pair(
-        [&](int word, std::uint32_t bias) { packed[word] = clamp_biased(is_minus_infinity(bias), packed[word]); });
-  }
-
-  // The same of a tile that was read before.
+  // Copied ahead and read before. Sums that low are rare: whether they are masked is asked only where a warp has one.
   __device__ __forceinline__ static void pack_read_bias(PackedTile<C>& packed, const TileScores<C>& scores,
                                                         const PackedTile<C>& bias, float scale) {
     std::uint32_t lowest = 0;
@@ -216,12 +188,9 @@ struct KeyScores {
     }
   }
 
-  // Scores as they are compared, where something may be masked. `bias`: its tile, where such are copied.
-  __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, std::uint32_t seen,
-                                       std::uint32_t bias) const {
-    if (C::kCopiesBias && params.bias_copied != 0) {
-      pack_copied_bias(packed, scores, bias);
-    } else if (params.bias_bytes == 4) {
+  // Scores as they are compared, where something may be masked.
+  __device__ __forceinline__ void pack(PackedTile<C>& packed, const TileScores<C>& scores, std::uint32_t seen) const {
+    if (params.bias_bytes == 4) {
       pack_biased<float>(packed, scores);
     } else if (params.bias_bytes == 2) {
       pack_biased<std::uint16_t>(packed, scores);

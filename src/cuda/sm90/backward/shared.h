@@ -99,8 +99,7 @@ struct alignas(1024) Shared {
   std::uint64_t full[C::kStages], empty[C::kStages];  // of q, d_out, numbers and facts
   // Of d_scores: all is there; dQ is computed, which where biases come ahead nobody asks.
   std::uint64_t stored[kSlots], free[C::kBiasAhead ? 1 : kSlots];
-  // Of a part of d_scores, or where biases come ahead of both: a bias is there, which dS will replace.
-  std::uint64_t biased[C::kBiasAhead ? 1 : C::kParts][kSlots];
+  std::uint64_t biased[C::kBiasAhead ? kSlots : 1];  // of d_scores: a bias is there, which dS will replace
   // Of items; a CTA's item number m has number m % 2.
   std::uint64_t described[2];    // items[] says what it is, and its K and V are there
   std::uint64_t keys_free[2];    // nobody needs its K and V any more
@@ -118,9 +117,7 @@ struct alignas(1024) Shared {
     for (std::uint64_t& barrier : empty) init(barrier, 4 * C::kConsumers);
     for (std::uint64_t& barrier : stored) init(barrier, 4 * C::kParts);
     for (std::uint64_t& barrier : free) init(barrier, 4);
-    for (auto& of_part : biased) {
-      for (std::uint64_t& barrier : of_part) init(barrier, C::kBiasAhead ? 32 * C::kParts : 128);
-    }
+    for (std::uint64_t& barrier : biased) init(barrier, 32 * C::kParts);
     handed.init_barriers();
     for (std::uint64_t& barrier : described) init(barrier, 4);
     for (std::uint64_t& barrier : keys_free) init(barrier, 4 * (C::kConsumers + 1));
