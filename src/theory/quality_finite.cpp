@@ -22,7 +22,9 @@ constexpr double kFarScore = 9.5;  // 1e-21 of the scores lie outside
 constexpr double kStepZ = 0.06;    // divided by a; the corrected running sum below is then right to 2e-8
 constexpr double kStepLogT = 0.2;  // the kernel t x exp(-t x) is analytic in log t: error exp(-pi^2/0.2)
 constexpr double kLogRounding = 37.0;
-constexpr double kMaxSpread = 70.0;  // exp(a kFarScore) is within a double's range up to 74
+constexpr double kNoWeight = 1e-18;   // exp(-1e-18) is 1
+constexpr double kUnderflow = 746.0;  // exp(-746) is 0
+constexpr double kMaxSpread = 70.0;   // exp(a kFarScore) is within a double's range up to 74
 
 void check_spread(Check& check, double p, double sigma) {
   check.require(p * sigma <= kMaxSpread, "p * sigma", "at most " + show(kMaxSpread), show(p * sigma));
@@ -31,12 +33,14 @@ void check_spread(Check& check, double p, double sigma) {
 double mean_ratio(std::int64_t keep, std::int64_t group, double spread, std::int64_t keys) {
   const double step = kStepZ / std::max(1.0, spread);
   const auto points = static_cast<std::size_t>(2.0 * kFarScore / step) + 1;
-  std::vector<double> x(points), density(points), tilted(points), below(points);
+  std::vector<double> x(points), density(points), tilted(points), below(points), untilted(points + 1);
   for (std::size_t i = 0; i < points; ++i) {
     const double z = -kFarScore + step * static_cast<double>(i);
     x[i] = std::exp(spread * z);
     density[i] = normal_pdf(z);
+    untilted[i + 1] = untilted[i] + (0.5 * step * density[i] + (i > 0 ? 0.5 * step * density[i - 1] : 0.0));
   }
+  const BinomialAtMost stays(keep - 1, group - 1);
   const auto count = static_cast<double>(keys);
   const double first = -spread * kFarScore - std::log(count) - kLogRounding;
   const double last = spread * kFarScore + 4.0;
@@ -44,24 +48,29 @@ double mean_ratio(std::int64_t keep, std::int64_t group, double spread, std::int
   double largest = 0.0;
   for (double log_t = first; log_t <= last; log_t += kStepLogT) {
     const double t = std::exp(log_t);
+    // x grows. Below `begin` exp(-t x) is 1 and weighs nothing, from `end` on it is 0: of each step a part remains.
+    const auto begin = static_cast<std::size_t>(std::lower_bound(x.begin(), x.end(), kNoWeight / t) - x.begin());
+    const auto end = static_cast<std::size_t>(std::upper_bound(x.begin(), x.end(), kUnderflow / t) - x.begin());
     // Running integral of phi(z) exp(-t x): trapezoid with the first Euler-Maclaurin correction, -h^2/12 g'(z).
-    double running = 0.0;
-    for (std::size_t i = 0; i < points; ++i) {
+    double running = untilted[begin];
+    double previous = begin > 0 ? density[begin - 1] : 0.0;
+    for (std::size_t i = begin; i < end; ++i) {
       const double z = -kFarScore + step * static_cast<double>(i);
       tilted[i] = density[i] * std::exp(-t * x[i]);
-      running += 0.5 * step * tilted[i] + (i > 0 ? 0.5 * step * tilted[i - 1] : 0.0);
+      running += 0.5 * step * tilted[i] + 0.5 * step * previous;
       below[i] = running + step * step / 12.0 * tilted[i] * (z + spread * t * x[i]);
+      previous = tilted[i];
     }
-    const double mass = running;
+    const double mass = end < points ? running + 0.5 * step * previous : running;
     if (mass <= 0.0) break;
     const double others = std::exp((count - 1.0) * std::log(mass));
     if (others == 0.0 && sum > 0.0) break;
     double inner = 0.0;
-    for (std::size_t i = 0; i < points; ++i) {
+    for (std::size_t i = begin; i < end; ++i) {
       const double weight = t * x[i] * tilted[i];
       if (weight < 1e-18) continue;
       const double lower = std::min(1.0, std::max(0.0, below[i] / mass));
-      inner += weight * binomial_at_most(keep - 1, group - 1, 1.0 - lower, lower);
+      inner += weight * stays(1.0 - lower, lower);
     }
     const double term = count * others * inner * step;
     sum += term;

@@ -11,31 +11,44 @@
 namespace dspattn::emulator {
 namespace {
 
-// Calls visit(shared address, pointer to the tensor's element or null when it lies outside) for every element of a box.
+// Calls visit(shared address, pointer to the tensor's elements or null when they lie outside, bytes) for every piece of
+// a box that is contiguous on both sides: of 16 bytes, which the swizzle leaves together, or of less at borders.
 template <typename Visit>
 void for_box(const CUtensorMap& map, std::uint32_t shared, const Coordinates& at, Visit visit) {
   std::array<int, 5> count{1, 1, 1, 1, 1};
   for (int i = 0; i < map.rank; ++i) {
     count[std::size_t(i)] = (map.box[std::size_t(i)] + map.steps[std::size_t(i)] - 1) / map.steps[std::size_t(i)];
   }
+  const int element = map.element_bytes;
   std::uint32_t offset = 0;
   std::array<int, 5> index{};
   for (index[4] = 0; index[4] < count[4]; ++index[4]) {
     for (index[3] = 0; index[3] < count[3]; ++index[3]) {
       for (index[2] = 0; index[2] < count[2]; ++index[2]) {
         for (index[1] = 0; index[1] < count[1]; ++index[1]) {
-          for (index[0] = 0; index[0] < count[0]; ++index[0]) {
-            bool inside = true;
-            std::int64_t bytes = 0;
-            for (std::size_t i = 0; i < std::size_t(map.rank); ++i) {
-              const std::int64_t x = std::int64_t{at[i]} + std::int64_t{index[i]} * map.steps[i];
-              inside = inside && x >= 0 && x < map.extents[i];
-              bytes += x * (i == 0 ? map.element_bytes : map.strides[i - 1]);
-            }
+          bool row_inside = true;
+          std::int64_t row_bytes = 0;
+          for (std::size_t i = 1; i < std::size_t(map.rank); ++i) {
+            const std::int64_t x = std::int64_t{at[i]} + std::int64_t{index[i]} * map.steps[i];
+            row_inside = row_inside && x >= 0 && x < map.extents[i];
+            row_bytes += x * map.strides[i - 1];
+          }
+          for (int begin = 0; begin < count[0];) {
             std::uint32_t address = shared + offset;
             address ^= address >> 3 & 0x70;
-            visit(address, inside ? static_cast<std::uint8_t*>(map.data) + bytes : nullptr);
-            offset += static_cast<std::uint32_t>(map.element_bytes);
+            const std::int64_t x = std::int64_t{at[0]} + std::int64_t{begin} * map.steps[0];
+            const bool inside = x >= 0 && x < map.extents[0];
+            std::int64_t piece = 1;
+            if (map.steps[0] == 1) {
+              piece = std::min<std::int64_t>(count[0] - begin, (16 - int(address % 16)) / element);
+              if (x < map.extents[0]) piece = std::min(piece, x < 0 ? -x : map.extents[0] - x);
+            }
+            const auto bytes = static_cast<std::uint32_t>(piece * element);
+            visit(address,
+                  row_inside && inside ? static_cast<std::uint8_t*>(map.data) + row_bytes + x * element : nullptr,
+                  bytes);
+            offset += bytes;
+            begin += static_cast<int>(piece);
           }
         }
       }
@@ -104,18 +117,19 @@ void load_box(std::uint32_t destination, const void* map, std::uint32_t barrier,
   const CUtensorMap& tensor = checked(map, destination, rank);
   // A copy of the map: the parameters of a kernel, which outlive its threads, are here on the stack of one.
   Machine::get().later([=, tensor = tensor] {
-    for_box(tensor, destination, at, [&](std::uint32_t address, const std::uint8_t* element) {
-      const auto size = static_cast<std::uint32_t>(tensor.element_bytes);
-      std::uint8_t* to = Machine::get().shared_written_beside(address, size);
-      if (element == nullptr) {
-        std::memset(to, 0, size);
+    for_box(tensor, destination, at, [&](std::uint32_t address, const std::uint8_t* elements, std::uint32_t bytes) {
+      std::uint8_t* to = Machine::get().shared_written_beside(address, bytes);
+      if (elements == nullptr) {
+        std::memset(to, 0, bytes);
       } else if (tensor.rounds_to_tf32) {
-        float value;
-        std::memcpy(&value, element, 4);
-        const std::uint32_t rounded = cuda::ptx::round_tf32(value);
-        std::memcpy(to, &rounded, 4);
+        for (std::uint32_t i = 0; i < bytes; i += 4) {
+          float value;
+          std::memcpy(&value, elements + i, 4);
+          const std::uint32_t rounded = cuda::ptx::round_tf32(value);
+          std::memcpy(to + i, &rounded, 4);
+        }
       } else {
-        std::memcpy(to, element, size);
+        std::memcpy(to, elements, bytes);
       }
     });
     Machine::get().mbarrier_delivered(barrier, box_bytes(tensor));
@@ -138,9 +152,8 @@ void store_box(const void* map, std::uint32_t source, const Coordinates& at, int
   Machine::Pending& pending = Machine::get().bulk_stores();
   ++pending.copies;
   Machine::get().later([=, tensor = tensor, &pending] {
-    for_box(tensor, source, at, [&](std::uint32_t address, std::uint8_t* element) {
-      const auto size = static_cast<std::uint32_t>(tensor.element_bytes);
-      if (element != nullptr) std::memcpy(element, Machine::get().shared_beside(address, size), size);
+    for_box(tensor, source, at, [&](std::uint32_t address, std::uint8_t* elements, std::uint32_t bytes) {
+      if (elements != nullptr) std::memcpy(elements, Machine::get().shared_beside(address, bytes), bytes);
     });
     if (--pending.copies == 0) Machine::get().wake(pending.waiting);
   });

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,40 +56,68 @@ def test_import_is_light() -> None:
     assert not found["heavy"], found
 
 
-@pytest.mark.parametrize("first,second", [("dspattn", "transformers"), ("transformers", "dspattn")])
-def test_names_are_registered_in_either_order(first: str, second: str) -> None:
+# What transformers imports besides itself takes most of its time, and none of it is what these tests are about: one
+# process has it, and a fork of that runs each case.
+IN_FORKS = """
+import json, os, sys
+import torch, torch._dynamo, torch.distributed.tensor  # and nothing of the two
+cases = json.load(sys.stdin)
+assert not [name for name in sys.modules if name.partition(".")[0] in ("dspattn", "transformers")]
+for code in cases:
+    if os.fork() == 0:
+        exec(code, {})
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0, code
+"""
+
+BOTH_NAMES = (
+    "from transformers import AttentionInterface;"
+    "from transformers.masking_utils import AttentionMaskInterface as masks;"
+    "names = [n for n in AttentionInterface._global_mapping if n.startswith('dspattn')];"
+    "print(json.dumps({'names': names, 'masks': [n for n in names if n in masks._global_mapping]}))"
+)
+ORDERS = [f"import json, {pair}; {BOTH_NAMES}" for pair in ("dspattn, transformers", "transformers, dspattn")]
+BEFORE = [
+    "importlib.util.find_spec('transformers.modeling_utils')",
+    "sys.modules['transformers.configuration_utils'] = None; failed()",  # as when an import is interrupted
+]
+AFTER_SOMETHING = [
+    "import contextlib, importlib.util, json, sys\nimport dspattn\n"
+    "def failed():\n"
+    "    with contextlib.suppress(ImportError):\n"
+    "        import transformers.modeling_utils\n"
+    "    del sys.modules['transformers.configuration_utils']\n"
+    f"{before}\n"
+    "import transformers.modeling_utils\n"
+    "left = [f for f in sys.meta_path if type(f).__module__.startswith('dspattn')]\n"
+    "names = list(transformers.modeling_utils.AttentionInterface._global_mapping)\n"
+    "print(json.dumps({'names': names, 'left': len(left)}))"
+    for before in BEFORE
+]
+
+
+@pytest.fixture(scope="module")
+def registered() -> dict[str, dict[str, Any]]:
+    """What each of ORDERS and AFTER_SOMETHING prints, by itself."""
     pytest.importorskip("transformers", minversion="5.0")
-    found = in_a_new_process(
-        f"import json, {first}, {second}; from transformers import AttentionInterface;"
-        "from transformers.masking_utils import AttentionMaskInterface as masks;"
-        "names = [n for n in AttentionInterface._global_mapping if n.startswith('dspattn')];"
-        "print(json.dumps({'names': names, 'masks': [n for n in names if n in masks._global_mapping]}))"
-    )
+    cases = ORDERS + AFTER_SOMETHING
+    command = [sys.executable, "-c", IN_FORKS]
+    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, cwd="/", check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(cases, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("code", ORDERS, ids=["dspattn-transformers", "transformers-dspattn"])
+def test_names_are_registered_in_either_order(registered: dict[str, dict[str, Any]], code: str) -> None:
+    found = registered[code]
     wanted = {"dspattn_dense", "dspattn_2_4", "dspattn_1_2", "dspattn_2_4_consecutive", "dspattn_1_2_consecutive"}
     assert wanted <= set(found["names"]) and found["names"] == found["masks"]
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        "importlib.util.find_spec('transformers.modeling_utils')",
-        "sys.modules['transformers.configuration_utils'] = None; failed()",  # as when an import is interrupted
-    ],
-)
-def test_names_are_registered_whatever_came_before_the_import(before: str) -> None:
-    pytest.importorskip("transformers", minversion="5.0")
-    found = in_a_new_process(
-        "import contextlib, importlib.util, json, sys\nimport dspattn\n"
-        "def failed():\n"
-        "    with contextlib.suppress(ImportError):\n"
-        "        import transformers.modeling_utils\n"
-        "    del sys.modules['transformers.configuration_utils']\n"
-        f"{before}\n"
-        "import transformers.modeling_utils\n"
-        "left = [f for f in sys.meta_path if type(f).__module__.startswith('dspattn')]\n"
-        "names = list(transformers.modeling_utils.AttentionInterface._global_mapping)\n"
-        "print(json.dumps({'names': names, 'left': len(left)}))"
-    )
+@pytest.mark.parametrize("code", AFTER_SOMETHING, ids=["found", "interrupted"])
+def test_names_are_registered_whatever_came_before_the_import(registered: dict[str, dict[str, Any]], code: str) -> None:
+    found = registered[code]
     assert "dspattn_2_4" in found["names"] and found["left"] == 0
 
 
