@@ -136,6 +136,27 @@ NmMatrix::NmMatrix(std::int64_t rows, std::int64_t cols, Pattern pattern, Groupi
   }
 }
 
+NmMatrix::NmMatrix(NmMatrix&& other) noexcept
+    : rows_(std::exchange(other.rows_, 0)),
+      cols_(std::exchange(other.cols_, 0)),
+      pattern_(other.pattern_),
+      grouping_(other.grouping_),
+      dtype_(other.dtype_),
+      values_(std::exchange(other.values_, {})),
+      indices_(std::exchange(other.indices_, {})) {}
+
+NmMatrix& NmMatrix::operator=(NmMatrix&& other) noexcept {
+  NmMatrix taken(std::move(other));  // first, or a matrix moved to itself would lose its elements
+  rows_ = taken.rows_;
+  cols_ = taken.cols_;
+  pattern_ = taken.pattern_;
+  grouping_ = taken.grouping_;
+  dtype_ = taken.dtype_;
+  values_.swap(taken.values_);
+  indices_.swap(taken.indices_);
+  return *this;
+}
+
 double NmMatrix::value(std::int64_t row, std::int64_t slot) const {
   return core::load_element(values_.data(), dtype_, row * slots() + slot);
 }
