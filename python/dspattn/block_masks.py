@@ -17,7 +17,8 @@ from torch import Tensor
 
 from . import _ops
 from ._inputs import Alignment, lengths_as_int32, parse_alignment, require_known
-from ._not_offered import GRADIENTS, not_scriptable
+from ._not_offered import not_scriptable
+from ._registered import register_gradient
 from ._schema import BackwardArguments, ProblemArguments
 from .errors import DspattnError
 from .patterns import Grouping, parse_grouping, parse_pattern
@@ -287,4 +288,4 @@ def _gradients(ctx: Any, d_out: Tensor, d_lse: Tensor | None) -> tuple[Tensor | 
     return d_q, d_k, d_v, *(None,) * (5 + len(ctx.options))
 
 
-torch.library.register_autograd("dspattn::block_attention", _gradients, setup_context=_save, lib=GRADIENTS)
+register_gradient(_block_attention, _gradients, _save)
