@@ -1,7 +1,7 @@
 """Gradients of the operators themselves, which is what code that PyTorch traces calls.
 
 ``torch.library.register_autograd`` would do but for one thing: what it registers cannot run inside of ``torch.func``'s
-``grad``, ``vjp`` and ``jacrev``, and what ``torch.compile`` makes calls the operator there, not the package's functions.
+``grad``, ``vjp`` and ``jacrev``, which in compiled code call the operator, not the functions of this package.
 An operator's gradient is asked for at one level of such transforms at a time, as of PyTorch's own operators, so that a
 function of one level is all that is needed.
 """
@@ -31,7 +31,8 @@ def register_gradient(
     class Registered(torch.autograd.function._SingleLevelFunction):
         @staticmethod
         def forward(ctx: Any, keyset: Any, *arguments: Any) -> Any:
-            output = computed(keyset, arguments)
+            with torch.enable_grad():  # as before PyTorch called this: the next level of transforms asks for it
+                output = computed(keyset, arguments)
             if setup_context is not None:
                 setup_context(ctx, fill_defaults(operator._schema, arguments, {})[0], output)
             return output

@@ -160,8 +160,9 @@ def test_operator_itself_under_vmap() -> None:
 TRANSFORMED: dict[str, Callable[[Tensor], Any]] = {
     "grad": grad(lambda t: dspattn.attention(t, t, t, is_causal=True, pattern="1:2").sin().sum()),
     "grad of the LSE": grad(lambda t: dspattn.attention(t, t, t, return_lse=True)[1].sin().sum()),
-    "grad of blocks": grad(lambda t: dspattn.block_attention(t, t, t, BLOCKS).sin().sum()),
+    "grad of blocks": grad(lambda t: dspattn.block_attention(t, t, t, BLOCKS, pattern="1:2").sin().sum()),
     "gradients of each sample": lambda t: vmap(grad(lambda t: dspattn.attention(t, t, t).sin().sum()))(t[:, None]),
+    "grad around grad": grad(lambda x: grad(lambda t: (dspattn.attention(x, x, x) * t).sum())(x.cos()).sum()),
     "jacrev": jacrev(lambda t: dspattn.attention(t, t, t)[0, 0, :2, 0]),
     "vjp": lambda t: vjp(lambda t: dspattn.attention(t, t, t), t)[1](t)[0],
 }
