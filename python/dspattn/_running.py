@@ -14,8 +14,18 @@ from ._probe import require_served
 from ._schema import ProblemArguments
 from .errors import DspattnError
 
-# The blocks of dspattn.parallel.context that are open: the last one of this thread answers in the functions' place.
-stand_ins: list[Any] = []
+
+class StandIn:
+    """A block of dspattn.parallel.context that a thread is in. One context may be open several times, in many threads;
+    each time is an object of its own."""
+
+    def __init__(self, block: Any) -> None:
+        self.block = block
+        self.thread = threading.get_ident()
+
+
+# What is open: the last one of this thread answers in the functions' place.
+stand_ins: list[StandIn] = []
 
 
 def dropout_state(query: Tensor) -> Tensor:
@@ -33,7 +43,7 @@ def stand_in() -> Any:
     if not stand_ins:  # a compiler that traces this cannot ask for the thread
         return None
     thread = threading.get_ident()
-    return next((other for other in reversed(stand_ins) if other.thread == thread), None)
+    return next((other.block for other in reversed(stand_ins) if other.thread == thread), None)
 
 
 def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:

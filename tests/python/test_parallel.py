@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import os
+import threading
 import types
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import dspattn
 import parallel_problems as problems
-from dspattn import parallel
+from dspattn import _running, parallel
 from dspattn.parallel import call
 from parallel_foreign import under_context_parallel, under_ulysses
 from parallel_pool import Failure, Pool
@@ -335,6 +336,34 @@ def test_both_passes_run_on_one_kernel():
     assert call.repeatable(rule, trained, torch.zeros(1)).kernel == ""
     named = dataclasses.replace(rule, kernel="some")
     assert call.repeatable(named, trained, on_gpu) is named
+
+
+def test_one_context_open_several_times():
+    """In one thread, the last one opened answers; in two, each has its own."""
+    outer, inner = parallel.context(), parallel.context()
+    with outer, inner:
+        with outer:
+            assert _running.stand_in() is outer
+        assert _running.stand_in() is inner
+
+    seen, opened, closed = [], threading.Event(), threading.Event()
+
+    def second():
+        with outer:
+            opened.set()
+            closed.wait(30)
+            seen.append(_running.stand_in())
+        seen.append(_running.stand_in())
+
+    thread = threading.Thread(target=second)
+    with outer:
+        thread.start()
+        opened.wait(30)
+        assert _running.stand_in() is outer
+    assert _running.stand_in() is None
+    closed.set()
+    thread.join()
+    assert seen == [outer, None] and not _running.stand_ins
 
 
 def test_a_group_of_one_and_wrong_arguments():
