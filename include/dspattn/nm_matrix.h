@@ -44,6 +44,7 @@ class NmMatrix {
   std::span<const std::byte> values() const { return values_; }
   std::span<const std::uint8_t> indices() const { return indices_; }
 
+  // Both throw dspattn::Error for a row or slot that there is not.
   double value(std::int64_t row, std::int64_t slot) const;
   // The column of a stored element; >= cols() for an absent one.
   std::int64_t column(std::int64_t row, std::int64_t slot) const;

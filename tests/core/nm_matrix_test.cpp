@@ -65,6 +65,16 @@ TEST(NmMatrix, PruneBreaksTiesLowAndPutsMinusInfinityLast) {
   EXPECT_EQ(matrix.column(0, 3), 5);
 }
 
+TEST(NmMatrix, AsksOnlyForElementsThatThereAre) {
+  const std::vector<float> dense = scrambled(5 * 37);
+  const NmMatrix matrix = prune({dense.data(), DType::f32, {5, 37}}, {1, 2});
+  for (const auto& [row, slot] : {std::pair{5, 0}, {-1, 0}, {0, 19}, {0, -1}}) {
+    EXPECT_THROW((void)matrix.value(row, slot), Error);
+    EXPECT_THROW((void)matrix.column(row, slot), Error);
+  }
+  EXPECT_EQ(matrix.column(4, 18), 36);
+}
+
 TEST(NmMatrix, OneThatWasMovedFromIsEmpty) {
   const std::vector<float> dense = scrambled(5 * 37);
   const auto made = [&] { return prune({dense.data(), DType::f32, {5, 37}}, {1, 2}); };
