@@ -8,6 +8,7 @@ import types
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import dspattn
 import parallel_problems as problems
@@ -364,6 +365,33 @@ def test_one_context_open_several_times():
     closed.set()
     thread.join()
     assert seen == [outer, None] and not _running.stand_ins
+
+
+def checkpointed(group, rank, reentrant):
+    """Gradients of pieces whose attention is computed again after the block; and outside of one, inside of another."""
+    torch.manual_seed(3)
+    whole = torch.randn(1, 4, 500, 16)
+    gradients = []
+    for again in (False, True):
+        piece = parallel.shard(whole, 2, group).requires_grad_()
+
+        def attend(q):
+            return dspattn.attention(q, q * 2, q + 1, is_causal=True).sin()
+
+        with parallel.context(group):
+            out = checkpoint(attend, piece, use_reentrant=reentrant) if again else attend(piece)
+        alone = checkpoint(attend, piece, use_reentrant=reentrant) if again else attend(piece)
+        out.sum().backward()
+        with parallel.context(group):
+            alone.sum().backward()
+        gradients.append(piece.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+    return True
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_remembers_the_context(pool, reentrant):
+    succeeded(pool.run(checkpointed, reentrant, size=2))
 
 
 def test_a_group_of_one_and_wrong_arguments():

@@ -58,16 +58,16 @@ class context:  # noqa: N801 - reads as the thing it makes: with dspattn.paralle
             _running.stand_ins.append(opened)
             return self
         except BaseException:
-            _close(opened)
+            opened.close()
             raise
 
     def __exit__(self, *exception: object) -> None:
         latest = None
         try:
             latest = self._latest()
-            _close(latest)
+            latest.close()
         except BaseException:
-            _close(latest or self._latest())
+            (latest or self._latest()).close()
             raise
 
     def _latest(self) -> _running.StandIn:
@@ -124,9 +124,3 @@ class context:  # noqa: N801 - reads as the thing it makes: with dspattn.paralle
             raise DspattnError(["cu_seqlens_k: expected cu_seqlens_q's, for queries and keys are cut together"])
         whole = cu_q if self.cu_seqlens is None else self.cu_seqlens
         return varlen_attention(query, key, value, whole, **options, **self.options)
-
-
-def _close(opened: _running.StandIn) -> None:
-    """Safe to call again."""
-    if opened in _running.stand_ins:
-        _running.stand_ins.remove(opened)
