@@ -27,7 +27,7 @@ _block_mask = torch.ops.dspattn.block_mask.default
 _block_attention = torch.ops.dspattn.block_attention.default
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockMask:
     """Block row r (queries r * block ...) sees the key blocks ``columns[r, : counts[r]]``, ascending; -1 follows."""
 
@@ -36,6 +36,15 @@ class BlockMask:
     block: int
     counts: Tensor  # int32 [block rows]
     columns: Tensor  # int32 [block rows, width]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BlockMask):
+            return NotImplemented
+        same = (self.n_q, self.n_k, self.block) == (other.n_q, other.n_k, other.block)
+        return same and torch.equal(self.counts, other.counts) and torch.equal(self.columns, other.columns)
+
+    def __hash__(self) -> int:
+        return hash((self.n_q, self.n_k, self.block))
 
     @property
     def density(self) -> float:

@@ -381,7 +381,7 @@ def checkpointed(group, rank, reentrant):
         with parallel.context(group):
             out = checkpoint(attend, piece, use_reentrant=reentrant) if again else attend(piece)
         alone = checkpoint(attend, piece, use_reentrant=reentrant) if again else attend(piece)
-        out.sum().backward()
+        (2 * out).sum().backward()
         with parallel.context(group):
             alone.sum().backward()
         gradients.append(piece.grad)
