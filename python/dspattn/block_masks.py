@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import _ops
-from ._inputs import Alignment, lengths_as_int32, parse_alignment, require_known
+from ._inputs import Alignment, explained, lengths_as_int32, parse_alignment, require_known
 from ._not_offered import not_scriptable
 from ._registered import register_gradient
 from ._schema import BackwardArguments, ProblemArguments
@@ -90,6 +90,7 @@ def from_block_map(seen: Tensor, n_q: int, n_k: int, *, block: int = 64) -> Bloc
         [[0], [1]]
     """
     _check_sizes(n_q, n_k, block)
+    require_known("seen", seen)
     shape = [-(-n_q // block), -(-n_k // block)]
     if seen.dtype != torch.bool or list(seen.shape) != shape:
         raise DspattnError([f"seen: expected a boolean tensor {shape}, got {seen.dtype} {list(seen.shape)}"])
@@ -226,6 +227,8 @@ def block_attention(
     keep, group = parse_pattern(pattern)
     reasons = []
     lengths = None if key_lengths is None else lengths_as_int32("key_lengths", key_lengths)
+    if not isinstance(blocks, BlockMask):
+        raise DspattnError([f"blocks: expected a BlockMask, got {type(blocks).__name__}"])
     if attn_mask is not None:
         require_known("attn_mask", attn_mask)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -256,7 +259,7 @@ def block_attention(
     try:
         out: Tensor = _block_attention(query, key, value, blocks.counts, columns, allowed, bias, lengths, *options)[0]
     except RuntimeError as error:
-        raise _ops.translated(error) from None
+        raise explained(error, {"is_causal": is_causal, "scale": scale}) from None
     return out
 
 
