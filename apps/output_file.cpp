@@ -1,5 +1,6 @@
 #include "apps/output_file.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -39,13 +40,22 @@ OutputFile::OutputFile(std::string option, const std::string& path) : option_(st
   if (fs::exists(status) && access(place_.c_str(), W_OK) != 0) refuse(last_error());
   // A device or a pipe takes its bytes as they come; what stands there must not be replaced, nor opened to try.
   if (fs::exists(status) && !fs::is_regular_file(status)) return;
-  beside_ = place_.string() + ".partial";
-  const bool writable = std::ofstream(beside_, std::ios::binary).is_open();
-  const std::string why = writable ? "" : last_error();
-  fs::remove(beside_, problem);
-  if (!writable) {
-    beside_.clear();
-    refuse(why);
+  replaces_ = true;
+  if (!make_beside()) refuse(last_error());
+  fs::remove(std::exchange(beside_, {}), problem);  // a run that is ended before it writes leaves nothing
+}
+
+// Of a name that nothing has yet: what stands beside the file is somebody's, be it of another run.
+bool OutputFile::make_beside() {
+  for (int number = 0;; ++number) {
+    const std::string name = place_.string() + ".partial" + (number == 0 ? "" : std::to_string(number));
+    const int made = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (made >= 0) {
+      close(made);
+      beside_ = name;
+      return true;
+    }
+    if (errno != EEXIST) return false;
   }
 }
 
@@ -53,6 +63,7 @@ OutputFile::OutputFile(OutputFile&& other) noexcept
     : option_(std::move(other.option_)),
       name_(std::move(other.name_)),
       place_(std::move(other.place_)),
+      replaces_(other.replaces_),
       beside_(std::exchange(other.beside_, {})) {}
 
 OutputFile::~OutputFile() {
@@ -66,8 +77,11 @@ void OutputFile::write(const std::function<void(std::ostream&)>& content) {
     if (!std::cout.flush()) throw std::runtime_error(option_ + ": standard output could not be written in full");
     return;
   }
-  std::ofstream stream(beside_.empty() ? place_ : beside_, std::ios::binary | std::ios::trunc);
-  if (!stream) throw std::runtime_error(option_ + ": " + name_ + ": cannot be opened for writing: " + last_error());
+  const bool made = !replaces_ || !beside_.empty() || make_beside();
+  std::ofstream stream;
+  if (made) stream.open(replaces_ ? beside_ : place_, std::ios::binary | std::ios::trunc);
+  if (!made || !stream)
+    throw std::runtime_error(option_ + ": " + name_ + ": cannot be opened for writing: " + last_error());
   content(stream);
   stream.close();
   if (!stream) throw std::runtime_error(option_ + ": " + name_ + ": could not be written in full; is the disk full?");

@@ -27,10 +27,13 @@ class OutputFile {
   void take_place();
 
  private:
+  bool make_beside();  // false: errno says why not
+
   std::string option_;
   std::string name_;  // as the user gave it
   std::filesystem::path place_;
-  std::filesystem::path beside_;  // empty when the bytes go straight to their place: a device, a pipe
+  bool replaces_ = false;         // false: the bytes go straight to their place, a device or a pipe
+  std::filesystem::path beside_;  // empty until it is made
 };
 
 }  // namespace dspattn::apps

@@ -3,9 +3,14 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <cerrno>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
+#include <string>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "apps/option_names.h"
 #include "dspattn/error.h"
@@ -34,11 +39,43 @@ Option& Option::capture_default_str() {
 
 bool Option::given() const { return option_->count() > 0; }
 
+namespace {
+
+// CLI11 takes the nearest number of 64 bits for one that has more, and for -1 the largest where none is negative.
+std::string why_not(const std::string& value, bool is_integer, bool is_signed) {
+  if (value.empty()) return "expected a value, got \"\"";
+  if (!is_integer) return "";
+  if (!is_signed && value.front() == '-') return "expected 0 or more, got " + value;
+  errno = 0;
+  if (is_signed) {
+    static_cast<void>(std::strtoll(value.c_str(), nullptr, 0));
+  } else {
+    static_cast<void>(std::strtoull(value.c_str(), nullptr, 0));
+  }
+  return errno == ERANGE ? "expected an integer of 64 bits, got " + value : "";
+}
+
+template <class T>
+struct Element {
+  using type = T;
+};
+template <class T>
+struct Element<std::optional<T>> {
+  using type = T;
+};
+template <class T>
+struct Element<std::vector<T>> {
+  using type = T;
+};
+
+}  // namespace
+
 template <class T>
 Option Command::add_option(const std::string& name, T& target, const std::string& text) {
   CLI::Option* option = app_->add_option(name, target, text);
+  using Number = typename Element<T>::type;
   option->check(
-      [](const std::string& value) { return std::string(value.empty() ? "expected a value, got \"\"" : ""); });
+      [](const std::string& value) { return why_not(value, std::is_integral_v<Number>, std::is_signed_v<Number>); });
   return Option(option);
 }
 

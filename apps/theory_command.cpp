@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/commands.h"
@@ -117,7 +118,22 @@ void write_json(OutputFile& file, const ordered_json& content) {
   file.take_place();
 }
 
+// Formulas add up as many terms: with more, a run would not end.
+void require_sizes(const TheoryOptions& o) {
+  std::vector<std::string> reasons;
+  const auto check = [&](const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
+    if (value >= least && value <= most) return;
+    reasons.push_back(std::string(name) + ": expected " + std::to_string(least) + " to " + std::to_string(most) +
+                      ", got " + std::to_string(value));
+  };
+  check("keys", o.keys, 1, 1 << 20);
+  check("head_dim", o.head_dim, 2, 1 << 20);
+  check("features", o.features, 0, 1 << 27);
+  if (!reasons.empty()) throw Error(std::move(reasons));
+}
+
 void run(const Options& options) {
+  require_sizes(options.theory);
   ordered_json content{{"program", "dspattn theory"}, {"parameters", parameters(options.theory)}};
   content["rows"] = ordered_json::array();
   std::optional<OutputFile> json;
@@ -131,8 +147,11 @@ void run(const Options& options) {
     write_json(*json, content);
     return;
   }
+  std::vector<std::pair<Section, Rows>> tables;  // all before the first is printed: one of them may be refused
   for (const Section& section : chosen_sections(options.sections)) {
-    const Rows rows = section.rows(options.theory);
+    tables.emplace_back(section, section.rows(options.theory));
+  }
+  for (const auto& [section, rows] : tables) {
     if (!json || !json->is_standard_output()) {
       std::cout << section.title << "\n";
       print_table(rows);

@@ -32,8 +32,8 @@ struct BlockMask {
 
   std::int64_t block_rows() const { return (n_q + block - 1) / block; }
   std::int64_t block_columns() const { return (n_k + block - 1) / block; }
-  bool allows(std::int64_t query, std::int64_t key) const;
-  double density() const;  // blocks kept over all blocks; 0 for an empty mask
+  bool allows(std::int64_t query, std::int64_t key) const;  // throws dspattn::Error for one that there is not
+  double density() const;                                   // blocks kept over all blocks; 0 for an empty mask
   BlockMaskView view() const;
 };
 

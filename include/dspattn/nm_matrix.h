@@ -26,6 +26,13 @@ class NmMatrix {
   NmMatrix(std::int64_t rows, std::int64_t cols, Pattern pattern, Grouping grouping, DType dtype,
            std::vector<std::byte> values, std::vector<std::uint8_t> indices);
 
+  // One that was moved from is empty, 0 x 0: its extents say what it stores.
+  NmMatrix(const NmMatrix&) = default;
+  NmMatrix& operator=(const NmMatrix&) = default;
+  NmMatrix(NmMatrix&& other) noexcept;
+  NmMatrix& operator=(NmMatrix&& other) noexcept;
+  ~NmMatrix() = default;
+
   std::int64_t rows() const { return rows_; }
   std::int64_t cols() const { return cols_; }
   Pattern pattern() const { return pattern_; }
@@ -37,6 +44,7 @@ class NmMatrix {
   std::span<const std::byte> values() const { return values_; }
   std::span<const std::uint8_t> indices() const { return indices_; }
 
+  // Both throw dspattn::Error for a row or slot that there is not.
   double value(std::int64_t row, std::int64_t slot) const;
   // The column of a stored element; >= cols() for an absent one.
   std::int64_t column(std::int64_t row, std::int64_t slot) const;

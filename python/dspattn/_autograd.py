@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ._not_offered import GRADIENTS, forward_mode, refuse_tangents
+from ._not_offered import forward_mode, refuse_tangents
 from ._ops import attention, attention_backward, translated
+from ._registered import register_gradient
 from ._schema import DIFFERENTIABLE, TENSORS, BackwardArguments, ProblemArguments
 from ._vmap import batching_rule
 from .errors import DspattnError
@@ -26,8 +27,8 @@ def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:
     """attention() as PyTorch would run it, without what its Python dispatch costs.
 
     The gradient registered below serves torch.compile and direct calls of the operator, but takes about 100
-    microseconds a call (it re-reads the schema each time) and does not work under torch.func. Outside of compilation,
-    the same formulas run through a plain autograd.Function, and nothing at all when no gradient is wanted.
+    microseconds a call (it re-reads the schema each time). Outside of compilation, the same formulas run through a
+    plain autograd.Function, and nothing at all when no gradient is wanted.
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return _FunctionalAttention.apply(*problem)
@@ -197,8 +198,8 @@ def _second_order(*_: Any) -> NoReturn:
     )
 
 
-torch.library.register_autograd("dspattn::attention", _gradients, setup_context=_save, lib=GRADIENTS)
-torch.library.register_autograd("dspattn::attention_backward", _second_order, lib=GRADIENTS)
+register_gradient(attention, _gradients, _save)
+register_gradient(attention_backward, _second_order)
 torch.library.register_vmap("dspattn::attention", batching_rule(attention, 0))
 torch.library.register_vmap(
     "dspattn::attention_backward", batching_rule(attention_backward, len(BackwardArguments._fields))

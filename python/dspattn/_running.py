@@ -3,7 +3,9 @@ PyTorch's own attention does around it."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,8 +16,23 @@ from ._probe import require_served
 from ._schema import ProblemArguments
 from .errors import DspattnError
 
-# The blocks of dspattn.parallel.context that are open: the last one of this thread answers in the functions' place.
-stand_ins: list[Any] = []
+
+class StandIn:
+    """A block of dspattn.parallel.context that a thread is in; None stands for "as if there were none". One context may
+    be open several times, in many threads; each time is an object of its own."""
+
+    def __init__(self, block: Any) -> None:
+        self.block = block
+        self.thread = threading.get_ident()
+
+    def close(self) -> None:
+        """Safe to call again."""
+        if self in stand_ins:
+            stand_ins.remove(self)
+
+
+# What is open: the last one of this thread answers in the functions' place.
+stand_ins: list[StandIn] = []
 
 
 def dropout_state(query: Tensor) -> Tensor:
@@ -33,7 +50,18 @@ def stand_in() -> Any:
     if not stand_ins:  # a compiler that traces this cannot ask for the thread
         return None
     thread = threading.get_ident()
-    return next((other for other in reversed(stand_ins) if other.thread == thread), None)
+    return next((other.block for other in reversed(stand_ins) if other.thread == thread), None)
+
+
+@contextlib.contextmanager
+def as_in_parallel(block: Any) -> Iterator[None]:
+    """Run what is inside as it would run in this block of dspattn.parallel.context, None: in none."""
+    opened = StandIn(block)
+    try:
+        stand_ins.append(opened)
+        yield
+    finally:
+        opened.close()
 
 
 def run(problem: ProblemArguments) -> tuple[Tensor, Tensor]:

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ._inputs import require_known
 from .errors import DspattnError
 
+FLOATING = (torch.float32, torch.float16, torch.bfloat16)
+
 
 def require_device(name: str, tensor: Tensor) -> None:
     require_known(name, tensor)
     if tensor.device.type not in ("cpu", "cuda"):
         raise DspattnError([f"{name}: expected a tensor on cpu or cuda, got one on {tensor.device}"])
+
+
+def require_types(nonzeros: Tensor, metadata: Tensor | None = None, value: Tensor | None = None) -> None:
+    """The types and devices that the kernels take: on the CPU others would be served, and rounded on the way."""
+    reasons = []
+    if nonzeros.dtype not in FLOATING:
+        reasons.append(f"nonzeros.dtype: expected float32, float16 or bfloat16, got {_type_name(nonzeros)}")
+    if metadata is not None and metadata.dtype != torch.int16:
+        reasons.append(f"metadata.dtype: expected int16, got {_type_name(metadata)}")
+    if value is not None and value.dtype != nonzeros.dtype:
+        reasons.append(f"value.dtype: expected nonzeros' {_type_name(nonzeros)}, got {_type_name(value)}")
+    for name, tensor in (("metadata", metadata), ("value", value)):
+        if tensor is not None and tensor.device != nonzeros.device:
+            reasons.append(f"{name}: expected a tensor on {nonzeros.device} as nonzeros is, got one on {tensor.device}")
+    if reasons:
+        raise DspattnError(reasons)
+
+
+def require_integer(name: str, number: Any) -> None:
+    if not hasattr(number, "__index__"):  # as symbolic and NumPy's integers have
+        raise DspattnError([f"{name}: expected an integer, got {number!r}"])
+
+
+def _type_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def leading_dims(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> torch.Size:
@@ -24,8 +53,12 @@ def leading_dims(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> torch.
     ]
     if reasons:
         raise DspattnError(reasons)
+    if query.dtype not in FLOATING:
+        reasons.append(f"query.dtype: expected float32, float16 or bfloat16, got {_type_name(query)}")
     if key.dtype != query.dtype:
         reasons.append(f"key.dtype: expected query's {query.dtype}, got {key.dtype}")
+    if key.device != query.device:
+        reasons.append(f"key: expected a tensor on {query.device} as query is, got one on {key.device}")
     if query.shape[-1] == 0:
         reasons.append(f"query: expected a head dimension of 1 or more, got {list(query.shape)}")
     if key.shape[-1] != query.shape[-1]:
@@ -43,15 +76,21 @@ def leading_dims(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> torch.
             attn_mask.expand(full)
         except RuntimeError:
             reasons.append(f"attn_mask: expected a shape that broadcasts to {list(full)}, got {list(attn_mask.shape)}")
-        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-            reasons.append(f"attn_mask.dtype: expected bool or a floating type, got {attn_mask.dtype}")
+        if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
+            reasons.append(
+                f"attn_mask.dtype: expected bool, float32 or query's {_type_name(query)}, got {_type_name(attn_mask)}"
+            )
+        if attn_mask.device != query.device:
+            reasons.append(f"attn_mask: expected a tensor on {query.device} as query is, got one on {attn_mask.device}")
     if reasons:
         raise DspattnError(reasons)
     return lead
 
 
 def check_product(nonzeros: Tensor, metadata: Tensor, value: Tensor) -> None:
+    require_known("metadata", metadata)
     require_known("value", value)
+    require_types(nonzeros, metadata, value)
     reasons = [
         f"{name}: expected at least two dimensions, got {list(tensor.shape)}"
         for name, tensor in (("nonzeros", nonzeros), ("metadata", metadata), ("value", value))

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from . import _ops
-from ._inputs import Alignment, lengths_as_int32, parse_alignment, require_known
-from ._not_offered import GRADIENTS, not_scriptable
+from ._inputs import Alignment, explained, lengths_as_int32, parse_alignment, require_known
+from ._not_offered import not_scriptable
+from ._registered import register_gradient
 from ._schema import BackwardArguments, ProblemArguments
 from .errors import DspattnError
 from .patterns import Grouping, parse_grouping, parse_pattern
@@ -26,7 +27,7 @@ _block_mask = torch.ops.dspattn.block_mask.default
 _block_attention = torch.ops.dspattn.block_attention.default
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockMask:
     """Block row r (queries r * block ...) sees the key blocks ``columns[r, : counts[r]]``, ascending; -1 follows."""
 
@@ -35,6 +36,15 @@ class BlockMask:
     block: int
     counts: Tensor  # int32 [block rows]
     columns: Tensor  # int32 [block rows, width]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BlockMask):
+            return NotImplemented
+        same = (self.n_q, self.n_k, self.block) == (other.n_q, other.n_k, other.block)
+        return same and torch.equal(self.counts, other.counts) and torch.equal(self.columns, other.columns)
+
+    def __hash__(self) -> int:
+        return hash((self.n_q, self.n_k, self.block))
 
     @property
     def density(self) -> float:
@@ -80,6 +90,7 @@ def from_block_map(seen: Tensor, n_q: int, n_k: int, *, block: int = 64) -> Bloc
         [[0], [1]]
     """
     _check_sizes(n_q, n_k, block)
+    require_known("seen", seen)
     shape = [-(-n_q // block), -(-n_k // block)]
     if seen.dtype != torch.bool or list(seen.shape) != shape:
         raise DspattnError([f"seen: expected a boolean tensor {shape}, got {seen.dtype} {list(seen.shape)}"])
@@ -216,6 +227,8 @@ def block_attention(
     keep, group = parse_pattern(pattern)
     reasons = []
     lengths = None if key_lengths is None else lengths_as_int32("key_lengths", key_lengths)
+    if not isinstance(blocks, BlockMask):
+        raise DspattnError([f"blocks: expected a BlockMask, got {type(blocks).__name__}"])
     if attn_mask is not None:
         require_known("attn_mask", attn_mask)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -246,7 +259,7 @@ def block_attention(
     try:
         out: Tensor = _block_attention(query, key, value, blocks.counts, columns, allowed, bias, lengths, *options)[0]
     except RuntimeError as error:
-        raise _ops.translated(error) from None
+        raise explained(error, {"is_causal": is_causal, "scale": scale}) from None
     return out
 
 
@@ -287,4 +300,4 @@ def _gradients(ctx: Any, d_out: Tensor, d_lse: Tensor | None) -> tuple[Tensor | 
     return d_q, d_k, d_v, *(None,) * (5 + len(ctx.options))
 
 
-torch.library.register_autograd("dspattn::block_attention", _gradients, setup_context=_save, lib=GRADIENTS)
+register_gradient(_block_attention, _gradients, _save)

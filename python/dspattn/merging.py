@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ._inputs import require_known
 from ._not_offered import not_scriptable
 from .errors import DspattnError
 
@@ -38,14 +39,26 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
         >>> torch.allclose(out, dspattn.attention(q, k, v, is_causal=True), atol=1e-5)
         True
     """
-    if not outs or len(outs) != len(lses):
+    for name, given in (("outs", outs), ("lses", lses)):
+        if isinstance(given, str) or not hasattr(given, "__len__"):
+            raise DspattnError([f"{name}: expected a sequence of tensors, got {type(given).__name__}"])
+    if len(outs) == 0 or len(outs) != len(lses):
         raise DspattnError([f"outs, lses: expected one or more of each, as many, got {len(outs)} and {len(lses)}"])
     reasons = []
     for i, (out, lse) in enumerate(zip(outs, lses, strict=True)):
-        if out.shape != outs[0].shape or out.dtype != outs[0].dtype:
+        require_known(f"outs[{i}]", out)
+        require_known(f"lses[{i}]", lse)
+        if out.dtype not in (torch.float32, torch.float16, torch.bfloat16) or out.dim() == 0:
+            reasons.append(f"outs[{i}]: expected [..., n_q, d_v] of float32, float16 or bfloat16, got {_kind(out)}")
+        elif out.shape != outs[0].shape or out.dtype != outs[0].dtype:
             reasons.append(f"outs[{i}]: expected outs[0]'s {_kind(outs[0])}, got {_kind(out)}")
         if lse.shape != outs[0].shape[:-1] or lse.dtype != torch.float32:
             reasons.append(f"lses[{i}]: expected {list(outs[0].shape[:-1])} of float32, got {_kind(lse)}")
+        for name, tensor in (("outs", out), ("lses", lse)):
+            if tensor.device != outs[0].device:
+                reasons.append(
+                    f"{name}[{i}]: expected a tensor on {outs[0].device} as outs[0] is, got one on {tensor.device}"
+                )
     if reasons:
         raise DspattnError(reasons)
     stacked = torch.stack(tuple(lses))

@@ -7,8 +7,11 @@ weight each query kept, packed with zlib; a script inside it draws them.
 from __future__ import annotations
 
 import base64
+import errno
 import inspect
 import json
+import os
+import tempfile
 import zlib
 from collections.abc import Sequence
 from importlib.resources import files
@@ -196,6 +199,8 @@ def report(
         parse_pattern(pattern)
     for grouping in groupings:
         parse_grouping(grouping)
+    target = Path(path)
+    _check_place(target)
     content = collect(
         model,
         tokenizer,
@@ -209,7 +214,31 @@ def report(
     page = (files("dspattn") / "data" / "report.html").read_text(encoding="utf-8")
     # "<" cannot occur inside a script element's JSON, or a token such as "</script>" would end it.
     packed = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page.replace(PLACE, packed), encoding="utf-8")
+    _write(target, page.replace(PLACE, packed))
     return target
+
+
+def _check_place(target: Path) -> None:
+    """Before the work: whether a file can be written there."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if target.is_file() or not target.exists():  # nothing stands beside a device
+            with tempfile.TemporaryFile(dir=target.resolve().parent):
+                pass
+    except OSError as error:
+        reason = f"path: expected a file that can be written, got {str(target)!r}: {error.strerror}"
+        raise DspattnError([reason]) from None
+
+
+def _write(target: Path, page: str) -> None:
+    """In full, or not at all: an interruption or a full disk leaves what was there."""
+    place = target.resolve()  # behind links
+    if place.exists() and not place.is_file():  # a device takes its bytes as they come
+        place.write_text(page, encoding="utf-8")
+        return
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name[:40]}.") as beside:
+        written = Path(beside) / "page"
+        written.write_text(page, encoding="utf-8")
+        written.replace(place)

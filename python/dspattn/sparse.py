@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from . import _ops, _scores
-from ._inputs import Alignment, parse_alignment, take_causal_biases
+from ._inputs import Alignment, parse_alignment, require_known, take_causal_biases
 from ._not_offered import forward_mode, not_scriptable
-from ._sparse_inputs import check_product, leading_dims, require_device
+from ._sparse_inputs import check_product, leading_dims, require_device, require_integer, require_types
 from .errors import DspattnError
 from .patterns import INTERLEAVE_BLOCK, Grouping, default_pattern, parse_grouping, parse_pattern
 
@@ -72,7 +72,7 @@ def sddmm(
     keep, group = parse_pattern(pattern)
     interleaved = parse_grouping(grouping)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    if not 2.0**-126 <= scale <= 2.0**126:
+    if isinstance(scale, (str, complex)) or not 2.0**-126 <= scale <= 2.0**126:
         raise DspattnError(
             [f"scale: expected a finite, positive number from 2^-126 to 2^126 (1.18e-38 to 8.51e37), got {scale}"]
         )
@@ -123,6 +123,7 @@ def softmax(nonzeros: Tensor) -> Tensor:
         [[0.5, 0.5], [0.0, 0.0]]
     """
     require_device("nonzeros", nonzeros)
+    require_types(nonzeros)
     if nonzeros.is_cuda:
         softened: Tensor = _Softmax.apply(nonzeros)
         return softened
@@ -159,8 +160,8 @@ def spmm(
         torch.Size([32, 16])
     """
     require_device("nonzeros", nonzeros)
-    layout = (*parse_pattern(default_pattern(nonzeros.dtype) if pattern is None else pattern), parse_grouping(grouping))
     check_product(nonzeros, metadata, value)
+    layout = (*parse_pattern(default_pattern(nonzeros.dtype) if pattern is None else pattern), parse_grouping(grouping))
     if nonzeros.is_cuda:
         return _product_on_gpu(nonzeros, metadata, value, layout)
     dense = to_dense(nonzeros, metadata, value.shape[-2], pattern=pattern, grouping=grouping)
@@ -198,6 +199,9 @@ def to_dense(
         True
     """
     require_device("nonzeros", nonzeros)
+    require_known("metadata", metadata)
+    require_types(nonzeros, metadata)
+    require_integer("columns", columns)
     pattern = default_pattern(nonzeros.dtype) if pattern is None else pattern
     places = _stored_columns(nonzeros, metadata, columns, (*parse_pattern(pattern), parse_grouping(grouping)))
     lead, n_q = nonzeros.shape[:-2], nonzeros.shape[-2]
@@ -224,6 +228,10 @@ def to_semi_structured(nonzeros: Tensor, metadata: Tensor, columns: int) -> Tens
     """
     from torch.sparse import SparseSemiStructuredTensorCUTLASS
 
+    require_device("nonzeros", nonzeros)
+    require_known("metadata", metadata)
+    require_types(nonzeros, metadata)
+    require_integer("columns", columns)
     reasons = []
     if nonzeros.dim() != 2 or metadata.dim() != 2:
         reasons.append(f"nonzeros, metadata: expected one matrix each, got {nonzeros.dim()} and {metadata.dim()} dims")

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "dspattn/error.h"
 
@@ -73,9 +76,29 @@ BlockMask build(std::int64_t n_q, std::int64_t n_k, const BlockMaskParts& parts)
 }  // namespace
 
 bool BlockMask::allows(std::int64_t query, std::int64_t key) const {
-  const auto row = static_cast<std::size_t>(query / block);
-  const auto first = columns.begin() + static_cast<std::ptrdiff_t>(row) * width;
-  return std::binary_search(first, first + counts[row], static_cast<std::int32_t>(key / block));
+  require_sizes(n_q, n_k, block);
+  std::vector<std::string> reasons;
+  const auto check = [&](const char* argument, std::int64_t value, std::int64_t end) {
+    if (value >= 0 && value < end) return;
+    reasons.push_back(std::string(argument) + ": expected from 0 to below " + std::to_string(end) + ", got " +
+                      std::to_string(value));
+  };
+  check("query", query, n_q);
+  check("key", key, n_k);
+  // The members are the caller's to change, and to move away.
+  if (std::ssize(counts) != block_rows() || width < 0 || std::ssize(columns) != block_rows() * width) {
+    reasons.push_back("counts, columns: expected those of " + std::to_string(block_rows()) + " block rows, got " +
+                      std::to_string(counts.size()) + " and " + std::to_string(columns.size()) + " elements");
+  }
+  if (!reasons.empty()) throw Error(std::move(reasons));
+  const std::int64_t row = query / block;
+  const auto first = columns.begin() + static_cast<std::ptrdiff_t>(row * width);
+  const std::int32_t count = counts[static_cast<std::size_t>(row)];
+  if (count < 0 || count > width) {
+    throw Error("counts[" + std::to_string(row) + "]: expected from 0 to " + std::to_string(width) + ", got " +
+                std::to_string(count));
+  }
+  return std::binary_search(first, first + count, static_cast<std::int32_t>(key / block));
 }
 
 double BlockMask::density() const {

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <string>
+#include <tuple>
 #include <utility>
 
 #include "core/half.h"
@@ -36,6 +38,16 @@ void check_extents(core::Report& report, std::int64_t rows, std::int64_t cols) {
   constexpr std::int64_t kMaxExtent = std::int64_t{1} << 31;
   if (rows < 0 || rows > kMaxExtent) report.add("rows", "0 to 2^31", std::to_string(rows));
   if (cols < 0 || cols > kMaxExtent) report.add("cols", "0 to 2^31", std::to_string(cols));
+}
+
+void require_place(const NmMatrix& matrix, std::int64_t row, std::int64_t slot) {
+  core::Report report;
+  for (const auto& [argument, value, end] : {std::tuple{"row", row, matrix.rows()}, {"slot", slot, matrix.slots()}}) {
+    if (value < 0 || value >= end) {
+      report.add(argument, "from 0 to below " + std::to_string(end), std::to_string(value));
+    }
+  }
+  raise_if_any(report);
 }
 
 double element(const ConstTensorView& matrix, std::int64_t row, std::int64_t col) {
@@ -136,11 +148,34 @@ NmMatrix::NmMatrix(std::int64_t rows, std::int64_t cols, Pattern pattern, Groupi
   }
 }
 
+NmMatrix::NmMatrix(NmMatrix&& other) noexcept
+    : rows_(std::exchange(other.rows_, 0)),
+      cols_(std::exchange(other.cols_, 0)),
+      pattern_(other.pattern_),
+      grouping_(other.grouping_),
+      dtype_(other.dtype_),
+      values_(std::exchange(other.values_, {})),
+      indices_(std::exchange(other.indices_, {})) {}
+
+NmMatrix& NmMatrix::operator=(NmMatrix&& other) noexcept {
+  NmMatrix taken(std::move(other));  // first, or a matrix moved to itself would lose its elements
+  rows_ = taken.rows_;
+  cols_ = taken.cols_;
+  pattern_ = taken.pattern_;
+  grouping_ = taken.grouping_;
+  dtype_ = taken.dtype_;
+  values_.swap(taken.values_);
+  indices_.swap(taken.indices_);
+  return *this;
+}
+
 double NmMatrix::value(std::int64_t row, std::int64_t slot) const {
+  require_place(*this, row, slot);
   return core::load_element(values_.data(), dtype_, row * slots() + slot);
 }
 
 std::int64_t NmMatrix::column(std::int64_t row, std::int64_t slot) const {
+  require_place(*this, row, slot);
   return key_at_place(slot / pattern_.keep, indices_[static_cast<std::size_t>(row * slots() + slot)], pattern_.group,
                       grouping_);
 }

@@ -233,6 +233,15 @@ def test_results_replace_files_and_follow_links_and_devices_stay(dspattn, qkv, s
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_files_beside_the_results_are_left_alone(dspattn, qkv, tmp_path):
+    (tmp_path / "o.npy.partial").write_text("another program's")
+    (tmp_path / "o.npy.partial1").mkdir()
+    run_ok(dspattn)
+    np.testing.assert_allclose(np.load(tmp_path / "o.npy"), attention(*qkv)[0], atol=2e-5)
+    assert (tmp_path / "o.npy.partial").read_text() == "another program's"
+    assert sorted(path.name for path in tmp_path.glob("o.npy*")) == ["o.npy", "o.npy.partial", "o.npy.partial1"]
+
+
 def test_an_unwritable_place_is_noticed_before_the_work(dspattn):
     """The inputs are not even looked for."""
     result = dspattn("run", "q.npy", "k.npy", "v.npy", "--out", "no/such/folder/o.npy")

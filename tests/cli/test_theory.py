@@ -93,3 +93,19 @@ def test_scores_far_apart_in_long_rows(dspattn):
     """Of any spread: nothing is missed."""
     rows = rows_of(dspattn, "--section", "grouping", "--sigma", "1e9", "--p", "1")
     assert {row["independent"] for row in rows} == {1.0}
+
+
+@pytest.mark.parametrize(
+    "arguments,reason",
+    [
+        (["--keys", "9223372036854775807"], "--keys: expected 1 to 1048576"),
+        (["--features", "9223372036854775807"], "--features: expected 0 to 134217728"),
+        (["--features", "-1"], "--features: expected 0 to 134217728, got -1"),
+        (["--head-dim", "9223372036854775807"], "--head-dim: expected 2 to 1048576"),
+        (["--landmarks", "0"], "--landmarks must be >= 1, got 0"),
+    ],
+)
+def test_refused_before_anything_is_printed_and_in_time(dspattn, arguments, reason):
+    result = dspattn("theory", *arguments)
+    assert result.returncode == 2
+    assert reason in result.stderr and result.stdout == ""

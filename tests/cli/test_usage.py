@@ -128,3 +128,19 @@ def test_output_that_cannot_be_written_is_no_success(program):
     with open("/dev/full", "w") as full:
         result = subprocess.run([program, "info"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert result.returncode == 3 and "standard output could not be written" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command,reason",
+    [
+        (["verify", "--count", "99999999999999999999"], "--count: expected an integer of 64 bits"),
+        (["verify", "--seed", "18446744073709551616"], "--seed: expected an integer of 64 bits"),
+        (["verify", "--seed", "-1"], "--seed: expected 0 or more, got -1"),
+        (["bench", "--n", "64,-99999999999999999999"], "--n: expected an integer of 64 bits"),
+        (["theory", "--seed", "-1"], "--seed: expected 0 or more, got -1"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(dspattn, command, reason):
+    """The nearest number that fits would be another run than was asked for."""
+    result = dspattn(*command)
+    assert result.returncode == 2 and reason in result.stderr + result.stdout

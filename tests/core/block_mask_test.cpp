@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "dspattn/error.h"
@@ -20,6 +21,18 @@ TEST(BlockMask, ListsAreSortedAndPadded) {
   EXPECT_FALSE(mask.allows(63, 64));
   EXPECT_FALSE(mask.allows(64, 0));
   EXPECT_DOUBLE_EQ(mask.density(), 5.0 / 12.0);
+}
+
+TEST(BlockMask, AsksOnlyForQueriesAndKeysThatThereAre) {
+  BlockMask mask = make_block_mask(130, 200, 64, {{2, 0}, {}, {3, 1, 0}});
+  EXPECT_THROW((void)mask.allows(130, 0), Error);
+  EXPECT_THROW((void)mask.allows(-1, 0), Error);
+  EXPECT_THROW((void)mask.allows(0, 200), Error);
+  EXPECT_THROW((void)mask.allows(0, -1), Error);
+  const BlockMask taken = std::move(mask);
+  EXPECT_TRUE(taken.allows(129, 199));
+  EXPECT_THROW((void)mask.allows(0, 0), Error);  // NOLINT: what is left is asked for on purpose
+  EXPECT_THROW((void)make_block_mask(0, 0, 64, {}).allows(0, 0), Error);
 }
 
 TEST(BlockMask, RefusesWhatIsNotAMask) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "core/half.h"
@@ -62,6 +63,47 @@ TEST(NmMatrix, PruneBreaksTiesLowAndPutsMinusInfinityLast) {
   EXPECT_EQ(matrix.column(0, 1), 3);
   EXPECT_EQ(matrix.column(0, 2), 4);
   EXPECT_EQ(matrix.column(0, 3), 5);
+}
+
+TEST(NmMatrix, AsksOnlyForElementsThatThereAre) {
+  const std::vector<float> dense = scrambled(5 * 37);
+  const NmMatrix matrix = prune({dense.data(), DType::f32, {5, 37}}, {1, 2});
+  for (const auto& [row, slot] : {std::pair{5, 0}, {-1, 0}, {0, 19}, {0, -1}}) {
+    EXPECT_THROW((void)matrix.value(row, slot), Error);
+    EXPECT_THROW((void)matrix.column(row, slot), Error);
+  }
+  EXPECT_EQ(matrix.column(4, 18), 36);
+}
+
+TEST(NmMatrix, OneThatWasMovedFromIsEmpty) {
+  const std::vector<float> dense = scrambled(5 * 37);
+  const auto made = [&] { return prune({dense.data(), DType::f32, {5, 37}}, {1, 2}); };
+  const NmMatrix wanted = made();
+  const auto expect_empty = [](const NmMatrix& matrix) {
+    EXPECT_EQ(matrix.rows(), 0);
+    EXPECT_EQ(matrix.cols(), 0);
+    EXPECT_EQ(matrix.slots(), 0);
+    EXPECT_TRUE(matrix.values().empty());
+    EXPECT_TRUE(matrix.indices().empty());
+    EXPECT_TRUE(encode_metadata(matrix).empty());
+    float nothing = 0;
+    decompress(matrix, {&nothing, DType::f32, {0, 0}});
+  };
+  const auto expect_whole = [&](const NmMatrix& matrix) {
+    EXPECT_EQ(matrix.cols(), 37);
+    EXPECT_EQ(encode_metadata(matrix), encode_metadata(wanted));
+    EXPECT_EQ(matrix.value(4, 3), wanted.value(4, 3));
+  };
+  NmMatrix first = made();
+  NmMatrix second = std::move(first);
+  expect_empty(first);  // NOLINT: what is left is asked for on purpose
+  expect_whole(second);
+  first = std::move(second);
+  expect_empty(second);  // NOLINT
+  expect_whole(first);
+  NmMatrix& same = first;
+  first = std::move(same);
+  expect_whole(first);
 }
 
 TEST(NmMatrix, CompressAndDecompressAreInverse) {

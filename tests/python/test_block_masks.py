@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -169,3 +170,22 @@ def test_errors_name_what_was_expected() -> None:
     # A 64-bit number must not pass for the 32-bit one it ends in.
     with pytest.raises(DspattnError, match="block: expected a number of 32 bits, got 4294967360"):
         block_masks.bigbird(100, block=2**32 + 64)
+
+
+def test_masks_are_compared_by_what_they_say() -> None:
+    mask = dspattn.block_masks.bigbird(1024, 1000)
+    twin = copy.deepcopy(mask)
+    assert mask == twin and len({mask, twin}) == 1
+    assert mask != dspattn.block_masks.bigbird(1024, 1000, seed=1)
+    assert mask != dspattn.block_masks.bigbird(1024) and mask != "a mask"
+
+
+def test_arguments_of_the_wrong_kind_are_refused_by_name() -> None:
+    q = torch.randn(1, 2, 128, 16)
+    mask = block_masks.bigbird(128)
+    with pytest.raises(DspattnError, match="blocks: expected a BlockMask, got NoneType"):
+        dspattn.block_attention(q, q, q, None)  # type: ignore[arg-type]
+    with pytest.raises(DspattnError, match="scale: expected a number or None, got str"):
+        dspattn.block_attention(q, q, q, mask, pattern="1:2", scale="1")  # type: ignore[arg-type]
+    with pytest.raises(DspattnError, match="seen: expected a tensor, got NoneType"):
+        block_masks.from_block_map(None, 64, 64)  # type: ignore[arg-type]

@@ -188,6 +188,27 @@ def test_a_models_packed_sequences_are_those_alone(name: str, window: int | None
             model(ids, attention_mask=(torch.arange(220) > 3)[None], **packed)
 
 
+def test_packed_sequences_in_compiled_layers_and_not_in_a_compiled_model() -> None:
+    """Layers get a mask that was made outside of them; in a compiled model nobody knows what its mask says."""
+    model = llama_like()
+    model.set_attn_implementation("dspattn_2_4")
+    ids, lengths = torch.randint(0, 64, (1, 220)), torch.tensor([0, 90, 220], dtype=torch.int32)
+    packed = {
+        "position_ids": torch.cat([torch.arange(90), torch.arange(130)])[None], "cu_seq_lens_q": lengths,
+        "cu_seq_lens_k": lengths, "max_length_q": 130, "max_length_k": 130, "use_cache": False,
+    }  # fmt: skip
+    with torch.no_grad():
+        wanted = model(ids, **packed).logits
+        for fullgraph in (True, False):
+            torch._dynamo.reset()
+            compiled = torch.compile(model, backend="eager", fullgraph=fullgraph)
+            with pytest.raises(dspattn.DspattnError, match=r"compiled code made \(compile the model's layers"):
+                compiled(ids, **packed)
+        for layer in model.model.layers:
+            layer.compile(backend="aot_eager")
+        torch.testing.assert_close(model(ids, **packed).logits, wanted)
+
+
 def test_output_attentions() -> None:
     from dspattn.integrations.huggingface import make_attention
 

@@ -59,3 +59,20 @@ def test_errors_name_the_part():
         dspattn.attention(q, q, q, out_dtype=torch.float16)
     with pytest.raises(dspattn.DspattnError, match="offset: expected from"):
         dspattn.attention(q, q, q, is_causal=True, offset=1 << 40)
+
+
+def test_what_is_no_result_of_attention_is_refused() -> None:
+    out, lse = torch.randn(2, 3), torch.randn(2)
+    for given, reason in (
+        ((None, None), "outs: expected a sequence of tensors, got NoneType"),
+        (("ab", "cd"), "outs: expected a sequence of tensors, got str"),
+        (([1.0], [lse]), r"outs\[0\]: expected a tensor, got float"),
+        (([out.int()], [lse]), r"outs\[0\]: expected .* of float32, float16 or bfloat16, got \[2, 3\] of int32"),
+        (([out.double()], [lse]), "float64"),
+        (([out, out.to("meta")], [lse, lse]), r"outs\[1\]: expected a tensor on cpu as outs\[0\] is, got one on meta"),
+        (([out], [lse.to("meta")]), r"lses\[0\]: expected a tensor on cpu"),
+    ):
+        with pytest.raises(dspattn.DspattnError, match=reason):
+            dspattn.merge(*given)
+    stacked = dspattn.merge(torch.stack([out, out]), torch.stack([lse, lse]))
+    torch.testing.assert_close(stacked[0], out)

@@ -3,14 +3,16 @@
 import dataclasses
 import importlib.util
 import os
+import threading
 import types
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import dspattn
 import parallel_problems as problems
-from dspattn import parallel
+from dspattn import _running, parallel
 from dspattn.parallel import call
 from parallel_foreign import under_context_parallel, under_ulysses
 from parallel_pool import Failure, Pool
@@ -335,6 +337,61 @@ def test_both_passes_run_on_one_kernel():
     assert call.repeatable(rule, trained, torch.zeros(1)).kernel == ""
     named = dataclasses.replace(rule, kernel="some")
     assert call.repeatable(named, trained, on_gpu) is named
+
+
+def test_one_context_open_several_times():
+    """In one thread, the last one opened answers; in two, each has its own."""
+    outer, inner = parallel.context(), parallel.context()
+    with outer, inner:
+        with outer:
+            assert _running.stand_in() is outer
+        assert _running.stand_in() is inner
+
+    seen, opened, closed = [], threading.Event(), threading.Event()
+
+    def second():
+        with outer:
+            opened.set()
+            closed.wait(30)
+            seen.append(_running.stand_in())
+        seen.append(_running.stand_in())
+
+    thread = threading.Thread(target=second)
+    with outer:
+        thread.start()
+        opened.wait(30)
+        assert _running.stand_in() is outer
+    assert _running.stand_in() is None
+    closed.set()
+    thread.join()
+    assert seen == [outer, None] and not _running.stand_ins
+
+
+def checkpointed(group, rank, reentrant):
+    """Gradients of pieces whose attention is computed again after the block; and outside of one, inside of another."""
+    torch.manual_seed(3)
+    whole = torch.randn(1, 4, 500, 16)
+    gradients = []
+    for again in (False, True):
+        piece = parallel.shard(whole, 2, group).requires_grad_()
+
+        def attend(q):
+            return dspattn.attention(q, q * 2, q + 1, is_causal=True).sin()
+
+        with parallel.context(group):
+            out = checkpoint(attend, piece, use_reentrant=reentrant) if again else attend(piece)
+        alone = checkpoint(attend, piece, use_reentrant=reentrant) if again else attend(piece)
+        (2 * out).sum().backward()
+        with parallel.context(group):
+            alone.sum().backward()
+        gradients.append(piece.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+    return True
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_remembers_the_context(pool, reentrant):
+    succeeded(pool.run(checkpointed, reentrant, size=2))
 
 
 def test_a_group_of_one_and_wrong_arguments():

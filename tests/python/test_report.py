@@ -174,6 +174,27 @@ def test_arguments_that_cannot_be_served_raise(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_report_that_cannot_be_written_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = tiny_models.decoder(), tiny_models.tokenizer()
+
+    def write(path: Path) -> None:
+        dspattn.report(model, tokenizer, tiny_models.text(20), path, patterns=["2:4"], max_tokens=8, progress=False)
+
+    (tmp_path / "file").write_text("what was there")
+    for path in (tmp_path, tmp_path / "file" / "report.html"):
+        with pytest.raises(dspattn.DspattnError, match="path: expected a file that can be written, got "):
+            write(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            write(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "what was there"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    (tmp_path / "link").symlink_to("file")
+    write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and "<html" in (tmp_path / "file").read_text()
+
+
 def test_the_function_shares_its_name_with_no_module() -> None:
     """A module of that name would take the function's place as soon as it is imported."""
     names = {module.name for module in pkgutil.iter_modules(dspattn.__path__)}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import dspattn
 from dspattn import _ops
@@ -155,6 +155,35 @@ def test_operator_itself_under_vmap() -> None:
 
     for got, wanted in zip(vmap(function)(*given), one_by_one(function, (0, 0, 0), *given), strict=True):
         assert torch.equal(got, wanted)
+
+
+TRANSFORMED: dict[str, Callable[[Tensor], Any]] = {
+    "grad": grad(lambda t: dspattn.attention(t, t, t, is_causal=True, pattern="1:2").sin().sum()),
+    "grad of the LSE": grad(lambda t: dspattn.attention(t, t, t, return_lse=True)[1].sin().sum()),
+    "grad of blocks": grad(lambda t: dspattn.block_attention(t, t, t, BLOCKS, pattern="1:2").sin().sum()),
+    "gradients of each sample": lambda t: vmap(grad(lambda t: dspattn.attention(t, t, t).sin().sum()))(t[:, None]),
+    "grad around grad": grad(lambda x: grad(lambda t: (dspattn.attention(x, x, x) * t).sum())(x.cos()).sum()),
+    "jacrev": jacrev(lambda t: dspattn.attention(t, t, t)[0, 0, :2, 0]),
+    "vjp": lambda t: vjp(lambda t: dspattn.attention(t, t, t), t)[1](t)[0],
+}
+BLOCKS = dspattn.block_masks.sliding_window(70, 70)
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transforms_inside_compiled_code(name: str) -> None:
+    function = TRANSFORMED[name]
+    x = torch.randn(2, 3, 70, 8)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), function(x))
+
+
+def test_second_derivatives_inside_compiled_code_are_refused() -> None:
+    x = torch.randn(2, 3, 70, 8)
+    first = grad(lambda t: dspattn.attention(t, t, t).sin().sum())
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match="double backward"):
+        torch.compile(grad(lambda t: first(t).sum()), backend="aot_eager")(x)
 
 
 def test_forward_mode_is_refused() -> None:

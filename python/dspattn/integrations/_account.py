@@ -6,6 +6,8 @@ like success.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 from collections import Counter
 from typing import Any
@@ -68,6 +70,14 @@ class Tally:
         with self._counting:
             self._settle()
         return self
+
+    def watch_collections(self) -> None:
+        """While a block is open. Watched twice, or not at all, the tally is right, only later or sooner."""
+        gc.callbacks.append(self.at_collection)
+
+    def unwatch_collections(self) -> None:
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self.at_collection)
 
     def at_collection(self, phase: str, info: dict[str, int]) -> None:
         """For gc.callbacks. A collection may come while this very thread counts: then the next one will do."""

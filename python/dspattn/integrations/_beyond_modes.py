@@ -1,8 +1,9 @@
 """Two places of PyTorch that no torch-function mode reaches, each made to ask which block it is in.
 
 Gradient checkpointing runs a function a second time in the backward pass, often after the block and sometimes in
-another thread. TorchScript runs attention without asking Python at all. Both are wrapped once, when the package is
-imported, and stay so; outside of any block they do what they did.
+another thread: so it is for blocks of ``dspattn.parallel.context``, too. TorchScript runs attention without asking
+Python at all. Both are wrapped once, when the package is imported, and stay so; outside of any block they do what they
+did.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from .. import _running
 from . import _redirect
 
 ATTENTION_OPERATORS = (
@@ -44,12 +46,12 @@ def _first_argument_remembers(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def remembering(target: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        owner = _redirect.innermost()
+        owner, parallel = _redirect.innermost(), _running.stand_in()
 
         def as_in_forward(*inner_args: Any, **inner_kwargs: Any) -> Any:
-            if owner is None and _redirect.innermost() is None:
+            if owner is parallel is None and _redirect.innermost() is _running.stand_in() is None:
                 return function(*inner_args, **inner_kwargs)
-            with _redirect.as_in(owner):
+            with _running.as_in_parallel(parallel), _redirect.as_in(owner):
                 return function(*inner_args, **inner_kwargs)
 
         return method(target, as_in_forward, *args, **kwargs)

@@ -8,9 +8,8 @@ put back.
 
 from __future__ import annotations
 
-import contextlib
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -54,32 +53,66 @@ def innermost() -> Owner | None:
     return blocks[-1] if blocks else None
 
 
+# The open blocks, and how many modes are on the thread's stack.
+State = tuple[Blocks, int]
+
+
+def _state() -> State:
+    return _open.get(), torch._C._len_torch_function_stack()
+
+
+def _back_to(wanted: State) -> None:
+    """Undo what has been opened since; safe to call again."""
+    blocks, modes = wanted
+    _open.set(blocks)
+    while torch._C._len_torch_function_stack() > modes:
+        torch._C._pop_torch_function_stack()  # the uppermost, whichever block it came from
+
+
 def enter(owner: Owner | None) -> None:
-    """Open a block here."""
-    _open.set((*_open.get(), owner))
-    Redirect(owner).__enter__()
-
-
-def leave(owner: Owner | None) -> bool:
-    """Close the latest block of this owner; True when none of its own is left open here."""
-    Redirect(owner).__exit__(None, None, None)  # takes the uppermost mode, whichever block it came from
-    blocks = list(_open.get())
-    for i in reversed(range(len(blocks))):
-        if blocks[i] is owner:
-            del blocks[i]
-            break
-    _open.set(tuple(blocks))
-    return all(block is not owner for block in blocks)
-
-
-@contextlib.contextmanager
-def as_in(owner: Owner | None) -> Iterator[None]:
-    """Run what is inside as it would run in a block of this owner, None: in no block at all."""
-    enter(owner)
+    """Open a block here. Interrupted, as by Ctrl-C, it takes back what it did."""
+    before = None
     try:
-        yield
-    finally:
-        leave(owner)
+        before = _state()
+        Redirect(owner).__enter__()
+        _open.set((*before[0], owner))
+    except BaseException:
+        if before is not None:
+            _back_to(before)
+        raise
+
+
+def leave(owner: Owner | None, wanted: list[State]) -> bool:
+    """Close the latest block of this owner; True when none of its own is left open here.
+
+    Args:
+        owner: whose.
+        wanted: an empty list. Where this was interrupted, as by Ctrl-C, another call with the same list does the rest.
+    """
+    if not wanted:
+        blocks, modes = _state()
+        latest = max([i for i, block in enumerate(blocks) if block is owner], default=len(blocks))
+        wanted.append((blocks[:latest] + blocks[latest + 1 :], modes - 1))
+    _back_to(wanted[0])
+    return all([block is not owner for block in wanted[0][0]])
+
+
+class as_in:  # noqa: N801 - reads as what it does: with as_in(owner):
+    """Run what is inside as it would run in a block of this owner, None: in no block at all."""
+
+    def __init__(self, owner: Owner | None) -> None:
+        self.owner = owner
+
+    def __enter__(self) -> None:
+        enter(self.owner)
+
+    def __exit__(self, *exception: object) -> None:
+        left: list[State] = []
+        try:
+            leave(self.owner, left)
+        except BaseException:
+            leave(self.owner, left)
+            raise
 
 
 class Redirect(TorchFunctionMode):

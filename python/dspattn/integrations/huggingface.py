@@ -439,8 +439,9 @@ def _joined_heads(
 
 
 _MASK_BESIDE_LENGTHS = (
-    "cu_seq_lens_q: expected none beside an attention_mask of more than packed sequences (in compiled code, of any), "
-    "got both; without it groups of keys count from the row's first key, not from each sequence's own"
+    "cu_seq_lens_q: expected none beside an attention_mask of more than packed sequences, or one that compiled code "
+    "made (compile the model's layers instead, for layer in model.model.layers: layer.compile()), got both; without it "
+    "groups of keys count from the row's first key, not from each sequence's own"
 )
 _MANY_ROWS = (
     'attention_mask: expected one that is causal, full or a sliding window, with or without padding, for rest="mean" '

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -98,13 +97,29 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         return functools.partial(type(self), plan.pattern, plan.grouping, **options), ()
 
     def __enter__(self) -> use:
-        gc.callbacks.append(self._tally.at_collection)
-        _redirect.enter(self)
-        return self
+        # Interrupted, as by Ctrl-C, it leaves nothing open: no __exit__ follows.
+        entered = False
+        try:
+            self._tally.watch_collections()
+            _redirect.enter(self)
+            entered = True
+            return self
+        except BaseException:
+            if entered:
+                _redirect.leave(self, [])
+            self._tally.unwatch_collections()
+            raise
 
     def __exit__(self, *exception: Any) -> None:
-        gc.callbacks.remove(self._tally.at_collection)
-        outermost = _redirect.leave(self)
+        # Interrupted, it closes the block first. Only what arrives before its first line is beyond it.
+        left: list[_redirect.State] = []
+        try:
+            outermost = _redirect.leave(self, left)
+            self._tally.unwatch_collections()
+        except BaseException:
+            _redirect.leave(self, left)
+            self._tally.unwatch_collections()
+            raise
         if outermost and exception[0] is None:
             self.tell()
 

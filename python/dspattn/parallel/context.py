@@ -17,7 +17,8 @@ from .layout import Layout
 class context:  # noqa: N801 - reads as the thing it makes: with dspattn.parallel.context(): ...
     """Inside the block, calls of :func:`dspattn.attention` and :func:`dspattn.varlen_attention` in this thread are
     calls of :func:`attention` and :func:`varlen_attention` here: their tensors are this rank's pieces. Hugging Face
-    models with a dspattn name, and PyTorch's own attention under :class:`dspattn.use`, run unchanged.
+    models with a dspattn name, and PyTorch's own attention under :class:`dspattn.use`, run unchanged. One object may be
+    open several times, in one thread or in many.
 
     Args:
         group: as in :func:`attention`.
@@ -47,15 +48,31 @@ class context:  # noqa: N801 - reads as the thing it makes: with dspattn.paralle
             raise DspattnError([f'method: expected "ring" or "all_to_all", got {method!r}'])
         self.options: dict[str, Any] = {"group": group, "method": method, "layout": layout}
         self.cu_seqlens = cu_seqlens
-        self.thread = 0
+
+    # Interrupted, as by Ctrl-C, the one leaves nothing open, for no __exit__ follows, and the other closes the block
+    # first.
 
     def __enter__(self) -> context:
-        self.thread = threading.get_ident()
-        _running.stand_ins.append(self)
-        return self
+        opened = _running.StandIn(self)
+        try:
+            _running.stand_ins.append(opened)
+            return self
+        except BaseException:
+            opened.close()
+            raise
 
     def __exit__(self, *exception: object) -> None:
-        _running.stand_ins.remove(self)
+        latest = None
+        try:
+            latest = self._latest()
+            latest.close()
+        except BaseException:
+            (latest or self._latest()).close()
+            raise
+
+    def _latest(self) -> _running.StandIn:
+        thread = threading.get_ident()
+        return [o for o in _running.stand_ins if o.block is self and o.thread == thread][-1]
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, *masks: Any, **options: Any) -> Any:
         if self.cu_seqlens is None:
