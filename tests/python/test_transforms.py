@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -184,6 +186,26 @@ def test_second_derivatives_inside_compiled_code_are_refused() -> None:
     torch._dynamo.reset()
     with pytest.raises(RuntimeError, match="double backward"):
         torch.compile(grad(lambda t: first(t).sum()), backend="aot_eager")(x)
+
+
+WITHOUT_ITS_OWN_NAMES = """
+import torch
+names = [(torch.autograd.function, "_SingleLevelFunction"), (torch._C, "_any_requires_grad")]
+kept = [getattr(*name) for name in names]
+for name in names[{first}:{last}]: delattr(*name)
+import dspattn
+for name, value in zip(names, kept): setattr(*name, value)
+x = torch.randn(2, 3, 70, 8, requires_grad=True)
+call = lambda: dspattn.attention(x, x, x).sin().sum()
+eager, compiled = (torch.autograd.grad(f(), x)[0] for f in (call, torch.compile(call, backend="aot_eager")))
+assert torch.equal(eager, compiled) and eager.abs().max() > 0
+"""
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 2)])
+def test_a_pytorch_without_what_it_keeps_to_itself(first: int, last: int) -> None:
+    code = WITHOUT_ITS_OWN_NAMES.format(first=first, last=last)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_forward_mode_is_refused() -> None:
