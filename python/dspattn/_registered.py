@@ -69,7 +69,7 @@ def register_gradient(
         before = _functorch.get_single_level_autograd_function_allowed()
         _functorch.set_single_level_autograd_function_allowed(True)
         try:
-            return Registered.apply(keyset, *arguments)  # type: ignore[attr-defined]
+            return Registered.apply(keyset, *arguments)
         finally:
             _functorch.set_single_level_autograd_function_allowed(before)
 
