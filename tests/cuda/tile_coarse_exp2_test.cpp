@@ -79,7 +79,9 @@ TEST(CoarseExp2, TheMeanOfFourIsWithinTwoPercent) {
     if (x < -21) return;
     const double mean = (numbers[0] + numbers[1] + numbers[2] + numbers[3]) / 4;
     EXPECT_NEAR(mean / power, 1, 0.0155) << x;
-    if (x == std::floor(x)) EXPECT_NEAR(mean / power, 1, 1e-6) << x;
+    if (x == std::floor(x)) {
+      EXPECT_NEAR(mean / power, 1, 1e-6) << x;
+    }
   });
 }
 
@@ -88,7 +90,9 @@ TEST(CoarseExp2, SmallOnesFadeAndTheLeastIsZero) {
     for (const double one : numbers) {
       EXPECT_GE(one, 0) << x;
       EXPECT_LE(one, 1.04 * std::max(power, 0x1p-22)) << x;
-      if (x <= -24) EXPECT_EQ(one, 0) << x;
+      if (x <= -24) {
+        EXPECT_EQ(one, 0) << x;
+      }
     }
   });
 }
@@ -118,12 +122,12 @@ TEST(CoarseExp2, ReferencesAreWholeNumbersAndWhatTheyDifferByIsExact) {
 // What a row's log-sum-exp is off by, where half of its keys, the smaller one of every two, are weighed so: normal
 // scores of several spreads, 1024 of them, added up as lanes do. Scores are fp16 numbers here, and so the truth.
 TEST(CoarseExp2, LogSumExpOfNormalScores) {
-  constexpr int kRows = 200, kKeys = 1024;
+  constexpr int kDraws = 200, kKeys = 1024;
   const double scale = core::decode_f16(core::encode_f16(std::numbers::log2e));
   std::mt19937_64 random(1);
   for (const double spread : {0.0, 0.25, 0.5, 1.0, 2.0, 3.0}) {
     double mean = 0, most = 0;
-    for (int row = 0; row < kRows; ++row) {
+    for (int row = 0; row < kDraws; ++row) {
       std::normal_distribution<double> normal(0, spread > 0 ? spread : 1);
       std::vector<std::uint16_t> scores(kKeys);
       double top = -1e9;
@@ -150,7 +154,7 @@ TEST(CoarseExp2, LogSumExpOfNormalScores) {
         }
       }
       const double off = std::log((kept + pruned) / (kept + precise));
-      mean += std::abs(off) / kRows;
+      mean += std::abs(off) / kDraws;
       most = std::max(most, std::abs(off));
     }
     RecordProperty("spread_" + std::to_string(spread),
