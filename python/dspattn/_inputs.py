@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import _ops
+from ._flags import _kind_name
 from .errors import DspattnError
 
 Alignment = Literal["top_left", "bottom_right"]
@@ -162,7 +163,9 @@ def _can_be_read(tensor: Tensor) -> bool:
 
 
 def longest(name: str, cumulative: Tensor) -> int:
-    """The longest sequence of cumulative lengths."""
+    """The longest sequence of cumulative lengths; 0 of lengths without memory, which go with results without memory."""
+    if cumulative.is_meta:
+        return 0
     if torch._C._functorch.peek_interpreter_stack() is not None and torch._C._functorch.is_batchedtensor(cumulative):
         number = name.replace("cu_seqlens", "max_seqlen")
         raise DspattnError([f"{number}: expected a number where vmap maps {name}, got None"])
@@ -309,6 +312,3 @@ def _wrong_kind(name: str, given: Any) -> str | None:
 def _nested(name: str) -> str:
     return f"{name}: expected a strided tensor, got a nested one (dspattn.varlen_attention takes packed batches)"
 
-
-def _kind_name(kind: type) -> str:
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

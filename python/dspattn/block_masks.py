@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import _ops
+from ._flags import as_flag, as_flags
 from ._inputs import Alignment, explained, lengths_as_int32, parse_alignment, require_known
 from ._not_offered import not_scriptable
 from ._registered import register_gradient
@@ -159,6 +160,7 @@ def _build(
     n: int, n_k: int | None, block: int, window: int, global_blocks: int, random: int, seed: int, causal: bool
 ) -> BlockMask:
     n_k = n if n_k is None else n_k
+    causal = as_flag("causal", causal)
     sizes = {"n": n, "n_k": n_k, "window": window, "global_blocks": global_blocks, "random": random, "seed": seed}
     wrong = {name: size for name, size in sizes.items() if not isinstance(size, int) or not abs(size) < 2**63}
     if wrong:
@@ -225,6 +227,7 @@ def block_attention(
         torch.Size([1, 2, 256, 64])
     """
     keep, group = parse_pattern(pattern)
+    is_causal, allow_tf32 = as_flags(is_causal=is_causal, allow_tf32=allow_tf32)
     reasons = []
     lengths = None if key_lengths is None else lengths_as_int32("key_lengths", key_lengths)
     if not isinstance(blocks, BlockMask):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _ops
+from ._flags import as_flags
 from ._inputs import Alignment, Window, lengths_as_int32, parse_alignment, parse_window
 from ._not_offered import not_scriptable
 from ._running import run
@@ -190,6 +191,7 @@ def attention_with_cache(
     """
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
+    is_causal, return_lse = as_flags(is_causal=is_causal, return_lse=return_lse)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         _require_four(name, tensor)
     try:

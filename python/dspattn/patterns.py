@@ -27,7 +27,7 @@ def parse_pattern(pattern: str) -> tuple[int, int]:
         >>> parse_pattern("2:4"), parse_pattern("dense")
         ((2, 4), (1, 1))
     """
-    if isinstance(pattern, str) and len(pattern) < 10:
+    if isinstance(pattern, str) and len(pattern) < 10 and pattern.isascii():  # other scripts have digits, too
         if pattern in _KNOWN:
             return _KNOWN[pattern]
         keep, colon, group = pattern.partition(":")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._flags import as_flag
 from ._not_offered import not_scriptable
 from .errors import DspattnError
 from .functional import attention
@@ -40,7 +41,7 @@ def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = Non
         >>> (weights > 0).sum(-1).tolist()
         [[[2, 2, 2, 2]]]
     """
-    if options.pop("return_lse", False):
+    if as_flag("return_lse", options.pop("return_lse", False)):
         raise DspattnError(["return_lse: expected False for attention_weights, got True"])
     n_k = key.shape[-2]
     value_lead = key.shape[:-2]

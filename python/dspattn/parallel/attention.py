@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .._flags import as_flags
 from .._inputs import Alignment, Window, lengths_as_int32, parse_alignment, parse_window, wants_fp32
 from ..errors import DspattnError
 from ..patterns import Grouping, Rest, Selection, group_period, parse_grouping, parse_pattern, parse_rest
@@ -87,6 +88,9 @@ def attention(
     def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
         nonlocal lead
         _require_parts(selection, dropout_p, sinks)
+        causal, gqa, _, tf32 = as_flags(
+            is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse, allow_tf32=allow_tf32
+        )
         tensors = []
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             if tensor.dim() not in (3, 4) or tensor.dim() != query.dim():
@@ -95,13 +99,13 @@ def attention(
                 )
             tensors.append(tensor if tensor.dim() == 4 else tensor.unsqueeze(0))
         lead = tuple(query.shape[:-3])
-        if not enable_gqa and query.shape[-3] != key.shape[-3]:
+        if not gqa and query.shape[-3] != key.shape[-3]:
             heads = f"{query.shape[-3]} heads of the query and {key.shape[-3]} of the key"
             raise DspattnError([f"enable_gqa: expected True for {heads}, got False"])
         left, right = parse_window(window)
         rule = Rule(
-            *parse_pattern(pattern), parse_grouping(grouping), is_causal, parse_alignment(alignment), left, right,
-            scale, not allow_tf32, kernel, offset, soft_cap, parse_rest(rest) and pattern != "dense",
+            *parse_pattern(pattern), parse_grouping(grouping), causal, parse_alignment(alignment), left, right,
+            scale, not tf32, kernel, offset, soft_cap, parse_rest(rest) and pattern != "dense",
         )  # fmt: skip
         allowed, bias = _masks(attn_mask, attn_bias)
         if rule.rest_mean and any(mask is not None and mask.shape[2] > 1 for mask in (allowed, bias)):
@@ -165,12 +169,13 @@ def varlen_attention(
 
     def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
         _require_parts(selection, dropout_p, sinks)
+        causal, _, tf32 = as_flags(is_causal=is_causal, return_lse=return_lse, allow_tf32=allow_tf32)
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             if tensor.dim() != 3:
                 raise DspattnError([f"{name}: expected 3 dimensions [rows, heads, d], got {list(tensor.shape)}"])
         left, right = parse_window(window)
         rule = Rule(
-            *parse_pattern(pattern), parse_grouping(grouping), is_causal, True, left, right, scale, not allow_tf32,
+            *parse_pattern(pattern), parse_grouping(grouping), causal, True, left, right, scale, not tf32,
             kernel, offset, soft_cap, parse_rest(rest) and pattern != "dense",
         )  # fmt: skip
         return tuple(t.unsqueeze(0).transpose(1, 2) for t in (query, key, value)), rule, Masks()  # type: ignore[return-value]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._flags import as_flag
 from ..errors import DspattnError
 from ..patterns import INTERLEAVE_BLOCK
 
@@ -121,7 +122,7 @@ def layout_of(
         reasons.append(f"block: expected at least 1, got {block}")
     if reasons:
         raise DspattnError(reasons)
-    return _layout_of(given, world, block, balanced)
+    return _layout_of(given, world, block, as_flag("balanced", balanced))
 
 
 @functools.lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from .._flags import as_flag
 from ..errors import DspattnError
 
 # key: True for keys that take part, the same for every query. pair: any boolean [n, n]. causal: keys up to the query's
@@ -62,6 +63,7 @@ class Mechanism(torch.nn.Module):
         Returns:
             ``[batch, heads, n, head_dim]``; a query that sees no key gives 0.
         """
+        is_causal = as_flag("is_causal", is_causal)
         self._check(q, k, v, mask, is_causal)
         return self.attend(q, k, v, mask, is_causal)
 

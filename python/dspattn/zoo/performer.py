@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from .._flags import as_flag
 from .linear_transformer import feature_attention
 from .mechanism import Mechanism, require_positive
 
@@ -49,6 +50,7 @@ class Performer(Mechanism):
     ) -> None:
         super().__init__(heads, head_dim, n)
         require_positive(features=features, chunk=chunk)
+        orthogonal = as_flag("orthogonal", orthogonal)
         self.features, self.orthogonal, self.epsilon, self.chunk = features, orthogonal, epsilon, chunk
         self.register_buffer("projection", torch.empty(features, head_dim))
         self.redraw(seed)
