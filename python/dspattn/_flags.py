@@ -1,4 +1,4 @@
-"""Arguments that are true or false. Python takes nearly anything for one, and a misplaced argument would then mean yes."""
+"""Arguments that are true or false. Python takes nearly anything for one: a misplaced argument would mean yes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def as_flags(**given: Any) -> list[bool]:
     """
     flags = list(given.values())
     if all([type(flag) is bool for flag in flags]):
-        return flags
+        # A compiler shows a comparison of sizes that it leaves open as a bool, too; a branch settles it.
+        return [True if flag else False for flag in flags] if torch.compiler.is_compiling() else flags  # noqa: SIM210
     reasons = [
         f"{name}: expected a bool, got {flag if isinstance(flag, int) else _kind_name(type(flag))}"
         for name, flag in given.items()

@@ -311,4 +311,3 @@ def _wrong_kind(name: str, given: Any) -> str | None:
 
 def _nested(name: str) -> str:
     return f"{name}: expected a strided tensor, got a nested one (dspattn.varlen_attention takes packed batches)"
-

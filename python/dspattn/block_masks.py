@@ -95,6 +95,8 @@ def from_block_map(seen: Tensor, n_q: int, n_k: int, *, block: int = 64) -> Bloc
     shape = [-(-n_q // block), -(-n_k // block)]
     if seen.dtype != torch.bool or list(seen.shape) != shape:
         raise DspattnError([f"seen: expected a boolean tensor {shape}, got {seen.dtype} {list(seen.shape)}"])
+    if seen.is_meta:  # its elements say how many columns there are
+        raise DspattnError(["seen: expected a tensor that can be read, got one on meta"])
     counts = seen.sum(1, dtype=torch.int32)
     width = int(counts.max()) if counts.numel() else 0
     first = seen.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :width].to(torch.int32)

@@ -17,7 +17,7 @@ from .call import Call, Masks, Plan, Rule, repeatable, require_served
 from .heads import Heads, repeats_heads
 from .layout import Layout, layout_of
 from .ring import Ring
-from .sharding import check_rows, resolve
+from .sharding import check_rows, read_lengths, resolve
 from .transfers import Ranks
 
 Method = Literal["ring", "all_to_all"]
@@ -169,6 +169,7 @@ def varlen_attention(
 
     def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
         _require_parts(selection, dropout_p, sinks)
+        read_lengths(cu_seqlens)
         causal, _, tf32 = as_flags(is_causal=is_causal, return_lse=return_lse, allow_tf32=allow_tf32)
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             if tensor.dim() != 3:
@@ -186,7 +187,8 @@ def varlen_attention(
         check_rows("key", rows[:, 1].tolist(), chosen)
         return chosen, chosen
 
-    given = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else list(cu_seqlens)
+    unreadable = isinstance(cu_seqlens, Tensor) and cu_seqlens.is_meta
+    given = None if unreadable else read_lengths(cu_seqlens)
     facts = {"cu_seqlens": given, "layout": _brief(layout)}
     out, lse = _run(prepare, layouts, group, method, pattern, grouping, out_dtype, query, facts)
     out = out.squeeze(0).transpose(0, 1)

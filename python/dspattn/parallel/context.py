@@ -13,6 +13,7 @@ from .._flags import as_flags
 from ..errors import DspattnError
 from .attention import METHODS, Method, attention, varlen_attention
 from .layout import Layout
+from .sharding import read_lengths
 
 
 class context:  # noqa: N801 - reads as the thing it makes: with dspattn.parallel.context(): ...
@@ -125,7 +126,7 @@ class context:  # noqa: N801 - reads as the thing it makes: with dspattn.paralle
     ) -> Any:
         if attn_mask is not None:
             raise DspattnError(["attn_mask: expected none for a packed batch cut over ranks, got a tensor"])
-        if cu_q is not cu_k and cu_q.tolist() != cu_k.tolist():
+        if cu_q is not cu_k and read_lengths(cu_q) != read_lengths(cu_k):
             raise DspattnError(["cu_seqlens_k: expected cu_seqlens_q's, for queries and keys are cut together"])
         whole = cu_q if self.cu_seqlens is None else self.cu_seqlens
         return varlen_attention(query, key, value, whole, **options, **self.options)

@@ -121,8 +121,17 @@ def resolve(ranks: Ranks, total: int, cu_seqlens: Tensor | Sequence[int] | None,
     return layout
 
 
+def read_lengths(cu_seqlens: Tensor | Sequence[int]) -> list[int]:
+    if not isinstance(cu_seqlens, Tensor):
+        return list(cu_seqlens)
+    if cu_seqlens.is_meta:
+        raise DspattnError(["cu_seqlens: expected lengths that can be read, got a tensor on meta"])
+    given: list[int] = cu_seqlens.tolist()
+    return given
+
+
 def lengths_of(cu_seqlens: Tensor | Sequence[int]) -> tuple[int, ...]:
-    given = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else list(cu_seqlens)
+    given = read_lengths(cu_seqlens)
     lengths = tuple(int(end) - int(begin) for begin, end in itertools.pairwise(given))
     if not given or given[0] != 0 or any(length < 0 for length in lengths):
         raise DspattnError([f"cu_seqlens: expected [batch + 1] integers from 0 on that never decrease, got {given}"])
