@@ -37,6 +37,13 @@ def as_flags(**given: Any) -> list[bool]:
     return [bool(flag) for flag in flags]
 
 
+def refuse_flags(**given: Any) -> None:
+    """Raise for numbers that are flags: to Python True is 1, and an argument that slipped by a place would be one."""
+    reasons = [f"{name}: expected a number, got {number}" for name, number in given.items() if _is_flag(number)]
+    if reasons:
+        raise DspattnError(reasons)
+
+
 def _is_flag(given: Any) -> bool:
     if isinstance(given, (bool, torch.SymBool)):
         return True

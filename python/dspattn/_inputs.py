@@ -95,10 +95,8 @@ def _alignment_name(top_left: bool) -> str:
 
 def parse_alignment(alignment: str) -> bool:
     """True for top_left."""
-    if alignment == "top_left":
-        return True
-    if alignment == "bottom_right":
-        return False
+    if isinstance(alignment, str) and alignment in ("top_left", "bottom_right"):
+        return alignment == "top_left"
     raise DspattnError([f'alignment: expected "top_left" or "bottom_right", got {alignment!r}'])
 
 
@@ -160,6 +158,18 @@ def _can_be_read(tensor: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     return type(tensor) in _PLAIN and tensor.is_cpu
+
+
+def sinks_as_fp32(sinks: Any) -> Tensor | None:
+    """Sinks in the operator's type."""
+    if sinks is None:
+        return None
+    require_known("sinks", sinks)
+    if sinks.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        given = str(sinks.dtype).removeprefix("torch.")
+        raise DspattnError([f"sinks.dtype: expected float32, float16 or bfloat16, got {given}"])
+    wide: Tensor = sinks.float()
+    return wide
 
 
 def longest(name: str, cumulative: Tensor) -> int:
@@ -274,8 +284,9 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "max_seqlen_k": ((int, torch.SymInt, type(None)), "an integer or None"),
     "kernel": ((str,), "a string"),
     "offset": ((int, torch.SymInt), "an integer"),
+    "eps": ((int, float, type(None)), "a number or None"),
 }
-_OPTIONAL_TENSORS = ("attn_mask", "attn_bias", "key_lengths", "sinks")
+_OPTIONAL_TENSORS = ("attn_mask", "attn_bias", "key_lengths", "sinks", "sums", "cos", "sin")
 
 
 def explained(error: Exception, arguments: Mapping[str, Any]) -> Exception:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from . import _ops, _scores
-from ._flags import as_flag
+from ._flags import as_flag, refuse_flags
 from ._inputs import Alignment, parse_alignment, require_known, take_causal_biases
 from ._not_offered import forward_mode, not_scriptable
 from ._sparse_inputs import check_product, leading_dims, require_device, require_integer, require_types
@@ -64,6 +64,7 @@ def sddmm(
     """
     top_left = parse_alignment(alignment)
     is_causal = as_flag("is_causal", is_causal)
+    refuse_flags(scale=scale)
     for name, tensor in (("query", query), ("key", key)):
         require_device(name, tensor)
     masks = {"attn_mask": attn_mask}

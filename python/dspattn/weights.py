@@ -51,7 +51,6 @@ def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = Non
         ones = torch.eye(width, dtype=query.dtype, device=query.device)
         columns = torch.nn.functional.pad(ones, (0, 0, start, n_k - start - width))  # [n_k, width] of the identity
         parts.append(attention(query, key, columns.expand(*value_lead, -1, -1), attn_mask, **options))
-    if not parts:
-        shape = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
-        return query.new_zeros((*shape, query.shape[-2], 0))
+    if not parts:  # no keys: the call says what it says to any, and how the leading dimensions join
+        return attention(query, key, key.new_empty((*value_lead, 0, 1)), attn_mask, **options)[..., :0]
     return torch.cat(parts, -1)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._flags import as_flags
+from .._flags import as_flags, refuse_flags
 from .._inputs import Alignment, Window, lengths_as_int32, parse_alignment, parse_window, wants_fp32
 from ..errors import DspattnError
 from ..patterns import Grouping, Rest, Selection, group_period, parse_grouping, parse_pattern, parse_rest
@@ -91,6 +91,7 @@ def attention(
         causal, gqa, _, tf32 = as_flags(
             is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse, allow_tf32=allow_tf32
         )
+        refuse_flags(scale=scale, offset=offset, soft_cap=soft_cap)
         tensors = []
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             if tensor.dim() not in (3, 4) or tensor.dim() != query.dim():
@@ -171,6 +172,7 @@ def varlen_attention(
         _require_parts(selection, dropout_p, sinks)
         read_lengths(cu_seqlens)
         causal, _, tf32 = as_flags(is_causal=is_causal, return_lse=return_lse, allow_tf32=allow_tf32)
+        refuse_flags(scale=scale, offset=offset, soft_cap=soft_cap)
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             if tensor.dim() != 3:
                 raise DspattnError([f"{name}: expected 3 dimensions [rows, heads, d], got {list(tensor.shape)}"])
