@@ -68,11 +68,11 @@ def norm_rope(
         raise DspattnError([f"pairs: expected one of {', '.join(PAIRS)}, got {pairs!r}"])
     queries, keys = _listed("query", query), _listed("key", key)
     of_queries, of_keys = _listed("query_weight", query_weight), _listed("key_weight", key_weight)
-    empty = [f"{name}: expected one part or more, got none" for name, x in (("query", queries), ("key", keys)) if not x]
+    given = {"query": queries, "key": keys}
+    empty = [f"{name}: expected at least one part, got none" for name, parts in given.items() if not parts]
     if empty:
         raise DspattnError(empty)
-    named = {"query": queries, "key": keys, "query_weight": of_queries, "key_weight": of_keys}
-    for name, parts in named.items():
+    for name, parts in (given | {"query_weight": of_queries, "key_weight": of_keys}).items():
         for part in parts:
             require_known(name, part)
     for name, table in (("cos", cos), ("sin", sin)):

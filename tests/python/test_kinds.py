@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         r"block_table: expected \[batch, blocks\], got \[2\]",
     ),
     "eps": (lambda: dspattn.norm_rope(X, X, eps="1"), "eps: expected a number or None, got str"),
-    "no parts": (lambda: dspattn.norm_rope([], X), "query: expected one part or more, got none"),
+    "no parts": (lambda: dspattn.norm_rope([], X), "query: expected at least one part, got none"),
     "array of parts": (lambda: dspattn.norm_rope(X.numpy(), X), "query: expected a tensor or a list of tensors"),
     "parts of arrays": (lambda: dspattn.norm_rope([X.numpy()], X), "query: expected a tensor, got numpy.ndarray"),
     "block": (lambda: block_masks.sliding_window(64, block="64"), "block: expected a 64-bit integer, got '64'"),
