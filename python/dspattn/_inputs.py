@@ -303,6 +303,13 @@ def explained(error: Exception, arguments: Mapping[str, Any]) -> Exception:
     return _ops.translated(error)
 
 
+def require_kinds(arguments: Mapping[str, Any]) -> None:
+    """Raise what `explained` would make of an error."""
+    reasons = [reason for name, given in arguments.items() if (reason := _wrong_kind(name, given))]
+    if reasons:
+        raise DspattnError(reasons)
+
+
 def _wrong_kind(name: str, given: Any) -> str | None:
     if name in _KINDS:
         kinds, expected = _KINDS[name]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dspattn
-from dspattn import block_masks
+from dspattn import block_masks, parallel, zoo
 
 Q, K = torch.randn(2, 4, 6, 16), torch.randn(2, 4, 256, 16)
 X = torch.randn(1, 5, 2, 8)
@@ -81,6 +81,30 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "mapped length": (
         lambda: block_masks.from_block_map(SEEN, 64.0, 64),
         "n_q: expected a 64-bit integer, got 64.0",
+    ),
+    "number of a layer": (
+        lambda: dspattn.apply(torch.nn.Linear(2, 2), example=X, skip=[True]),
+        "skip: expected numbers or names, got True",
+    ),
+    "layers": (lambda: dspattn.apply(torch.nn.Linear(2, 2), example=X, layers=0), "layers: expected a list, got 0"),
+    "head": (lambda: dspattn.apply(torch.nn.Linear(2, 2), example=X, heads=["0"]), "heads: expected numbers, got '0'"),
+    "applied to": (lambda: dspattn.apply(None, example=X), "model: expected a torch.nn.Module, got NoneType"),
+    "restored": (lambda: dspattn.restore(None), "model: expected a torch.nn.Module, got NoneType"),
+    "share": (lambda: dspattn.propose(torch.nn.Linear(2, 2), example=X, share="x"), "share: expected a number"),
+    "measure": (lambda: dspattn.propose(torch.nn.Linear(2, 2), example=X, measure=3), "measure: expected a function"),
+    "lengths": (lambda: parallel.layout_of([1.7, 2], 2), r"lengths: expected integers, got \[1.7, 2\]"),
+    "lengths in a word": (lambda: parallel.layout_of("12", 2), "lengths: expected integers, got '12'"),
+    "starts": (
+        lambda: parallel.shard(torch.arange(5), 0, cu_seqlens=[0, 2.5, 5]),
+        "cu_seqlens: expected integers",
+    ),
+    "piece": (lambda: parallel.attention(None, K, K), "query: expected a tensor, got NoneType"),
+    "scale of pieces": (lambda: parallel.attention(Q, Q, Q, scale="x"), "scale: expected a number or None, got str"),
+    "mask of pieces": (lambda: parallel.attention(Q, Q, Q, [1]), "attn_mask: expected a tensor, got list"),
+    "layout of pieces": (lambda: parallel.attention(Q, Q, Q, layout=3), "layout: expected one of layout_of()"),
+    "epsilon": (
+        lambda: zoo.create("performer", heads=2, head_dim=8, n=6, epsilon=-1.0),
+        "epsilon: expected a finite number >= 0, got -1.0",
     ),
     "columns": (
         lambda: dspattn.block_attention(X128, X128, X128, with_columns(MASK.columns[0]), pattern="1:2"),

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from .._flags import as_flags, refuse_flags
-from .._inputs import Alignment, Window, lengths_as_int32, parse_alignment, parse_window, wants_fp32
+from .._inputs import (
+    Alignment,
+    Window,
+    lengths_as_int32,
+    parse_alignment,
+    parse_window,
+    require_kinds,
+    require_known,
+    wants_fp32,
+)
 from ..errors import DspattnError
 from ..patterns import Grouping, Rest, Selection, group_period, parse_grouping, parse_pattern, parse_rest
 from .call import Call, Masks, Plan, Rule, repeatable, require_served
@@ -87,13 +96,15 @@ def attention(
 
     def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
         nonlocal lead
-        _require_parts(selection, dropout_p, sinks)
+        _require_parts(selection, dropout_p, sinks, layout)
         causal, gqa, _, tf32 = as_flags(
             is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse, allow_tf32=allow_tf32
         )
         refuse_flags(scale=scale, offset=offset, soft_cap=soft_cap)
+        require_kinds({"scale": scale, "offset": offset, "soft_cap": soft_cap, "kernel": kernel})
         tensors = []
         for name, tensor in (("query", query), ("key", key), ("value", value)):
+            require_known(name, tensor)
             if tensor.dim() not in (3, 4) or tensor.dim() != query.dim():
                 raise DspattnError(
                     [f"{name}: expected [batch, heads, rows, d] or three dimensions, got {list(tensor.shape)}"]
@@ -169,11 +180,13 @@ def varlen_attention(
     """
 
     def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
-        _require_parts(selection, dropout_p, sinks)
+        _require_parts(selection, dropout_p, sinks, layout)
         read_lengths(cu_seqlens)
         causal, _, tf32 = as_flags(is_causal=is_causal, return_lse=return_lse, allow_tf32=allow_tf32)
         refuse_flags(scale=scale, offset=offset, soft_cap=soft_cap)
+        require_kinds({"scale": scale, "offset": offset, "soft_cap": soft_cap, "kernel": kernel})
         for name, tensor in (("query", query), ("key", key), ("value", value)):
+            require_known(name, tensor)
             if tensor.dim() != 3:
                 raise DspattnError([f"{name}: expected 3 dimensions [rows, heads, d], got {list(tensor.shape)}"])
         left, right = parse_window(window)
@@ -197,8 +210,10 @@ def varlen_attention(
     return (out, lse.squeeze(0)) if return_lse else out
 
 
-def _require_parts(selection: str, dropout_p: float, sinks: Tensor | None) -> None:
+def _require_parts(selection: str, dropout_p: float, sinks: Tensor | None, layout: Any) -> None:
     """Raise for what a rank cannot compute from a part of the keys."""
+    if layout is not None and not isinstance(layout, Layout):
+        raise DspattnError([f"layout: expected one of layout_of(), got {type(layout).__name__}"])
     reasons = []
     if dropout_p != 0.0:
         reasons.append(f"dropout_p: expected 0 for a sequence cut over ranks, got {dropout_p}")
@@ -224,6 +239,7 @@ def _run(
     facts: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """Checks on this rank, agrees with the others, runs. Nothing before the agreement may raise on some ranks only."""
+    require_known("query", query)  # its device is where ranks agree
     ranks = Ranks(group)
     error: DspattnError | None = None
     rows = [0, 0, -1, -1]  # of queries, keys, the boolean mask and the bias
@@ -299,7 +315,7 @@ def _own_rows(every: Tensor, column: int) -> bool:
 
 
 def _brief(layout: Layout | None) -> Any:
-    return None if layout is None else (layout.lengths, layout.block, layout.balanced)
+    return (layout.lengths, layout.block, layout.balanced) if isinstance(layout, Layout) else None
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -333,6 +349,7 @@ def _masks(attn_mask: Tensor | None, attn_bias: Tensor | None) -> tuple[Tensor |
     for name, mask in (("attn_mask", attn_mask), ("attn_bias", attn_bias)):
         if mask is None:
             continue
+        require_known(name, mask)
         if mask.dim() > 4:
             raise DspattnError([f"{name}: expected at most 4 dimensions, got {list(mask.shape)}"])
         if mask.requires_grad and torch.is_grad_enabled():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DspattnError
-from .layout import Layout, layout_of
+from .layout import Layout, integers, layout_of
 from .transfers import Ranks
 
 
@@ -123,11 +123,10 @@ def resolve(ranks: Ranks, total: int, cu_seqlens: Tensor | Sequence[int] | None,
 
 def read_lengths(cu_seqlens: Tensor | Sequence[int]) -> list[int]:
     if not isinstance(cu_seqlens, Tensor):
-        return list(cu_seqlens)
+        return list(integers("cu_seqlens", cu_seqlens))
     if cu_seqlens.is_meta:
         raise DspattnError(["cu_seqlens: expected lengths that can be read, got a tensor on meta"])
-    given: list[int] = cu_seqlens.tolist()
-    return given
+    return list(integers("cu_seqlens", cu_seqlens.tolist()))
 
 
 def lengths_of(cu_seqlens: Tensor | Sequence[int]) -> tuple[int, ...]:
