@@ -102,6 +102,13 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "scale of pieces": (lambda: parallel.attention(Q, Q, Q, scale="x"), "scale: expected a number or None, got str"),
     "mask of pieces": (lambda: parallel.attention(Q, Q, Q, [1]), "attn_mask: expected a tensor, got list"),
     "layout of pieces": (lambda: parallel.attention(Q, Q, Q, layout=3), "layout: expected one of layout_of()"),
+    "pieces of a list": (lambda: parallel.shard([1, 2], 0), "x: expected a tensor, got list"),
+    "dimension": (lambda: parallel.shard(torch.arange(5), 3), "dim: expected one of x's 1 dimensions, got 3"),
+    "labels": (lambda: parallel.shard_labels([1, 2]), "labels: expected a tensor, got list"),
+    "mechanism's arrays": (
+        lambda: zoo.create("full", heads=4, head_dim=16, n=6)(Q.numpy(), Q, Q),
+        "q: expected a tensor, got ndarray",
+    ),
     "epsilon": (
         lambda: zoo.create("performer", heads=2, head_dim=8, n=6, epsilon=-1.0),
         "epsilon: expected a finite number >= 0, got -1.0",

@@ -35,6 +35,7 @@ def shard(
         >>> shard(torch.arange(5), 0)  # without torch.distributed, a group of one
         tensor([0, 1, 2, 3, 4])
     """
+    _require_dim("x", x, dim)
     ranks = Ranks(group)
     chosen = resolve(ranks, x.shape[dim], cu_seqlens, layout)
     return x.index_select(dim, chosen.index(ranks.rank).to(x.device))
@@ -53,6 +54,7 @@ def unshard(
     Differentiable for results that every rank computes alike: the gradient of a piece is its part of this rank's own
     gradient of the whole.
     """
+    _require_dim("x", x, dim)
     ranks = Ranks(group)
     facts = {"x.shape": [e for i, e in enumerate(x.shape) if i != dim % x.dim()], "x.dtype": x.dtype, "dim": dim}
     rows = ranks.agree(None, facts, [x.shape[dim]], x)[:, 0].tolist()
@@ -80,6 +82,8 @@ def shard_labels(
         >>> shard_labels(torch.tensor([[3, 4, 5]]))
         tensor([[   4,    5, -100]])
     """
+    _require_dim("labels", labels, dim)
+    integers("ignore", (ignore,))
     ranks = Ranks(group)
     chosen = resolve(ranks, labels.shape[dim], cu_seqlens, layout)
     moved = labels.roll(-1, dim)
@@ -119,6 +123,13 @@ def resolve(ranks: Ranks, total: int, cu_seqlens: Tensor | Sequence[int] | None,
     if reasons:
         raise DspattnError(reasons)
     return layout
+
+
+def _require_dim(name: str, tensor: Any, dim: int) -> None:
+    if not isinstance(tensor, Tensor):
+        raise DspattnError([f"{name}: expected a tensor, got {type(tensor).__name__}"])
+    if not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
+        raise DspattnError([f"dim: expected one of {name}'s {tensor.dim()} dimensions, got {dim!r}"])
 
 
 def read_lengths(cu_seqlens: Tensor | Sequence[int]) -> list[int]:

@@ -75,7 +75,14 @@ class Mechanism(torch.nn.Module):
         return f"{self.name}: heads={self.heads}, head_dim={self.head_dim}, n={self.n}"
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> None:
-        reasons = []
+        named = {"q": q, "k": k, "v": v} | ({} if mask is None else {"mask": mask})
+        reasons = [
+            f"{name}: expected a tensor, got {type(given).__name__}"
+            for name, given in named.items()
+            if not isinstance(given, Tensor)
+        ]
+        if reasons:
+            raise DspattnError(reasons)
         wanted = (self.heads, self.n, self.head_dim)
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if tensor.dim() != 4 or tuple(tensor.shape[1:]) != wanted:
