@@ -24,6 +24,11 @@ fs::path place_of(const fs::path& path) {
   return problem ? path : place;
 }
 
+// Names that nothing has yet are taken: what stands beside the file is somebody's, be it of another run.
+std::string name_beside(const fs::path& place, int number) {
+  return place.string() + ".partial" + (number == 0 ? "" : std::to_string(number));
+}
+
 std::string last_error() { return std::generic_category().message(errno); }
 
 }  // namespace
@@ -42,13 +47,13 @@ OutputFile::OutputFile(std::string option, const std::string& path) : option_(st
   if (fs::exists(status) && !fs::is_regular_file(status)) return;
   replaces_ = true;
   if (!make_beside()) refuse(last_error());
-  fs::remove(std::exchange(beside_, {}), problem);  // a run that is ended before it writes leaves nothing
+  discard();  // a run that is ended before it writes leaves nothing
 }
 
-// Of a name that nothing has yet: what stands beside the file is somebody's, be it of another run.
 bool OutputFile::make_beside() {
+  if (make_nameless()) return true;
   for (int number = 0;; ++number) {
-    const std::string name = place_.string() + ".partial" + (number == 0 ? "" : std::to_string(number));
+    const std::string name = name_beside(place_, number);
     const int made = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (made >= 0) {
       close(made);
@@ -56,7 +61,46 @@ bool OutputFile::make_beside() {
       return true;
     }
     if (errno != EEXIST) return false;
+    if (!told_)
+      std::cerr << "dspattn: " << option_ << ": " << fs::path(name).filename().string()
+                << " stays, perhaps of a run that was killed\n";
+    told_ = true;
   }
+}
+
+bool OutputFile::make_nameless() {
+#if defined(O_TMPFILE)
+  const fs::path folder = place_.has_parent_path() ? place_.parent_path() : fs::path(".");
+  nameless_ = open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+  if (nameless_ < 0) return false;
+  beside_ = "/proc/self/fd/" + std::to_string(nameless_);
+  if (access(beside_.c_str(), W_OK) == 0) return true;
+  discard();  // there is no /proc, by which alone it gets a name
+#endif
+  return false;
+}
+
+// The nameless file takes its place where nothing is there, or else a name beside it.
+void OutputFile::give_name() {
+  const auto link = [this](const std::string& name) {
+    return linkat(AT_FDCWD, beside_.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+  };
+  std::string name = place_;
+  bool linked = link(name);
+  for (int number = 0; !linked && errno == EEXIST; ++number) linked = link(name = name_beside(place_, number));
+  if (!linked) throw std::runtime_error(option_ + ": " + name_ + ": cannot be replaced: " + last_error());
+  close(std::exchange(nameless_, -1));
+  beside_ = name;
+}
+
+void OutputFile::discard() {
+  if (nameless_ >= 0) {
+    close(std::exchange(nameless_, -1));
+  } else if (!beside_.empty()) {
+    std::error_code ignored;
+    fs::remove(beside_, ignored);
+  }
+  beside_.clear();
 }
 
 OutputFile::OutputFile(OutputFile&& other) noexcept
@@ -64,12 +108,11 @@ OutputFile::OutputFile(OutputFile&& other) noexcept
       name_(std::move(other.name_)),
       place_(std::move(other.place_)),
       replaces_(other.replaces_),
+      told_(other.told_),
+      nameless_(std::exchange(other.nameless_, -1)),
       beside_(std::exchange(other.beside_, {})) {}
 
-OutputFile::~OutputFile() {
-  std::error_code ignored;
-  if (!beside_.empty()) fs::remove(beside_, ignored);
-}
+OutputFile::~OutputFile() { discard(); }
 
 void OutputFile::write(const std::function<void(std::ostream&)>& content) {
   if (is_standard_output()) {
@@ -89,8 +132,9 @@ void OutputFile::write(const std::function<void(std::ostream&)>& content) {
 
 void OutputFile::take_place() {
   if (beside_.empty()) return;
+  if (nameless_ >= 0) give_name();
   std::error_code problem;
-  fs::rename(beside_, place_, problem);
+  if (beside_ != place_) fs::rename(beside_, place_, problem);
   if (problem) throw std::runtime_error(option_ + ": " + name_ + ": cannot be replaced: " + problem.message());
   beside_.clear();
 }

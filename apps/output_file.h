@@ -1,6 +1,8 @@
 // A file that a command writes its result to, named by an option. Whether it can be written is found out when it is
 // named, before the work; the result itself is written in full beside its place and then takes it, so that what was
-// there before is lost to no failure. "-" is standard output.
+// there before is lost to no failure. Until then it has no name, where the file system can do that (O_TMPFILE): a run
+// that is killed leaves nothing. Elsewhere it leaves <file>.partial, which a later run passes by and tells of. "-" is
+// standard output.
 #pragma once
 
 #include <filesystem>
@@ -28,12 +30,17 @@ class OutputFile {
 
  private:
   bool make_beside();  // false: errno says why not
+  bool make_nameless();
+  void give_name();
+  void discard();
 
   std::string option_;
   std::string name_;  // as the user gave it
   std::filesystem::path place_;
   bool replaces_ = false;         // false: the bytes go straight to their place, a device or a pipe
-  std::filesystem::path beside_;  // empty until it is made
+  bool told_ = false;             // of what stands beside the place
+  int nameless_ = -1;             // a file in the place's folder that has no name yet
+  std::filesystem::path beside_;  // what is written to: empty until it is made
 };
 
 }  // namespace dspattn::apps

@@ -28,7 +28,7 @@ void run_block_mask(Stack& stack) {
   const Tensor like = stack.tensor();
   const std::int64_t n_q = stack.integer();
   const std::int64_t n_k = stack.integer();
-  BlockMaskParts parts;
+  BigbirdParts parts;
   const std::int64_t block = stack.integer();
   parts.window = stack.integer();
   parts.global = stack.integer();

@@ -42,22 +42,33 @@ struct BlockMask {
 BlockMask make_block_mask(std::int64_t n_q, std::int64_t n_k, int block,
                           const std::vector<std::vector<std::int32_t>>& rows);
 
-// What the named masks are made of, counted in blocks. The diagonal is bottom-right aligned, as causal masks are: the
-// last block row sits at the last block column.
-struct BlockMaskParts {
+// What each of the named masks is made of, counted in blocks. The diagonal is bottom-right aligned, as causal masks
+// are: the last block row sits at the last block column. A member means the same in all of them.
+struct SlidingWindowParts {
   int block = 64;
   std::int64_t window = 1;  // blocks to either side of the diagonal one
+  bool causal = false;      // leave out blocks right of the diagonal one
+};
+struct LongformerParts {
+  int block = 64;
+  std::int64_t window = 1;
   std::int64_t global = 0;  // first blocks that every row sees, and first block rows that see every block
+  bool causal = false;
+};
+struct BigbirdParts {
+  int block = 64;
+  std::int64_t window = 1;
+  std::int64_t global = 0;
   std::int64_t random = 0;  // further blocks of each row
   std::uint64_t seed = 0;   // of the random blocks; the same seed gives the same mask everywhere
-  bool causal = false;      // leave out blocks right of the diagonal one
+  bool causal = false;
 };
 
 // Window only.
-BlockMask sliding_window_blocks(std::int64_t n_q, std::int64_t n_k, const BlockMaskParts& parts);
+BlockMask sliding_window_blocks(std::int64_t n_q, std::int64_t n_k, const SlidingWindowParts& parts);
 // Window and global blocks (Beltagy et al. 2020).
-BlockMask longformer_blocks(std::int64_t n_q, std::int64_t n_k, const BlockMaskParts& parts);
+BlockMask longformer_blocks(std::int64_t n_q, std::int64_t n_k, const LongformerParts& parts);
 // Window, global and random blocks (Zaheer et al. 2020).
-BlockMask bigbird_blocks(std::int64_t n_q, std::int64_t n_k, const BlockMaskParts& parts);
+BlockMask bigbird_blocks(std::int64_t n_q, std::int64_t n_k, const BigbirdParts& parts);
 
 }  // namespace dspattn

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import _ops
+from ._flags import _kind_name
 from .errors import DspattnError
 
 Alignment = Literal["top_left", "bottom_right"]
@@ -94,10 +95,8 @@ def _alignment_name(top_left: bool) -> str:
 
 def parse_alignment(alignment: str) -> bool:
     """True for top_left."""
-    if alignment == "top_left":
-        return True
-    if alignment == "bottom_right":
-        return False
+    if isinstance(alignment, str) and alignment in ("top_left", "bottom_right"):
+        return alignment == "top_left"
     raise DspattnError([f'alignment: expected "top_left" or "bottom_right", got {alignment!r}'])
 
 
@@ -161,8 +160,22 @@ def _can_be_read(tensor: Tensor) -> bool:
     return type(tensor) in _PLAIN and tensor.is_cpu
 
 
+def sinks_as_fp32(sinks: Any) -> Tensor | None:
+    """Sinks in the operator's type."""
+    if sinks is None:
+        return None
+    require_known("sinks", sinks)
+    if sinks.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        given = str(sinks.dtype).removeprefix("torch.")
+        raise DspattnError([f"sinks.dtype: expected float32, float16 or bfloat16, got {given}"])
+    wide: Tensor = sinks.float()
+    return wide
+
+
 def longest(name: str, cumulative: Tensor) -> int:
-    """The longest sequence of cumulative lengths."""
+    """The longest sequence of cumulative lengths; 0 of lengths without memory, which go with results without memory."""
+    if cumulative.is_meta:
+        return 0
     if torch._C._functorch.peek_interpreter_stack() is not None and torch._C._functorch.is_batchedtensor(cumulative):
         number = name.replace("cu_seqlens", "max_seqlen")
         raise DspattnError([f"{number}: expected a number where vmap maps {name}, got None"])
@@ -271,8 +284,9 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "max_seqlen_k": ((int, torch.SymInt, type(None)), "an integer or None"),
     "kernel": ((str,), "a string"),
     "offset": ((int, torch.SymInt), "an integer"),
+    "eps": ((int, float, type(None)), "a number or None"),
 }
-_OPTIONAL_TENSORS = ("attn_mask", "attn_bias", "key_lengths", "sinks")
+_OPTIONAL_TENSORS = ("attn_mask", "attn_bias", "key_lengths", "sinks", "sums", "cos", "sin")
 
 
 def explained(error: Exception, arguments: Mapping[str, Any]) -> Exception:
@@ -287,6 +301,13 @@ def explained(error: Exception, arguments: Mapping[str, Any]) -> Exception:
     if reasons:
         return DspattnError(reasons)
     return _ops.translated(error)
+
+
+def require_kinds(arguments: Mapping[str, Any]) -> None:
+    """Raise what `explained` would make of an error."""
+    reasons = [reason for name, given in arguments.items() if (reason := _wrong_kind(name, given))]
+    if reasons:
+        raise DspattnError(reasons)
 
 
 def _wrong_kind(name: str, given: Any) -> str | None:
@@ -308,7 +329,3 @@ def _wrong_kind(name: str, given: Any) -> str | None:
 
 def _nested(name: str) -> str:
     return f"{name}: expected a strided tensor, got a nested one (dspattn.varlen_attention takes packed batches)"
-
-
-def _kind_name(kind: type) -> str:
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

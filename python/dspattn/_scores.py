@@ -13,6 +13,12 @@ from ._not_offered import forward_mode
 FP16_MAX = 65504.0
 
 
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Their matrix product in the type that they have. Autocast would round them, and a score with them."""
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
+
+
 class Products(torch.autograd.Function):
     """Queries times keys. In the gradients a score that is hidden or pruned, with a gradient of 0, leaves out what it
     was made of: a NaN key that a query does not see is none of its business."""
@@ -21,7 +27,7 @@ class Products(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, k: Tensor) -> Tensor:
-        return q @ k.transpose(-1, -2)
+        return product(q, k.transpose(-1, -2))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -44,9 +50,9 @@ def times_where_not_zero(factors: Tensor, rows: Tensor) -> Tensor:
     """
     finite = rows.isfinite()
     if bool(finite.all()):
-        return factors @ rows
-    reached = (factors != 0).to(rows.dtype) @ (~finite).to(rows.dtype)
-    return (factors @ rows.masked_fill(~finite, 0)).masked_fill(reached > 0, float("nan"))
+        return product(factors, rows)
+    reached = product((factors != 0).to(rows.dtype), (~finite).to(rows.dtype))
+    return product(factors, rows.masked_fill(~finite, 0)).masked_fill(reached > 0, float("nan"))
 
 
 def finite_sum(product: Tensor, bias: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import _ops
+from ._flags import as_flag, as_flags, refuse_flags
 from ._inputs import Alignment, explained, lengths_as_int32, parse_alignment, require_known
 from ._not_offered import not_scriptable
 from ._registered import register_gradient
@@ -94,6 +95,8 @@ def from_block_map(seen: Tensor, n_q: int, n_k: int, *, block: int = 64) -> Bloc
     shape = [-(-n_q // block), -(-n_k // block)]
     if seen.dtype != torch.bool or list(seen.shape) != shape:
         raise DspattnError([f"seen: expected a boolean tensor {shape}, got {seen.dtype} {list(seen.shape)}"])
+    if seen.is_meta:  # its elements say how many columns there are
+        raise DspattnError(["seen: expected a tensor that can be read, got one on meta"])
     counts = seen.sum(1, dtype=torch.int32)
     width = int(counts.max()) if counts.numel() else 0
     first = seen.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :width].to(torch.int32)
@@ -159,10 +162,8 @@ def _build(
     n: int, n_k: int | None, block: int, window: int, global_blocks: int, random: int, seed: int, causal: bool
 ) -> BlockMask:
     n_k = n if n_k is None else n_k
-    sizes = {"n": n, "n_k": n_k, "window": window, "global_blocks": global_blocks, "random": random, "seed": seed}
-    wrong = {name: size for name, size in sizes.items() if not isinstance(size, int) or not abs(size) < 2**63}
-    if wrong:
-        raise DspattnError(f"{name}: expected a 64-bit integer, got {size!r}" for name, size in wrong.items())
+    causal = as_flag("causal", causal)
+    _require_integers(n=n, n_k=n_k, block=block, window=window, global_blocks=global_blocks, random=random, seed=seed)
     try:
         counts, columns = _block_mask(
             torch.empty(0, dtype=torch.int32, device="cpu"), n, n_k, block, window, global_blocks, random, seed, causal
@@ -172,7 +173,18 @@ def _build(
     return BlockMask(n, n_k, block, counts, columns)
 
 
+def _require_integers(**sizes: Any) -> None:
+    wrong = {
+        name: size
+        for name, size in sizes.items()
+        if not isinstance(size, int) or isinstance(size, bool) or not abs(size) < 2**63
+    }
+    if wrong:
+        raise DspattnError(f"{name}: expected a 64-bit integer, got {size!r}" for name, size in wrong.items())
+
+
 def _check_sizes(n_q: int, n_k: int, block: int) -> None:
+    _require_integers(n_q=n_q, n_k=n_k, block=block)
     reasons = []
     if block not in (64, 128):
         reasons.append(f"block: expected 64 or 128, got {block}")
@@ -225,6 +237,8 @@ def block_attention(
         torch.Size([1, 2, 256, 64])
     """
     keep, group = parse_pattern(pattern)
+    is_causal, allow_tf32 = as_flags(is_causal=is_causal, allow_tf32=allow_tf32)
+    refuse_flags(scale=scale)
     reasons = []
     lengths = None if key_lengths is None else lengths_as_int32("key_lengths", key_lengths)
     if not isinstance(blocks, BlockMask):
@@ -254,7 +268,7 @@ def block_attention(
     )  # fmt: skip
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     columns = blocks.columns
-    if columns.shape[1] == 0:  # nothing is seen
+    if columns.dim() == 2 and columns.shape[1] == 0:  # nothing is seen
         columns = columns.new_full((columns.shape[0], 1), -1)
     try:
         out: Tensor = _block_attention(query, key, value, blocks.counts, columns, allowed, bias, lengths, *options)[0]

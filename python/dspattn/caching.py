@@ -8,13 +8,24 @@ import torch
 from torch import Tensor
 
 from . import _ops
-from ._inputs import Alignment, Window, lengths_as_int32, parse_alignment, parse_window
+from ._flags import as_flags, refuse_flags
+from ._inputs import (
+    Alignment,
+    Window,
+    explained,
+    lengths_as_int32,
+    parse_alignment,
+    parse_window,
+    require_known,
+)
 from ._not_offered import not_scriptable
 from ._running import run
 from ._schema import ProblemArguments
+from ._sparse_inputs import require_integer
 from .errors import DspattnError
 from .patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection
 
+FOREIGN_ERRORS = (RuntimeError, TypeError, AttributeError, OverflowError)  # of PyTorch, about what it was given
 BLOCK = 128  # keys whose values are summed together
 
 
@@ -46,6 +57,7 @@ def value_sums(
     _require_four("value", value)
     batch, n_k = value.shape[0], value.shape[2]
     if block_table is not None:
+        _require_table(block_table)
         batch, n_k = block_table.shape[0], block_table.shape[-1] * value.shape[2]
     sums = value.new_zeros((batch, value.shape[1], 2 * (n_k // BLOCK), value.shape[3] + 1), dtype=torch.float32)
     return update_value_sums(sums, value, n_k, key_lengths, block_table=block_table)
@@ -82,10 +94,14 @@ def update_value_sums(
         tensor([256., 256., 256.])
     """
     _require_four("value", value)
+    require_known("sums", sums)
+    require_integer("new_keys", new_keys)
+    refuse_flags(new_keys=new_keys)
     if key_lengths is not None:
         key_lengths = lengths_as_int32("key_lengths", key_lengths)
     if block_table is not None:
         block_table = lengths_as_int32("block_table", block_table)
+        _require_table(block_table)
     try:
         _ops.update_value_sums(sums, value, new_keys, key_lengths, block_table)
     except RuntimeError as error:
@@ -171,7 +187,7 @@ def attention_with_cache(
             ``block_table[:, j // page_size]``. Page sizes are multiples of 16; numbers that are no page count as keys
             past the length.
         sums: with ``rest="mean"``, of :func:`value_sums`, up to date: of the values those that are kept are read, and
-            no others. Without them every call reads all values.
+            no others. Without them every call reads all values. The CPU kernels make sums of their own.
         alignment: of the diagonal against the n_k keys that the cache has room for, not against ``key_lengths``:
             several new queries behind a length below n_k are kept from each other's keys by a mask (``attn_mask`` of
             :func:`dspattn.attention`), not by ``is_causal``.
@@ -190,6 +206,8 @@ def attention_with_cache(
     """
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
+    is_causal, return_lse = as_flags(is_causal=is_causal, return_lse=return_lse)
+    refuse_flags(scale=scale)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         _require_four(name, tensor)
     try:
@@ -214,11 +232,21 @@ def attention_with_cache(
                 shared_choice=parse_selection(selection),
             )
         )
-    except RuntimeError as error:
-        raise _ops.translated(error) from None
+    except DspattnError:
+        raise
+    except FOREIGN_ERRORS as error:
+        given = {"query": query, "key": key, "value": value, "sums": sums, "scale": scale, "kernel": kernel}
+        raise explained(error, given) from None
     return (out, lse) if return_lse else out
 
 
+def _require_table(block_table: Tensor) -> None:
+    require_known("block_table", block_table)
+    if block_table.dim() != 2:
+        raise DspattnError([f"block_table: expected [batch, blocks], got {list(block_table.shape)}"])
+
+
 def _require_four(name: str, tensor: Tensor) -> None:
+    require_known(name, tensor)
     if tensor.dim() != 4:
         raise DspattnError([f"{name}: expected 4 dimensions [batch, heads, n, d], got {list(tensor.shape)}"])

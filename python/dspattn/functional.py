@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _qkv
+from ._flags import as_flags, refuse_flags
 from ._inputs import (
     Alignment,
     Window,
@@ -18,6 +19,7 @@ from ._inputs import (
     parse_alignment,
     parse_window,
     require_known,
+    sinks_as_fp32,
     split_mask,
     take_causal_biases,
     to_four_dims,
@@ -192,7 +194,7 @@ def attention(
             and (scale is None or type(scale) is float) and type(is_causal) is bool
             and (type(dropout_p) is float or type(dropout_p) is int) and dropout_p == 0 and soft_cap is None
             and type(offset) is int and offset == 0 and type(kernel) is str and kernel == "" and out_dtype is None
-            and not return_lse
+            and return_lse is False and type(enable_gqa) is bool and type(allow_tf32) is bool
         ):  # fmt: skip
             options = (pattern, grouping, rest, selection, alignment, is_causal, allow_tf32, window)
             plain = _qkv.attention(query, key, value, options, scale, enable_gqa)
@@ -212,6 +214,10 @@ def attention(
                 )  # fmt: skip
             for name, tensor in (("query", query), ("key", key), ("value", value)):
                 require_known(name, tensor)
+        is_causal, enable_gqa, return_lse, allow_tf32 = as_flags(
+            is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse, allow_tf32=allow_tf32
+        )
+        refuse_flags(scale=scale, offset=offset, soft_cap=soft_cap)
         if key_lengths is not None:
             key_lengths = lengths_as_int32("key_lengths", key_lengths)
         if type(attn_mask) not in PLAIN_MASKS or type(attn_bias) not in PLAIN_MASKS:
@@ -251,7 +257,7 @@ def attention(
                 rest_mean=rest_mean,
                 shared_choice=shared_choice,
                 soft_cap=soft_cap,
-                sinks=None if sinks is None else sinks.float(),
+                sinks=sinks_as_fp32(sinks),
                 dropout=dropout_p,
                 dropout_state=dropout_state(query) if dropout_p > 0 else None,
             )
@@ -411,6 +417,8 @@ def varlen_attention(
     left, right = parse_window(window)
     interleaved, top_left = parse_grouping(grouping), parse_alignment(alignment)
     rest_mean, shared_choice = parse_rest(rest), parse_selection(selection)
+    is_causal, return_lse, allow_tf32 = as_flags(is_causal=is_causal, return_lse=return_lse, allow_tf32=allow_tf32)
+    refuse_flags(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, scale=scale, offset=offset, soft_cap=soft_cap)
     try:
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             require_known(name, tensor)
@@ -457,7 +465,7 @@ def varlen_attention(
                 rest_mean=rest_mean,
                 shared_choice=shared_choice,
                 soft_cap=soft_cap,
-                sinks=None if sinks is None else sinks.float(),
+                sinks=sinks_as_fp32(sinks),
                 dropout=dropout_p,
                 dropout_state=dropout_state(query) if dropout_p > 0 else None,
             )

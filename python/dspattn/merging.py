@@ -62,9 +62,11 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
     if reasons:
         raise DspattnError(reasons)
     stacked = torch.stack(tuple(lses))
-    lse = stacked.logsumexp(0)
-    # A row that no part has a key for: -inf minus -inf; any finite number in its place gives weights of 0.
-    base = lse.masked_fill(lse == float("-inf"), 0.0)
+    # A row that no part has a key for: -inf minus -inf; any finite number in its place gives weights of 0, and no NaN
+    # back.
+    empty = (stacked == float("-inf")).all(0)
+    base = stacked.masked_fill(empty, 0.0).logsumexp(0).masked_fill(empty, 0.0)
+    lse = base.masked_fill(empty, float("-inf"))
     weights = (stacked - base).exp().unsqueeze(-1)
     total = outs[0].float() * weights[0]
     for out, weight in zip(outs[1:], weights[1:], strict=True):

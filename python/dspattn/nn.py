@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._flags import as_flags
 from ._inputs import require_known
 from ._not_offered import not_scriptable
 from .errors import DspattnError
@@ -100,6 +101,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             The output in the query's layout, and the weights ``[batch, n_q, n_k]`` (per head:
             ``[batch, num_heads, n_q, n_k]``) or None.
         """
+        need_weights, average_attn_weights, is_causal = as_flags(
+            need_weights=need_weights, average_attn_weights=average_attn_weights, is_causal=is_causal
+        )
         if is_causal and attn_mask is None:
             raise DspattnError(["attn_mask: expected the causal mask that is_causal=True hints at, got None"])
         if query.is_nested:

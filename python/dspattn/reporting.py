@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._flags import as_flag
 from .errors import DspattnError
 from .patterns import Grouping, parse_grouping, parse_pattern
 
@@ -195,6 +196,7 @@ def report(
     reasons += _why_not(model)
     if reasons:
         raise DspattnError(reasons)
+    progress = as_flag("progress", progress)
     for pattern in patterns:
         parse_pattern(pattern)
     for grouping in groupings:

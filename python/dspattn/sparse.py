@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from . import _ops, _scores
+from ._flags import as_flag, refuse_flags
 from ._inputs import Alignment, parse_alignment, require_known, take_causal_biases
 from ._not_offered import forward_mode, not_scriptable
 from ._sparse_inputs import check_product, leading_dims, require_device, require_integer, require_types
@@ -62,6 +63,8 @@ def sddmm(
         (torch.Size([32, 32]), torch.Size([32, 8]))
     """
     top_left = parse_alignment(alignment)
+    is_causal = as_flag("is_causal", is_causal)
+    refuse_flags(scale=scale)
     for name, tensor in (("query", query), ("key", key)):
         require_device(name, tensor)
     masks = {"attn_mask": attn_mask}
@@ -165,7 +168,7 @@ def spmm(
     if nonzeros.is_cuda:
         return _product_on_gpu(nonzeros, metadata, value, layout)
     dense = to_dense(nonzeros, metadata, value.shape[-2], pattern=pattern, grouping=grouping)
-    return (dense.float() @ value.float()).to(nonzeros.dtype)
+    return _scores.product(dense.float(), value.float()).to(nonzeros.dtype)
 
 
 def to_dense(
@@ -416,9 +419,9 @@ class _Product(torch.autograd.Function):
         columns = _stored_columns(nonzeros, metadata, v.shape[2], ctx.layout)
         width = max(v.shape[2], int(columns.max()) + 1 if columns.numel() else 0)
         weights = nonzeros.new_zeros((*nonzeros.shape[:3], width)).scatter(-1, columns, nonzeros)[..., : v.shape[2]]
-        d_weights = d_out.float() @ v.float().transpose(-1, -2)
+        d_weights = _scores.product(d_out.float(), v.float().transpose(-1, -2))
         d_nonzeros = torch.nn.functional.pad(d_weights, (0, width - v.shape[2])).gather(-1, columns)
-        d_v = weights.float().transpose(-1, -2) @ d_out.float()
+        d_v = _scores.product(weights.float().transpose(-1, -2), d_out.float())
         return d_nonzeros.to(nonzeros.dtype), None, d_v.to(v.dtype), None
 
 

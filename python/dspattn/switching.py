@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from . import nn
+from ._layer_keys import Heads, Layers, check_keys, require_module
 from .errors import DspattnError
 from .functional import attention
 from .integrations import _refusal
@@ -29,8 +30,6 @@ from .integrations.sdpa import use
 from .patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection, prunes
 from .plans import Plan
 
-Layers = Sequence[int | str] | Mapping[int | str, str] | None
-Heads = Sequence[int] | Mapping[int | str, Sequence[int]] | None
 Kind = Literal["by name", "nn.MultiheadAttention", "scaled_dot_product_attention", "own code"]
 # Kept on the modules themselves, as plain values: what copies or pickles a model takes them along, and the copy can be
 # restored without the original.
@@ -143,6 +142,8 @@ def apply(
     parse_grouping(grouping)
     parse_rest(rest)
     parse_selection(selection)
+    require_module(model)
+    check_keys(layers, skip, heads)
     for name, module in model.named_modules():
         if MARK in vars(module):
             what = f"its module {name} was" if name else "it was"
@@ -202,6 +203,7 @@ def restore(model: torch.nn.Module) -> None:
         >>> type(encoder.self_attn).__module__
         'torch.nn.modules.activation'
     """
+    require_module(model)
     if not any(MARK in vars(module) for module in model.modules()):
         raise DspattnError(["model: expected one that dspattn.apply has switched, got one that it has not"])
     module: Any

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._flags import as_flag
 from ._not_offered import not_scriptable
 from .errors import DspattnError
 from .functional import attention
@@ -40,7 +41,7 @@ def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = Non
         >>> (weights > 0).sum(-1).tolist()
         [[[2, 2, 2, 2]]]
     """
-    if options.pop("return_lse", False):
+    if as_flag("return_lse", options.pop("return_lse", False)):
         raise DspattnError(["return_lse: expected False for attention_weights, got True"])
     n_k = key.shape[-2]
     value_lead = key.shape[:-2]
@@ -50,7 +51,6 @@ def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = Non
         ones = torch.eye(width, dtype=query.dtype, device=query.device)
         columns = torch.nn.functional.pad(ones, (0, 0, start, n_k - start - width))  # [n_k, width] of the identity
         parts.append(attention(query, key, columns.expand(*value_lead, -1, -1), attn_mask, **options))
-    if not parts:
-        shape = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
-        return query.new_zeros((*shape, query.shape[-2], 0))
+    if not parts:  # no keys: the call says what it says to any, and how the leading dimensions join
+        return attention(query, key, key.new_empty((*value_lead, 0, 1)), attn_mask, **options)[..., :0]
     return torch.cat(parts, -1)

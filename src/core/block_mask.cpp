@@ -21,7 +21,7 @@ std::uint64_t mix(std::uint64_t state) {
   return state ^ (state >> 31);
 }
 
-void require_parts(const BlockMaskParts& parts) {
+void require_parts(const BigbirdParts& parts) {
   std::vector<std::string> reasons;
   const auto check = [&](const char* argument, std::int64_t value) {
     if (value < 0) reasons.push_back(std::string(argument) + ": expected a count >= 0, got " + std::to_string(value));
@@ -46,7 +46,7 @@ void require_sizes(std::int64_t n_q, std::int64_t n_k, int block) {
   if (!reasons.empty()) throw Error(std::move(reasons));
 }
 
-BlockMask build(std::int64_t n_q, std::int64_t n_k, const BlockMaskParts& parts) {
+BlockMask build(std::int64_t n_q, std::int64_t n_k, const BigbirdParts& parts) {
   require_parts(parts);
   require_sizes(n_q, n_k, parts.block);
   const std::int64_t block_rows = (n_q + parts.block - 1) / parts.block;
@@ -148,20 +148,16 @@ BlockMask make_block_mask(std::int64_t n_q, std::int64_t n_k, int block,
   return mask;
 }
 
-BlockMask sliding_window_blocks(std::int64_t n_q, std::int64_t n_k, const BlockMaskParts& parts) {
-  BlockMaskParts window = parts;
-  window.global = 0;
-  window.random = 0;
-  return build(n_q, n_k, window);
+BlockMask sliding_window_blocks(std::int64_t n_q, std::int64_t n_k, const SlidingWindowParts& parts) {
+  return build(n_q, n_k, {.block = parts.block, .window = parts.window, .causal = parts.causal});
 }
 
-BlockMask longformer_blocks(std::int64_t n_q, std::int64_t n_k, const BlockMaskParts& parts) {
-  BlockMaskParts without_random = parts;
-  without_random.random = 0;
-  return build(n_q, n_k, without_random);
+BlockMask longformer_blocks(std::int64_t n_q, std::int64_t n_k, const LongformerParts& parts) {
+  return build(n_q, n_k,
+               {.block = parts.block, .window = parts.window, .global = parts.global, .causal = parts.causal});
 }
 
-BlockMask bigbird_blocks(std::int64_t n_q, std::int64_t n_k, const BlockMaskParts& parts) {
+BlockMask bigbird_blocks(std::int64_t n_q, std::int64_t n_k, const BigbirdParts& parts) {
   return build(n_q, n_k, parts);
 }
 

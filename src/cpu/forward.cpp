@@ -8,6 +8,9 @@
 // With rest = mean the pruned scores are exponentiated, too, and their sum brings the mean of V to the row (rest.h).
 // A row's arithmetic does not depend on which rows share its tile or task, so neither the number of threads nor the cut
 // into tasks changes a bit of the result.
+//
+// The sum is divided by that of the weights at its end, so it may leave fp32's range where their quotient does not. A
+// task in which one did is worked out again with V times 2^-64, for the elements that the first pass has no number for.
 #include "cpu/forward.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -21,9 +24,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <limits>
 #include <optional>
 
+#include "core/half.h"
 #include "cpu/job.h"
 #include "cpu/load-inl.h"
 #include "cpu/parallel.h"
@@ -41,6 +47,10 @@
 #ifndef DSPATTN_CPU_FORWARD_SHARED_
 #define DSPATTN_CPU_FORWARD_SHARED_
 namespace dspattn::cpu {
+
+// What V is multiplied by where sums of it leave fp32's range: fewer than 2^32 weights, each at most 1 or, with
+// dropout, 2^24, keep them in it then. What becomes subnormal is too small to be seen beside what left the range.
+inline constexpr float kShrink = 0x1p-64f;
 
 // Tiles of a task: K and V are widened once for this many. 512 rows of q and of the output at d = 128 are 512 KiB,
 // which a core's L2 still holds.
@@ -130,15 +140,15 @@ struct SinkShare {
 };
 
 // Adds to each row's output what its pruned keys bring: their weight times the mean of V. `row` is a buffer.
-void add_means(const ForwardJob& run, const SequenceSpan& sequence, const TileRows& tile, const float* rest, float* row,
-               float* mean, float* acc) {
+void add_means(const ForwardJob& run, const SequenceSpan& sequence, const TileRows& tile, const float* rest,
+               float shrink, float* row, float* mean, float* acc) {
   int last = -1;  // the row whose mean is at hand
   for (int r = 0; r < tile.rows; ++r) {
     if (rest[r] == 0.0f) continue;
     const bool at_hand = last >= 0 && tile.head[r] == tile.head[last] && tile.begin[r] == tile.begin[last] &&
                          tile.end[r] == tile.end[last];
     if (!at_hand) {
-      mean_of_values(run.job, sequence, *run.sums, tile.head[r], tile.begin[r], tile.end[r], run.pv, row, mean);
+      mean_of_values(run.job, sequence, *run.sums, tile.head[r], tile.begin[r], tile.end[r], run.pv, shrink, row, mean);
     }
     last = r;
     float* out = acc + static_cast<std::ptrdiff_t>(r) * run.pv.padded;
@@ -149,13 +159,48 @@ void add_means(const ForwardJob& run, const SequenceSpan& sequence, const TileRo
   }
 }
 
-// Divides by the sum of exponentials and writes the rows of a tile, the t-th of the task.
-void finish_tile(const ForwardJob& run, const SequenceSpan& sequence, const ForwardScratch& s, int t) {
+// Whether all numbers are finite, of rows padded to a multiple of kPad.
+bool is_finite(const float* HWY_RESTRICT values, std::ptrdiff_t count) {
+  const VecF zero = hn::Zero(kF32);  // times which a number is 0, or NaN
+  VecF sum = zero;
+  for (std::ptrdiff_t x = 0; x < count; x += kPad) {
+    HWY_UNROLL(16)
+    for (int lane = 0; lane < kPad; lane += kLanes) sum = hn::MulAdd(hn::Load(kF32, values + x + lane), zero, sum);
+  }
+  return hn::AllFalse(kF32, hn::IsNaN(sum));
+}
+
+// As narrow_row, of a row of shrunken values, where the destination has no finite number and the row has one. `buffer`
+// is two rows long.
+void narrow_shrunken(const ForwardJob& run, const float* row, float factor, float* buffer, void* destination) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  const int columns = run.pv.columns;
+  const auto elem_bytes = static_cast<std::size_t>(size_bytes(run.out.dtype));
+  std::fill_n(buffer, run.pv.padded, 0.0f);
+  for (int x = 0; x < columns; ++x) {
+    buffer[x] = row[x] * factor / kShrink;
+    // Weights that add up to 1 make nothing larger than the largest value: beyond the range it is rounding.
+    if (std::isfinite(row[x]) && !run.job.dropout.active) buffer[x] = std::clamp(buffer[x], -kLargest, kLargest);
+  }
+  auto* narrow = reinterpret_cast<unsigned char*>(buffer + run.pv.padded);
+  narrow_row(buffer, 1.0f, run.out.dtype, columns, narrow);
+  for (int x = 0; x < columns; ++x) {
+    if (!std::isfinite(row[x]) || std::isfinite(core::load_element(destination, run.out.dtype, x))) continue;
+    const std::size_t at = static_cast<std::size_t>(x) * elem_bytes;
+    std::memcpy(static_cast<unsigned char*>(destination) + at, narrow + at, elem_bytes);
+  }
+}
+
+// Divides by the sum of exponentials and writes the rows of a tile, the t-th of the task. With values that are shrunken
+// it writes what had no finite number before, and nothing else. False: a row has left fp32's range.
+bool finish_tile(const ForwardJob& run, const SequenceSpan& sequence, const ForwardScratch& s, int t, float shrink) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   const TileRows& tile = s.tiles[t];
   float* acc = s.acc + t * static_cast<std::ptrdiff_t>(run.pv.padded) * kTileQ;
-  if (run.sums) add_means(run, sequence, tile, s.rest + t * kTileQ, s.rows, s.mean, acc);
+  if (run.sums) add_means(run, sequence, tile, s.rest + t * kTileQ, shrink, s.rows, s.mean, acc);
+  const bool all_finite = is_finite(acc, static_cast<std::ptrdiff_t>(tile.rows) * run.pv.padded);
+  bool in_range = true;
   for (int r = 0; r < tile.rows; ++r) {
     const std::int64_t row = sequence.q_begin + tile.position[r];
     constexpr float kLargest = std::numeric_limits<float>::max();
@@ -171,14 +216,32 @@ void finish_tile(const ForwardJob& run, const SequenceSpan& sequence, const Forw
     const bool undefined = has_nan || largest == kInfinity || sink.undefined;
     const float total = sink.total(sum);
     const float factor = undefined ? kNan : empty ? 0.0f : sink.of_keys / total;
-    narrow_row(acc + static_cast<std::ptrdiff_t>(r) * run.pv.padded, factor, run.out.dtype, run.pv.columns,
-               run.out.writable_at(sequence.batch, tile.head[r], row));
+    const float* values = acc + static_cast<std::ptrdiff_t>(r) * run.pv.padded;
+    void* out = run.out.writable_at(sequence.batch, tile.head[r], row);
+    if (shrink != 1.0f) {
+      if (!undefined && !empty) narrow_shrunken(run, values, factor, s.rows, out);
+      continue;
+    }
+    narrow_row(values, factor, run.out.dtype, run.pv.columns, out);
+    if (!all_finite && !undefined && !is_finite(values, run.pv.padded)) in_range = false;
     if (run.lse.present()) {
       float* lse = static_cast<float*>(run.lse.data) + sequence.batch * run.lse.step(0) +
                    tile.head[r] * run.lse.step(1) + row * run.lse.step(2);
       // One that fp32 cannot hold is its largest number: only a row without a key has an infinite LSE.
       const float defined = std::clamp(sink.origin + std::log(total), -kLargest, kLargest);
       *lse = undefined ? kNan : empty ? sink.logit : defined;
+    }
+  }
+  return in_range;
+}
+
+// Multiplies the rows of the keys in panels of V.
+void shrink_panels(const PanelShape& shape, int keys, float shrink, float* panels) {
+  for (int p = 0; p < shape.panels; ++p) {
+    float* panel = panels + static_cast<std::ptrdiff_t>(p) * static_cast<std::ptrdiff_t>(shape.panel_elems());
+    for (int key = 0; key < keys; ++key) {
+      float* row = panel + static_cast<std::ptrdiff_t>(key) * shape.width;
+      for (int x = 0; x < shape.columns_of(p); ++x) row[x] *= shrink;
     }
   }
 }
@@ -223,7 +286,8 @@ void total_task(const ForwardJob& run, const Job& dense, const Task& task, RowTo
   }
 }
 
-void forward_task(const ForwardJob& run, const Task& task) {
+// The rows of a task, with `shrink` times V. False: some have left fp32's range.
+bool attend(const ForwardJob& run, const Task& task, float shrink) {
   const Job& job = run.job;
   const SequenceSpan sequence = job.sequence(task.sequence);
   const int tile_count = static_cast<int>((task.end - task.begin + run.tile_rows - 1) / run.tile_rows);
@@ -256,6 +320,7 @@ void forward_task(const ForwardJob& run, const Task& task) {
     const KeyRows k = keys_of_block(job, sequence, task.kv_head, block, run.qk, s.rows, s.k_panels);
     fill_panels(job.v.at(sequence.batch, task.kv_head, sequence.k_begin + block), job.v.dtype, job.v.row_bytes, keys,
                 run.pv, s.rows, s.v_panels);
+    if (shrink != 1.0f) shrink_panels(run.pv, keys, shrink, s.v_panels);
     // While a tile computes, its share of the next block travels: from the third cache level on that takes longer than
     // the copy itself.
     const std::int64_t next = block + job.block_keys;
@@ -293,7 +358,13 @@ void forward_task(const ForwardJob& run, const Task& task) {
       }
     }
   }
-  for (int t = 0; t < tile_count; ++t) finish_tile(run, sequence, s, t);
+  bool in_range = true;
+  for (int t = 0; t < tile_count; ++t) in_range = finish_tile(run, sequence, s, t, shrink) && in_range;
+  return in_range;
+}
+
+void forward_task(const ForwardJob& run, const Task& task) {
+  if (!attend(run, task, 1.0f)) attend(run, task, kShrink);
 }
 
 }  // namespace dspattn::cpu::HWY_NAMESPACE

@@ -65,17 +65,19 @@ inline bool hidden(const Job& job, const SequenceSpan& sequence, std::int64_t he
   return job.bias.present() && widen_one(address(job.bias), job.bias.dtype) == -std::numeric_limits<float>::infinity();
 }
 
-// sum[x] += V of the keys [begin, end) that no mask hides; how many they are. `row` is a buffer as long as `sum`.
+// sum[x] += shrink * V of the keys [begin, end) that no mask hides; how many they are. `row` is a buffer as long as
+// `sum`.
 inline std::int32_t add_values(const Job& job, const SequenceSpan& sequence, std::int64_t head, std::int64_t begin,
-                               std::int64_t end, const PanelShape& shape, float* HWY_RESTRICT row,
+                               std::int64_t end, const PanelShape& shape, float shrink, float* HWY_RESTRICT row,
                                float* HWY_RESTRICT sum) {
+  const VecF factor = hn::Set(kF32, shrink);
   std::int32_t count = 0;
   for (std::int64_t key = begin; key < end; ++key) {
     if (hidden(job, sequence, head, key)) continue;
     widen_row(job.v.at(sequence.batch, head / job.group_heads, sequence.k_begin + key), job.v.dtype, shape.columns,
               row);
     for (int x = 0; x < shape.padded; x += kLanes) {
-      hn::StoreU(hn::Add(hn::LoadU(kF32, sum + x), hn::Load(kF32, row + x)), kF32, sum + x);
+      hn::StoreU(hn::MulAdd(factor, hn::Load(kF32, row + x), hn::LoadU(kF32, sum + x)), kF32, sum + x);
     }
     ++count;
   }
@@ -87,24 +89,29 @@ inline void fill_block_sum(const Job& job, std::int64_t index, const PanelShape&
                            BlockSums& sums) {
   const BlockSums::Entry entry = sums.entry(index);
   sums.count(index) = add_values(job, job.sequence(entry.sequence), entry.head, entry.block * kMeanBlock,
-                                 (entry.block + 1) * kMeanBlock, shape, row, sums.sum(index));
+                                 (entry.block + 1) * kMeanBlock, shape, 1.0f, row, sums.sum(index));
 }
 
-// The mean of V for a row of `head` that sees the keys [begin, end), some of them not hidden.
+// shrink * the mean of V for a row of `head` that sees the keys [begin, end), some of them not hidden. Sums that were
+// worked out before are not of shrunken values: those of the blocks are then made again.
 inline void mean_of_values(const Job& job, const SequenceSpan& sequence, const BlockSums& sums, std::int64_t head,
-                           std::int64_t begin, std::int64_t end, const PanelShape& shape, float* HWY_RESTRICT row,
-                           float* HWY_RESTRICT mean) {
+                           std::int64_t begin, std::int64_t end, const PanelShape& shape, float shrink,
+                           float* HWY_RESTRICT row, float* HWY_RESTRICT mean) {
   std::fill_n(mean, shape.padded, 0.0f);
   std::int64_t count = 0;
   for (std::int64_t block = (begin + kMeanBlock - 1) / kMeanBlock; (block + 1) * kMeanBlock <= end; ++block) {
     const std::int64_t index = sums.index_of(sequence, head, block);
     if (sums.count(index) == 0) continue;
     count += sums.count(index);
+    if (shrink != 1.0f) {
+      add_values(job, sequence, head, block * kMeanBlock, (block + 1) * kMeanBlock, shape, shrink, row, mean);
+      continue;
+    }
     for (int x = 0; x < shape.padded; x += kLanes) {
       hn::Store(hn::Add(hn::Load(kF32, mean + x), hn::LoadU(kF32, sums.sum(index) + x)), kF32, mean + x);
     }
   }
-  if (count == 0) count = add_values(job, sequence, head, begin, end, shape, row, mean);
+  if (count == 0) count = add_values(job, sequence, head, begin, end, shape, shrink, row, mean);
   const VecF each = hn::Set(kF32, 1.0f / static_cast<float>(count));
   for (int x = 0; x < shape.padded; x += kLanes) hn::Store(hn::Mul(hn::Load(kF32, mean + x), each), kF32, mean + x);
 }

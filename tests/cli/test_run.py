@@ -2,6 +2,8 @@
 
 import io
 import os
+import shlex
+import signal
 import subprocess
 
 import numpy as np
@@ -236,10 +238,26 @@ def test_results_replace_files_and_follow_links_and_devices_stay(dspattn, qkv, s
 def test_files_beside_the_results_are_left_alone(dspattn, qkv, tmp_path):
     (tmp_path / "o.npy.partial").write_text("another program's")
     (tmp_path / "o.npy.partial1").mkdir()
-    run_ok(dspattn)
-    np.testing.assert_allclose(np.load(tmp_path / "o.npy"), attention(*qkv)[0], atol=2e-5)
+    for _ in range(2):  # the second one replaces what the first has written
+        assert dspattn("run", *FILES).returncode == 0
+        np.testing.assert_allclose(np.load(tmp_path / "o.npy"), attention(*qkv)[0], atol=2e-5)
     assert (tmp_path / "o.npy.partial").read_text() == "another program's"
     assert sorted(path.name for path in tmp_path.glob("o.npy*")) == ["o.npy", "o.npy.partial", "o.npy.partial1"]
+
+
+def test_a_killed_run_is_in_nobodys_way(dspattn, program, qkv, save, tmp_path):
+    """Killed while it writes, by the limit on a file's size: no half of a result stays, or else the next run says so."""
+    save("o.npy", np.arange(3))
+    before = (tmp_path / "o.npy").read_bytes()
+    limited = f"ulimit -f 1 -c 0; exec {shlex.quote(str(program))} run {' '.join(FILES)}"
+    killed = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGXFSZ and (tmp_path / "o.npy").read_bytes() == before
+    left = [path.name for path in tmp_path.glob("*o.npy?*")]
+    again = dspattn("run", *FILES)
+    assert again.returncode == 0
+    np.testing.assert_allclose(np.load(tmp_path / "o.npy"), attention(*qkv)[0], atol=2e-5)
+    assert again.stderr == "".join(f"dspattn: --out: {name} stays, perhaps of a run that was killed\n" for name in left)
+    assert [path.name for path in tmp_path.glob("*o.npy?*")] == left
 
 
 def test_an_unwritable_place_is_noticed_before_the_work(dspattn):

@@ -64,12 +64,34 @@ TEST(BlockMask, SlidingWindowFollowsTheBottomRightDiagonal) {
 }
 
 TEST(BlockMask, LongformerSeesAndIsSeenByGlobalBlocks) {
-  const BlockMask mask = longformer_blocks(640, 640, {.block = 64, .window = 1, .global = 2, .random = 5});
+  const BlockMask mask = longformer_blocks(640, 640, {.block = 64, .window = 1, .global = 2});
   for (std::int64_t i = 0; i < 10; ++i) {
     EXPECT_TRUE(mask.allows(64, 64 * i));
     EXPECT_TRUE(mask.allows(64 * i, 64));
   }
   EXPECT_FALSE(mask.allows(64 * 9, 64 * 4));
+}
+
+// What a mask has none of is no member of what it is made of: given, it would be ignored.
+template <class Parts>
+concept HasGlobal = requires(Parts parts) {
+  parts.global;
+};
+template <class Parts>
+concept HasRandom = requires(Parts parts) {
+  parts.random, parts.seed;
+};
+
+TEST(BlockMask, TakesNothingThatItIgnores) {
+  static_assert(!HasGlobal<SlidingWindowParts> && !HasRandom<SlidingWindowParts>);
+  static_assert(HasGlobal<LongformerParts> && !HasRandom<LongformerParts>);
+  static_assert(HasGlobal<BigbirdParts> && HasRandom<BigbirdParts>);
+  const std::vector<std::int32_t> window{2, 3, 2}, causal{1, 2, 2};
+  EXPECT_EQ(sliding_window_blocks(192, 192, {}).counts, window);
+  EXPECT_EQ(longformer_blocks(192, 192, {}).counts, window);
+  EXPECT_EQ(sliding_window_blocks(192, 192, {.causal = true}).counts, causal);
+  EXPECT_EQ(longformer_blocks(192, 192, {.causal = true}).counts, causal);
+  EXPECT_EQ(longformer_blocks(256, 256, {.window = 0, .global = 1}).counts, (std::vector<std::int32_t>{4, 2, 2, 2}));
 }
 
 TEST(BlockMask, BigBirdAddsTheAskedNumberOfRandomBlocks) {

@@ -300,5 +300,44 @@ TEST_P(Edges, EveryFp16NumberIsRead) {
   }
 }
 
+// The sum that is divided at the end leaves fp32's range; the mean of the kept values does not.
+TEST_P(Edges, AMeanOfTheLargestValuesIsFinite) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const Rest rest : {Rest::drop, Rest::mean}) {
+      for (const Pattern pattern : {Pattern{2, 4}, Pattern{1, 2}, Pattern{3, 8}, Pattern::dense()}) {
+        for (const std::int64_t n_k : {std::int64_t{5}, std::int64_t{70}, std::int64_t{300}}) {
+          Case c = problem(dtype, 40, n_k, 80, true);
+          c.problem.pattern = pattern;
+          c.problem.rest = rest;
+          const double largest = dtype == DType::f32 ? static_cast<double>(kLargest) : 0x1.fep127;
+          c.tensors[2].fill([&] { return largest; });
+          const Forward alike = run_forward(c, "", 1);
+          for (const double value : alike.out.values()) ASSERT_NEAR(value, largest, 1e-6 * largest);
+          EXPECT_EQ(run_forward(c, "", 5).out.memory, alike.out.memory);
+          // Other columns keep the bits that they have by themselves, an infinite value stays so.
+          const auto fill = [&](bool with_large) {
+            Numbers again{7};
+            std::int64_t at = 0;
+            c.tensors[2].fill([&] {
+              const double value = again.real(), place = static_cast<double>(at++ % 80);
+              return place == 3 && with_large ? (2 + value) / 3 * largest : place == 4 && with_large ? kInf : value;
+            });
+          };
+          fill(true);
+          const std::vector<double> ours = run_forward(c, "", 1).out.values();
+          expect_close(ours, reference_forward(c.problem).out, 4e-6, dtype == DType::f32 ? 4e-6 : 0x1p-8, "out");
+          if (HasFatalFailure()) return;
+          fill(false);
+          const std::vector<double> small = run_forward(c, "", 1).out.values();
+          for (std::size_t i = 0; i < ours.size(); ++i) {
+            if (i % 80 == 3 || i % 80 == 4) continue;
+            ASSERT_EQ(ours[i], small[i]) << i;
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace dspattn::cpu

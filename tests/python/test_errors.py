@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import dspattn
+import dspattn.parallel
 from dspattn._schema import ProblemArguments
 
 Q, K, V = torch.randn(2, 4, 6, 16), torch.randn(2, 4, 10, 16), torch.randn(2, 4, 10, 16)
@@ -24,6 +25,10 @@ CASES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "pattern words": (lambda: dspattn.attention(Q, K, V, pattern="half"), ("pattern", "half")),
     "pattern list": (lambda: dspattn.attention(Q, K, V, pattern=["2:4"]), ("pattern", "N:M", "['2:4']")),
     "pattern digits": (lambda: dspattn.attention(Q, K, V, pattern="2:" + "9" * 5000), ("pattern", "N:M")),
+    "pattern digits of another script": (
+        lambda: dspattn.attention(Q, K, V, pattern="\uff12:\uff14"),
+        ("pattern: expected", "N:M", "\uff12:\uff14"),
+    ),
     "pattern group": (lambda: dspattn.attention(Q, K, V, pattern="2:64"), ("pattern", "32", "2:64")),
     "interleave": (lambda: dspattn.attention(Q, K, V, pattern="2:6"), ("pattern", "divides 128", "2:6")),
     "grouping": (lambda: dspattn.attention(Q, K, V, grouping="random"), ("grouping", "random")),
@@ -127,6 +132,18 @@ CASES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         ("query: expected a strided tensor, got a nested one", "varlen_attention"),
     ),
     "sparse": (lambda: dspattn.attention(Q.to_sparse(), K, V), ("query: expected a strided tensor", "sparse_coo")),
+    "packed lengths on meta": (
+        lambda: dspattn.varlen_attention(PACKED, PACKED, PACKED, CU.to("meta"), CU.to("meta")),
+        ("cu_seqlens_q: expected a tensor on cpu as query is, got one on meta",),
+    ),
+    "packed lengths on meta, in parallel": (
+        lambda: dspattn.parallel.varlen_attention(PACKED, PACKED, PACKED, CU.to("meta")),
+        ("cu_seqlens: expected lengths that can be read, got a tensor on meta",),
+    ),
+    "block map on meta": (
+        lambda: dspattn.block_masks.from_block_map(torch.ones(1, 1, dtype=torch.bool, device="meta"), 6, 6),
+        ("seen: expected a tensor that can be read, got one on meta",),
+    ),
     "decreasing": (
         lambda: dspattn.varlen_attention(PACKED, PACKED, PACKED, torch.tensor([0, 5, 3]), CU),
         ("cu_seqlens_q[2]", "5", "3"),
@@ -206,3 +223,10 @@ def test_operators_check_extents() -> None:
     for rows, columns in ((-4, 8), (4, -8), (4, 2**62)):
         with pytest.raises(RuntimeError, match=r"(rows|columns): expected a count from 0"):
             torch.ops.dspattn.nm_decode(metadata, rows, columns, 1, 2, False, True)
+
+
+def test_packed_batches_without_memory_have_the_shapes_of_results() -> None:
+    packed, cumulative = PACKED.to("meta"), CU.to("meta")
+    for longest in ((), (4, 4)):
+        out, lse = dspattn.varlen_attention(packed, packed, packed, cumulative, cumulative, *longest, return_lse=True)
+        assert out.shape == packed.shape and lse.shape == (2, 6) and out.is_meta

@@ -179,3 +179,23 @@ def test_gradients_of_queries_that_do_not_see_a_bad_key(hidden_by: str, bad: flo
             assert got[0].isnan().any(), "a query that sees the key has no gradient to hide"
     seen_by = n if hidden_by == "mask" else row
     assert torch.equal(gradients(broken)[0][0, :seen_by], gradients(clean)[0][0, :seen_by])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_rounds_nothing_on_the_way(dtype: torch.dtype) -> None:
+    """The steps take the types that they are given, as their kernels do on a GPU."""
+
+    def run() -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(3)
+        q, k, v = (torch.randn(2, n, 16).to(dtype).requires_grad_() for n in (6, 70, 70))
+        nonzeros, metadata = dspattn.sddmm(q, k)
+        out = dspattn.spmm(dspattn.softmax(nonzeros), metadata, v)
+        return nonzeros, out, *torch.autograd.grad(out.float().square().sum(), (q, k))
+
+    expected = run()
+    with torch.autocast("cpu", torch.float16 if dtype == torch.bfloat16 else torch.bfloat16):
+        ours = run()
+    for one, other in zip(ours[:2], expected[:2], strict=True):
+        assert one.dtype == dtype and torch.equal(one, other)
+    for one, other in zip(ours[2:], expected[2:], strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)

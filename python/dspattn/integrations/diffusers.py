@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .._flags import as_flag
 from ..errors import DspattnError
 from ..functional import attention
 from ..patterns import Grouping
@@ -122,6 +123,7 @@ def _backend(pattern: str, grouping: Grouping) -> Any:
         """[batch, n, heads, d], as diffusers lays it out."""
         if _parallel_config is not None:
             raise DspattnError(["_parallel_config: expected None (context parallelism is not offered), got one"])
+        return_lse = as_flag("return_lse", return_lse)
         q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
         if attn_mask is not None and attn_mask.dim() == 2:  # which keys are there, [batch, n_k]
             attn_mask = attn_mask[:, None, None, :]

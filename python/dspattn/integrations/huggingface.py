@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .. import _qkv
+from .._flags import as_flag
 from .._running import stand_in, stand_ins
 from ..errors import DspattnError
 from ..functional import attention, varlen_attention
@@ -115,6 +116,7 @@ def register_pattern(
     from transformers.modeling_utils import AttentionInterface
 
     parse_selection(selection)
+    left_padding = as_flag("left_padding", left_padding)
     mean = parse_rest(rest) and pattern != "dense"
     if mean and left_padding:
         raise DspattnError(

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from .._flags import as_flag
 from ..errors import DspattnError
 from ..functional import attention
 from ..patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection
@@ -75,7 +76,7 @@ class use:  # noqa: N801 - reads as a verb where it is used: with dspattn.use("2
         parse_rest(rest)
         parse_selection(selection)
         self.plan = Plan(pattern, grouping, None, rest, selection)
-        self.strict = strict
+        self.strict = as_flag("strict", strict)
         self._tally = _account.Tally(pattern, grouping)
 
     @property

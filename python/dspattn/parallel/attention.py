@@ -9,14 +9,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._inputs import Alignment, Window, lengths_as_int32, parse_alignment, parse_window, wants_fp32
+from .._flags import as_flags, refuse_flags
+from .._inputs import (
+    Alignment,
+    Window,
+    lengths_as_int32,
+    parse_alignment,
+    parse_window,
+    require_kinds,
+    require_known,
+    wants_fp32,
+)
 from ..errors import DspattnError
 from ..patterns import Grouping, Rest, Selection, group_period, parse_grouping, parse_pattern, parse_rest
 from .call import Call, Masks, Plan, Rule, repeatable, require_served
 from .heads import Heads, repeats_heads
 from .layout import Layout, layout_of
 from .ring import Ring
-from .sharding import check_rows, resolve
+from .sharding import check_rows, read_lengths, resolve
 from .transfers import Ranks
 
 Method = Literal["ring", "all_to_all"]
@@ -86,22 +96,28 @@ def attention(
 
     def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
         nonlocal lead
-        _require_parts(selection, dropout_p, sinks)
+        _require_parts(selection, dropout_p, sinks, layout)
+        causal, gqa, _, tf32 = as_flags(
+            is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse, allow_tf32=allow_tf32
+        )
+        refuse_flags(scale=scale, offset=offset, soft_cap=soft_cap)
+        require_kinds({"scale": scale, "offset": offset, "soft_cap": soft_cap, "kernel": kernel})
         tensors = []
         for name, tensor in (("query", query), ("key", key), ("value", value)):
+            require_known(name, tensor)
             if tensor.dim() not in (3, 4) or tensor.dim() != query.dim():
                 raise DspattnError(
                     [f"{name}: expected [batch, heads, rows, d] or three dimensions, got {list(tensor.shape)}"]
                 )
             tensors.append(tensor if tensor.dim() == 4 else tensor.unsqueeze(0))
         lead = tuple(query.shape[:-3])
-        if not enable_gqa and query.shape[-3] != key.shape[-3]:
+        if not gqa and query.shape[-3] != key.shape[-3]:
             heads = f"{query.shape[-3]} heads of the query and {key.shape[-3]} of the key"
             raise DspattnError([f"enable_gqa: expected True for {heads}, got False"])
         left, right = parse_window(window)
         rule = Rule(
-            *parse_pattern(pattern), parse_grouping(grouping), is_causal, parse_alignment(alignment), left, right,
-            scale, not allow_tf32, kernel, offset, soft_cap, parse_rest(rest) and pattern != "dense",
+            *parse_pattern(pattern), parse_grouping(grouping), causal, parse_alignment(alignment), left, right,
+            scale, not tf32, kernel, offset, soft_cap, parse_rest(rest) and pattern != "dense",
         )  # fmt: skip
         allowed, bias = _masks(attn_mask, attn_bias)
         if rule.rest_mean and any(mask is not None and mask.shape[2] > 1 for mask in (allowed, bias)):
@@ -164,13 +180,18 @@ def varlen_attention(
     """
 
     def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
-        _require_parts(selection, dropout_p, sinks)
+        _require_parts(selection, dropout_p, sinks, layout)
+        read_lengths(cu_seqlens)
+        causal, _, tf32 = as_flags(is_causal=is_causal, return_lse=return_lse, allow_tf32=allow_tf32)
+        refuse_flags(scale=scale, offset=offset, soft_cap=soft_cap)
+        require_kinds({"scale": scale, "offset": offset, "soft_cap": soft_cap, "kernel": kernel})
         for name, tensor in (("query", query), ("key", key), ("value", value)):
+            require_known(name, tensor)
             if tensor.dim() != 3:
                 raise DspattnError([f"{name}: expected 3 dimensions [rows, heads, d], got {list(tensor.shape)}"])
         left, right = parse_window(window)
         rule = Rule(
-            *parse_pattern(pattern), parse_grouping(grouping), is_causal, True, left, right, scale, not allow_tf32,
+            *parse_pattern(pattern), parse_grouping(grouping), causal, True, left, right, scale, not tf32,
             kernel, offset, soft_cap, parse_rest(rest) and pattern != "dense",
         )  # fmt: skip
         return tuple(t.unsqueeze(0).transpose(1, 2) for t in (query, key, value)), rule, Masks()  # type: ignore[return-value]
@@ -181,15 +202,18 @@ def varlen_attention(
         check_rows("key", rows[:, 1].tolist(), chosen)
         return chosen, chosen
 
-    given = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else list(cu_seqlens)
+    unreadable = isinstance(cu_seqlens, Tensor) and cu_seqlens.is_meta
+    given = None if unreadable else read_lengths(cu_seqlens)
     facts = {"cu_seqlens": given, "layout": _brief(layout)}
     out, lse = _run(prepare, layouts, group, method, pattern, grouping, out_dtype, query, facts)
     out = out.squeeze(0).transpose(0, 1)
     return (out, lse.squeeze(0)) if return_lse else out
 
 
-def _require_parts(selection: str, dropout_p: float, sinks: Tensor | None) -> None:
+def _require_parts(selection: str, dropout_p: float, sinks: Tensor | None, layout: Any) -> None:
     """Raise for what a rank cannot compute from a part of the keys."""
+    if layout is not None and not isinstance(layout, Layout):
+        raise DspattnError([f"layout: expected one of layout_of(), got {type(layout).__name__}"])
     reasons = []
     if dropout_p != 0.0:
         reasons.append(f"dropout_p: expected 0 for a sequence cut over ranks, got {dropout_p}")
@@ -215,6 +239,7 @@ def _run(
     facts: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """Checks on this rank, agrees with the others, runs. Nothing before the agreement may raise on some ranks only."""
+    require_known("query", query)  # its device is where ranks agree
     ranks = Ranks(group)
     error: DspattnError | None = None
     rows = [0, 0, -1, -1]  # of queries, keys, the boolean mask and the bias
@@ -290,7 +315,7 @@ def _own_rows(every: Tensor, column: int) -> bool:
 
 
 def _brief(layout: Layout | None) -> Any:
-    return None if layout is None else (layout.lengths, layout.block, layout.balanced)
+    return (layout.lengths, layout.block, layout.balanced) if isinstance(layout, Layout) else None
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -324,6 +349,7 @@ def _masks(attn_mask: Tensor | None, attn_bias: Tensor | None) -> tuple[Tensor |
     for name, mask in (("attn_mask", attn_mask), ("attn_bias", attn_bias)):
         if mask is None:
             continue
+        require_known(name, mask)
         if mask.dim() > 4:
             raise DspattnError([f"{name}: expected at most 4 dimensions, got {list(mask.shape)}"])
         if mask.requires_grad and torch.is_grad_enabled():

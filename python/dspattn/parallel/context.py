@@ -9,9 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from .. import _running
+from .._flags import as_flags
 from ..errors import DspattnError
 from .attention import METHODS, Method, attention, varlen_attention
 from .layout import Layout
+from .sharding import read_lengths
 
 
 class context:  # noqa: N801 - reads as the thing it makes: with dspattn.parallel.context(): ...
@@ -97,9 +99,13 @@ class context:  # noqa: N801 - reads as the thing it makes: with dspattn.paralle
         """A call for one long row of sequences as the call of a packed batch."""
         given = {"attn_mask": attn_mask, "attn_bias": attn_bias, "key_lengths": key_lengths}
         reasons = [f"{name}: expected none in a packed batch" for name, mask in given.items() if mask is not None]
+        enable_gqa, return_lse = as_flags(enable_gqa=enable_gqa, return_lse=return_lse)
         options["dropout_p"] = dropout_p
         if query.dim() != 4 or query.shape[0] != 1:
             reasons.append(f"query: expected [1, heads, rows, d] in a packed batch, got {list(query.shape)}")
+        elif not enable_gqa and key.dim() == 4 and query.shape[1] != key.shape[1]:
+            heads = f"{query.shape[1]} heads of the query and {key.shape[1]} of the key"
+            reasons.append(f"enable_gqa: expected True for {heads}, got False")
         if reasons:
             raise DspattnError(reasons)
         q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
@@ -120,7 +126,7 @@ class context:  # noqa: N801 - reads as the thing it makes: with dspattn.paralle
     ) -> Any:
         if attn_mask is not None:
             raise DspattnError(["attn_mask: expected none for a packed batch cut over ranks, got a tensor"])
-        if cu_q is not cu_k and cu_q.tolist() != cu_k.tolist():
+        if cu_q is not cu_k and read_lengths(cu_q) != read_lengths(cu_k):
             raise DspattnError(["cu_seqlens_k: expected cu_seqlens_q's, for queries and keys are cut together"])
         whole = cu_q if self.cu_seqlens is None else self.cu_seqlens
         return varlen_attention(query, key, value, whole, **options, **self.options)

@@ -12,12 +12,15 @@ that has the least to do. A rank's rows are first its chunks of cut sequences, i
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._flags import as_flag
 from ..errors import DspattnError
 from ..patterns import INTERLEAVE_BLOCK
 
@@ -111,7 +114,8 @@ def layout_of(
         >>> [(chunk.start, chunk.stop) for chunk in layout.chunks(0)], layout.rows(1)
         ([(0, 256), (768, 1000)], 512)
     """
-    given = (lengths,) if isinstance(lengths, int) else tuple(int(length) for length in lengths)
+    given = integers("lengths", (lengths,) if isinstance(lengths, int) else lengths)
+    integers("world, block", (world, block))
     reasons = []
     if any(length < 0 for length in given):
         reasons.append(f"lengths: expected lengths >= 0, got {list(given)}")
@@ -121,7 +125,17 @@ def layout_of(
         reasons.append(f"block: expected at least 1, got {block}")
     if reasons:
         raise DspattnError(reasons)
-    return _layout_of(given, world, block, balanced)
+    return _layout_of(given, world, block, as_flag("balanced", balanced))
+
+
+def integers(name: str, numbers: Any) -> tuple[int, ...]:
+    """The numbers, none of which is cut to be one."""
+    try:
+        if isinstance(numbers, str):
+            raise TypeError
+        return tuple(operator.index(number) for number in numbers)
+    except TypeError:
+        raise DspattnError([f"{name}: expected integers, got {numbers!r}"]) from None
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DspattnError
-from .layout import Layout, layout_of
+from .layout import Layout, integers, layout_of
 from .transfers import Ranks
 
 
@@ -35,6 +35,7 @@ def shard(
         >>> shard(torch.arange(5), 0)  # without torch.distributed, a group of one
         tensor([0, 1, 2, 3, 4])
     """
+    _require_dim("x", x, dim)
     ranks = Ranks(group)
     chosen = resolve(ranks, x.shape[dim], cu_seqlens, layout)
     return x.index_select(dim, chosen.index(ranks.rank).to(x.device))
@@ -53,6 +54,7 @@ def unshard(
     Differentiable for results that every rank computes alike: the gradient of a piece is its part of this rank's own
     gradient of the whole.
     """
+    _require_dim("x", x, dim)
     ranks = Ranks(group)
     facts = {"x.shape": [e for i, e in enumerate(x.shape) if i != dim % x.dim()], "x.dtype": x.dtype, "dim": dim}
     rows = ranks.agree(None, facts, [x.shape[dim]], x)[:, 0].tolist()
@@ -80,6 +82,8 @@ def shard_labels(
         >>> shard_labels(torch.tensor([[3, 4, 5]]))
         tensor([[   4,    5, -100]])
     """
+    _require_dim("labels", labels, dim)
+    integers("ignore", (ignore,))
     ranks = Ranks(group)
     chosen = resolve(ranks, labels.shape[dim], cu_seqlens, layout)
     moved = labels.roll(-1, dim)
@@ -121,8 +125,23 @@ def resolve(ranks: Ranks, total: int, cu_seqlens: Tensor | Sequence[int] | None,
     return layout
 
 
+def _require_dim(name: str, tensor: Any, dim: int) -> None:
+    if not isinstance(tensor, Tensor):
+        raise DspattnError([f"{name}: expected a tensor, got {type(tensor).__name__}"])
+    if not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
+        raise DspattnError([f"dim: expected one of {name}'s {tensor.dim()} dimensions, got {dim!r}"])
+
+
+def read_lengths(cu_seqlens: Tensor | Sequence[int]) -> list[int]:
+    if not isinstance(cu_seqlens, Tensor):
+        return list(integers("cu_seqlens", cu_seqlens))
+    if cu_seqlens.is_meta:
+        raise DspattnError(["cu_seqlens: expected lengths that can be read, got a tensor on meta"])
+    return list(integers("cu_seqlens", cu_seqlens.tolist()))
+
+
 def lengths_of(cu_seqlens: Tensor | Sequence[int]) -> tuple[int, ...]:
-    given = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else list(cu_seqlens)
+    given = read_lengths(cu_seqlens)
     lengths = tuple(int(end) - int(begin) for begin, end in itertools.pairwise(given))
     if not given or given[0] != 0 or any(length < 0 for length in lengths):
         raise DspattnError([f"cu_seqlens: expected [batch + 1] integers from 0 on that never decrease, got {given}"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._flags import as_flag
 from ..functional import attention
 from ..patterns import Grouping, parse_grouping, parse_pattern
 from .mechanism import Mechanism, dense_attention, require_positive
@@ -37,6 +38,7 @@ class Linformer(Mechanism):
     ) -> None:
         super().__init__(heads, head_dim, n)
         require_positive(rows=rows)
+        shared = as_flag("shared", shared)
         if pattern is not None:
             parse_pattern(pattern)
         parse_grouping(grouping)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from .._flags import as_flag
 from ..errors import DspattnError
 
 # key: True for keys that take part, the same for every query. pair: any boolean [n, n]. causal: keys up to the query's
@@ -62,6 +63,7 @@ class Mechanism(torch.nn.Module):
         Returns:
             ``[batch, heads, n, head_dim]``; a query that sees no key gives 0.
         """
+        is_causal = as_flag("is_causal", is_causal)
         self._check(q, k, v, mask, is_causal)
         return self.attend(q, k, v, mask, is_causal)
 
@@ -73,7 +75,14 @@ class Mechanism(torch.nn.Module):
         return f"{self.name}: heads={self.heads}, head_dim={self.head_dim}, n={self.n}"
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> None:
-        reasons = []
+        named = {"q": q, "k": k, "v": v} | ({} if mask is None else {"mask": mask})
+        reasons = [
+            f"{name}: expected a tensor, got {type(given).__name__}"
+            for name, given in named.items()
+            if not isinstance(given, Tensor)
+        ]
+        if reasons:
+            raise DspattnError(reasons)
         wanted = (self.heads, self.n, self.head_dim)
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if tensor.dim() != 4 or tuple(tensor.shape[1:]) != wanted:

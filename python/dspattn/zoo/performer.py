@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from .._flags import as_flag
+from ..errors import DspattnError
 from .linear_transformer import feature_attention
 from .mechanism import Mechanism, require_positive
 
@@ -49,6 +51,9 @@ class Performer(Mechanism):
     ) -> None:
         super().__init__(heads, head_dim, n)
         require_positive(features=features, chunk=chunk)
+        orthogonal = as_flag("orthogonal", orthogonal)
+        if not isinstance(epsilon, (int, float)) or not 0 <= epsilon < math.inf:
+            raise DspattnError([f"epsilon: expected a finite number >= 0, got {epsilon!r}"])
         self.features, self.orthogonal, self.epsilon, self.chunk = features, orthogonal, epsilon, chunk
         self.register_buffer("projection", torch.empty(features, head_dim))
         self.redraw(seed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._flags import as_flag
 from ..errors import DspattnError
 from .mechanism import (
     Mechanism,
@@ -39,6 +40,7 @@ class SparseTransformer(Mechanism):
     ) -> None:
         super().__init__(heads, head_dim, n)
         require_positive(stride=stride, summary=summary)
+        merged = as_flag("merged", merged)
         if not merged and heads < 2:
             raise DspattnError([f"heads: expected at least 2 when merged is False, got {heads}"])
         self.stride, self.merged = min(stride, n), merged
