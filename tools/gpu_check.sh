@@ -264,7 +264,7 @@ if wanted tests pipeline_torch; then
     bench/pipeline/test_on_a_gpu.py
 fi
 if [ -e "$build/python/dspattn_torch.so" ] && wanted tests operators; then
-  for file in test_cuda test_caching test_parallel_cuda; do
+  for file in test_cuda test_random test_caching test_parallel_cuda; do
     job 2 operators env PYTHONPATH=python DSPATTN_TORCH_LIBRARY="$build/python/dspattn_torch.so" "$python" -m pytest -q -rs \
       "tests/python/$file.py"
   done

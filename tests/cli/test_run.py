@@ -246,7 +246,7 @@ def test_files_beside_the_results_are_left_alone(dspattn, qkv, tmp_path):
 
 
 def test_a_killed_run_is_in_nobodys_way(dspattn, program, qkv, save, tmp_path):
-    """Killed while it writes, by the limit on a file's size: no half of a result stays, or else the next run says so."""
+    """Killed while it writes, by the limit on a file's size: no half of a result stays, or the next run says so."""
     save("o.npy", np.arange(3))
     before = (tmp_path / "o.npy").read_bytes()
     limited = f"ulimit -f 1 -c 0; exec {shlex.quote(str(program))} run {' '.join(FILES)}"
