@@ -43,6 +43,6 @@
 #endif
 
 #undef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS                                                                                      \
-  (DSPATTN_SKIP_AVX3 | HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | DSPATTN_SKIP_ZEN4 | DSPATTN_SKIP_SPR | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | \
-   HWY_SVE2_128)
+#define HWY_DISABLED_TARGETS                                                                                 \
+  (DSPATTN_SKIP_AVX3 | HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | DSPATTN_SKIP_ZEN4 | DSPATTN_SKIP_SPR | HWY_SVE | \
+   HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
