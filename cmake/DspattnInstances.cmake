@@ -45,8 +45,7 @@ function(dspattn_general_instances result suffix folder)
   set(sources)
   foreach(unit bf16_all:bf16-any-all,bf16-fours-brief,bf16-any-brief,bf16-fours-plain,bf16-any-plain
       f16_f32_all:f16-any-all,f32-any-all,f32-precise-all
-      f32_plain:f32-pairs-plain,f32-any-plain,f32-precise-plain
-      f16_plain:f16-fours-brief,f16-any-brief,f16-fours-plain,f16-any-plain)
+      f16_f32_plain:f32-pairs-plain,f32-any-plain,f32-precise-plain,f16-fours-brief,f16-any-brief,f16-fours-plain,f16-any-plain)
     string(REGEX MATCHALL "[a-z0-9]+-[a-z]+-[a-z]+" instances ${unit})
     string(REGEX REPLACE ":.*" "" unit ${unit})
     set(joined)
@@ -76,9 +75,8 @@ function(dspattn_general_backward_instances result suffix folder)
     list(APPEND sources ${source})
   endforeach()
   list(FILTER sources EXCLUDE REGEX "_f(16|32)_")
-  dspattn_joined(sources ${folder}/general_backward_f16${suffix} ${folder}/general_backward_f16_any${suffix}
-    ${dspattn_cuda_source}/general/backward/prepare.cu)
-  dspattn_joined(sources ${folder}/general_backward_f32${suffix} ${folder}/general_backward_f32_any${suffix}
+  dspattn_joined(sources ${folder}/general_backward_f16_f32${suffix} ${folder}/general_backward_f16_any${suffix}
+    ${dspattn_cuda_source}/general/backward/prepare.cu ${folder}/general_backward_f32_any${suffix}
     ${folder}/general_backward_f32_precise${suffix})
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
@@ -132,9 +130,10 @@ function(dspattn_forward_instances result suffix folder)
     list(APPEND of_tf32 ${instance})
   endforeach()
   set(sources)
-  dspattn_joined_by(3 sources ${folder}/fused_mean ${suffix} ${of_means})
+  dspattn_joined_by(6 sources ${folder}/fused_mean ${suffix} ${of_means})
   dspattn_joined_by(6 sources ${folder}/fused ${suffix} ${of_sparse})
-  dspattn_joined_by(6 sources ${folder}/fused_tf32 ${suffix} ${of_tf32})
+  # What runs before them is in namespace blocks: there names of the unnamed one serve a source each.
+  dspattn_joined_by(7 sources ${folder}/fused_tf32 ${suffix} ${of_tf32} ${dspattn_cuda_source}/blocks/prefix_means.cu)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
@@ -151,17 +150,18 @@ function(dspattn_backward_instances result suffix folder)
     endif()
   endforeach()
   set(sources)
-  dspattn_joined_by(6 sources ${folder}/backward_bias ${suffix} ${of_bias})
-  dspattn_joined_by(6 sources ${folder}/backward ${suffix} ${instances})
+  dspattn_joined_by(13 sources ${folder}/backward ${suffix} ${instances} ${of_bias}
+    ${dspattn_cuda_source}/blocks/schedule.cu)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
-# dspattn_hopper_others(RESULT): what runs before and after the fused kernels.
-function(dspattn_hopper_others result)
-  set(blocks ${dspattn_cuda_source}/blocks)
+# dspattn_hopper_others(RESULT SUFFIX FOLDER): what else runs before and after the fused kernels.
+function(dspattn_hopper_others result suffix folder)
   set(backward ${dspattn_cuda_source}/sm90/backward)
-  set(${result} ${blocks}/means.cu ${blocks}/prefix_means.cu ${blocks}/schedule.cu ${backward}/rows_kernels.cu
-    ${backward}/mask_words.cu PARENT_SCOPE)
+  set(sources)
+  dspattn_joined(sources ${folder}/hopper_others${suffix} ${dspattn_cuda_source}/blocks/means.cu
+    ${backward}/rows_kernels.cu ${backward}/mask_words.cu)
+  set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
 # dspattn_decode_sources(RESULT SUFFIX FOLDER): the sources of the kernels for few queries, and of what is

@@ -50,9 +50,9 @@ function(dspattn_together target)
 endfunction()
 
 # dspattn_around_library(TARGET): the program and the tests. What takes time runs in the library: here less optimisation
-# saves a third of the compile time, with sanitizers 40 %.
+# saves a third of the compile time (-O1; GCC's -Og another quarter of what is left), with sanitizers 40 %.
 function(dspattn_around_library target)
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Og>)
   if(DSPATTN_SANITIZE)
     target_compile_options(${target} PRIVATE -O0)
   endif()

@@ -2,6 +2,8 @@
 
 #include <cstring>
 #include <deque>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "emulator/elements.h"
@@ -15,6 +17,7 @@ struct Issued {
   std::array<Operands, kWarpgroup> operands;
   int threads = 0;  // that have issued it
 };
+using Issue = std::unique_ptr<Issued>;
 
 struct ThreadQueue {
   std::uint64_t issued = 0;                // products so far
@@ -22,7 +25,8 @@ struct ThreadQueue {
 };
 
 struct Warpgroup {
-  std::deque<Issued> queue;
+  std::deque<Issue> queue;
+  std::vector<Issue> spare = {};  // done: their memory serves the next
   std::uint64_t done = 0;
   std::array<ThreadQueue, kWarpgroup> threads;
   WaitList waiting;
@@ -105,10 +109,11 @@ RowOfA read_a(const Issued& of, int row, int count) {
 }
 
 // By rows of the depth.
-std::vector<float> read_b(const Product& product, int depth) {
+const std::vector<float>& read_b(const Product& product, int depth) {
   const SharedMatrix shared(product.b_descriptor, product.window);
   const int bytes = bytes_of(product.type), in_chunk = 16 / bytes, columns = product.columns;
-  std::vector<float> b(static_cast<std::size_t>(depth * columns));
+  static thread_local std::vector<float> b;  // one product after the other
+  b.resize(static_cast<std::size_t>(depth * columns));
   if (product.b_rows_are_depth) {
     for (int k = 0; k < depth; ++k) {
       for (int column = 0; column < columns; column += in_chunk) {
@@ -129,31 +134,42 @@ std::vector<float> read_b(const Product& product, int depth) {
   return b;
 }
 
-// Four columns: compilers leave an array of sums that is not called a vector to scalar instructions.
-using FourColumns = float __attribute__((vector_size(16)));
+// Eight columns: compilers leave an array of sums that is not called a vector to scalar instructions.
+using EightColumns = float __attribute__((vector_size(32)));
+constexpr int kBlock = 16;  // columns whose sums stay in registers
+
+// One row's sums of a block of columns. The same multiplications and additions with and without AVX2: no FMA.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx2", "default")))
+#endif
+void sum_block(const RowOfA& a, int count, const float* b, int columns, float* sums) {
+  EightColumns low{}, high{};
+  for (std::size_t i = 0; i < std::size_t(count); ++i) {
+    const float* y = b + a.k[i] * columns;
+    EightColumns first, second;
+    std::memcpy(&first, y, sizeof first);
+    std::memcpy(&second, y + 8, sizeof second);
+    low += a.values[i] * first;
+    high += a.values[i] * second;
+  }
+  std::memcpy(sums, &low, sizeof low);
+  std::memcpy(sums + 8, &high, sizeof high);
+}
 
 void compute(Issued& of) {
-  constexpr int kBlock = 16;  // columns whose sums stay in registers
   const int columns = of.product.columns;
   const int count = 32 / bytes_of(of.product.type);  // values of a row of A
-  const std::vector<float> b = read_b(of.product, of.product.sparse ? 2 * count : count);
+  const std::vector<float>& b = read_b(of.product, of.product.sparse ? 2 * count : count);
   for (int row = 0; row < 64; ++row) {
     const RowOfA a = read_a(of, row, count);
     Operands* quad = &of.operands[std::size_t(row / 16 * 32 + row % 8 * 4)];
     const int upper = row % 16 >= 8 ? 2 : 0;
     for (int begin = 0; begin < columns; begin += kBlock) {
-      std::array<FourColumns, kBlock / 4> sums{};
-      for (std::size_t i = 0; i < std::size_t(count); ++i) {
-        const float* y = b.data() + a.k[i] * columns + begin;
-        for (std::size_t four = 0; four < sums.size(); ++four) {
-          FourColumns values;
-          std::memcpy(&values, y + 4 * four, sizeof values);
-          sums[four] += a.values[i] * values;
-        }
-      }
+      std::array<float, kBlock> sums;
+      sum_block(a, count, b.data() + begin, columns, sums.data());
       for (int column = 0; column < kBlock; ++column) {
         float& to = quad[column % 8 / 2].accumulators[(begin + column) / 8 * 4 + upper + column % 2];
-        to = (of.product.accumulate ? to : 0.0f) + sums[std::size_t(column / 4)][column % 4];
+        to = (of.product.accumulate ? to : 0.0f) + sums[std::size_t(column)];
       }
     }
   }
@@ -176,11 +192,15 @@ void issue(const Product& product, const Operands& operands) {
   Warpgroup& warpgroup = own();
   const std::uint64_t at = own_queue().issued++ - warpgroup.done;
   if (at == warpgroup.queue.size()) {
-    warpgroup.queue.emplace_back();
-    warpgroup.queue.back().product = product;
-    warpgroup.queue.back().product.window = Machine::get().window();
+    if (warpgroup.spare.empty()) warpgroup.spare.push_back(std::make_unique<Issued>());
+    warpgroup.queue.push_back(std::move(warpgroup.spare.back()));
+    warpgroup.spare.pop_back();
+    Issued& fresh = *warpgroup.queue.back();
+    fresh.product = product;
+    fresh.product.window = Machine::get().window();
+    fresh.threads = 0;
   }
-  Issued& issued = warpgroup.queue[static_cast<std::size_t>(at)];
+  Issued& issued = *warpgroup.queue[static_cast<std::size_t>(at)];
   if (!same(issued.product, product)) Machine::fail("threads of a warpgroup issue different products");
   issued.operands[static_cast<std::size_t>(Machine::get().thread() % kWarpgroup)] = operands;
   ++issued.threads;
@@ -198,14 +218,15 @@ void await_products(int pending_groups) {
 }
 
 void reset_tensor_core(int threads) {
-  warpgroups().assign(static_cast<std::size_t>((threads + kWarpgroup - 1) / kWarpgroup), {});
+  warpgroups() = std::vector<Warpgroup>(static_cast<std::size_t>((threads + kWarpgroup - 1) / kWarpgroup));
 }
 
 bool advance_tensor_core() {
   bool any = false;
   for (Warpgroup& warpgroup : warpgroups()) {
-    if (warpgroup.queue.empty() || warpgroup.queue.front().threads < kWarpgroup) continue;
-    compute(warpgroup.queue.front());
+    if (warpgroup.queue.empty() || warpgroup.queue.front()->threads < kWarpgroup) continue;
+    compute(*warpgroup.queue.front());
+    warpgroup.spare.push_back(std::move(warpgroup.queue.front()));
     warpgroup.queue.pop_front();
     ++warpgroup.done;
     Machine::get().wake(warpgroup.waiting);

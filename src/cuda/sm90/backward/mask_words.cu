@@ -9,7 +9,7 @@
 namespace dspattn::cuda::sm90::backward {
 namespace {
 
-constexpr int kThreads = 256;                    // a word each
+constexpr int kPackThreads = 256;                // a word each
 constexpr int kRowBytes = tile::kBlockKeys + 4;  // rows of a block begin in different banks
 
 // Four neighbouring keys of a row; those that do not exist are masked.
@@ -25,7 +25,7 @@ __device__ __forceinline__ std::uint32_t load_keys(const std::uint8_t* row, std:
 }
 
 // One CTA a block of 64 queries by 128 keys, through shared memory.
-__global__ void __launch_bounds__(kThreads) pack_mask(const __grid_constant__ MaskWordsParams params) {
+__global__ void __launch_bounds__(kPackThreads) pack_mask(const __grid_constant__ MaskWordsParams params) {
   alignas(4) __shared__ std::uint8_t block[tile::kMaskTileQueries][kRowBytes];
   const int number = static_cast<int>(blockIdx.x);
   const int plane_row = number / params.key_blocks;
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads) pack_mask(const __grid_constant__ Ma
   const int thread = static_cast<int>(threadIdx.x);
   const int key = 4 * (thread % 32);
 #pragma unroll 4
-  for (int row = thread / 32; row < tile::kMaskTileQueries; row += kThreads / 32) {
+  for (int row = thread / 32; row < tile::kMaskTileQueries; row += kPackThreads / 32) {
     std::uint32_t bytes = 0;
     if (first_row + row < params.rows) {
       bytes = load_keys(data + (first_row + row) * mask.row_stride, mask.key_stride,
@@ -64,14 +64,14 @@ __global__ void __launch_bounds__(kThreads) pack_mask(const __grid_constant__ Ma
       }
     }
   }
-  params.to[static_cast<std::int64_t>(number) * kThreads + thread] = bits;
+  params.to[static_cast<std::int64_t>(number) * kPackThreads + thread] = bits;
 }
 
 }  // namespace
 
 void launch_pack_mask(const MaskWordsParams& params, cudaStream_t stream) {
-  static_assert(kThreads == tile::kMaskTilesOfBlock * tile::kMaskWordsOfTile);
-  launch("pack_mask", &pack_mask, {.ctas = grid_of(params.blocks), .threads = kThreads}, stream, params);
+  static_assert(kPackThreads == tile::kMaskTilesOfBlock * tile::kMaskWordsOfTile);
+  launch("pack_mask", &pack_mask, {.ctas = grid_of(params.blocks), .threads = kPackThreads}, stream, params);
 }
 
 }  // namespace dspattn::cuda::sm90::backward
