@@ -35,7 +35,7 @@
 #define DSPATTN_SKIP_SPR 0
 #endif
 
-// Sanitized builds leave out what their machine cannot run (src/cpu/CMakeLists.txt), clang-tidy what it reads for AVX2.
+// Sanitized builds leave out what their machine cannot run (src/cpu/CMakeLists.txt).
 #if defined(DSPATTN_WITHOUT_AVX3)
 #define DSPATTN_SKIP_AVX3 HWY_AVX3
 #else
