@@ -50,8 +50,9 @@ OutputFile::OutputFile(std::string option, const std::string& path) : option_(st
   discard();  // a run that is ended before it writes leaves nothing
 }
 
-bool OutputFile::make_beside() {
-  if (make_nameless()) return true;
+bool OutputFile::make_beside() { return make_nameless() || make_named(); }
+
+bool OutputFile::make_named() {
   for (int number = 0;; ++number) {
     const std::string name = name_beside(place_, number);
     const int made = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -88,9 +89,17 @@ void OutputFile::give_name() {
   std::string name = place_;
   bool linked = link(name);
   for (int number = 0; !linked && errno == EEXIST; ++number) linked = link(name = name_beside(place_, number));
+  const int nameless = std::exchange(nameless_, -1);
+  if (linked) {
+    beside_ = name;
+  } else {
+    // A file system that makes files without a name and gives them none.
+    const fs::path from = std::exchange(beside_, {});
+    std::error_code problem;
+    linked = make_named() && fs::copy_file(from, beside_, fs::copy_options::overwrite_existing, problem);
+  }
+  close(nameless);
   if (!linked) throw std::runtime_error(option_ + ": " + name_ + ": cannot be replaced: " + last_error());
-  close(std::exchange(nameless_, -1));
-  beside_ = name;
 }
 
 void OutputFile::discard() {

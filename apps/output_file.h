@@ -31,6 +31,7 @@ class OutputFile {
  private:
   bool make_beside();  // false: errno says why not
   bool make_nameless();
+  bool make_named();
   void give_name();
   void discard();
 
