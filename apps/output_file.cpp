@@ -97,9 +97,11 @@ void OutputFile::give_name() {
     const fs::path from = std::exchange(beside_, {});
     std::error_code problem;
     linked = make_named() && fs::copy_file(from, beside_, fs::copy_options::overwrite_existing, problem);
+    if (problem) errno = problem.value();
   }
+  const std::string why = last_error();
   close(nameless);
-  if (!linked) throw std::runtime_error(option_ + ": " + name_ + ": cannot be replaced: " + last_error());
+  if (!linked) throw std::runtime_error(option_ + ": " + name_ + ": cannot be replaced: " + why);
 }
 
 void OutputFile::discard() {

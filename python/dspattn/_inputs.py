@@ -286,6 +286,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "offset": ((int, torch.SymInt), "an integer"),
     "eps": ((int, float, type(None)), "a number or None"),
 }
+FOREIGN_ERRORS = (RuntimeError, TypeError, AttributeError, OverflowError)  # of PyTorch, about what it was given
 _OPTIONAL_TENSORS = ("attn_mask", "attn_bias", "key_lengths", "sinks", "sums", "cos", "sin")
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from . import _ops
 from ._flags import as_flags, refuse_flags
 from ._inputs import (
+    FOREIGN_ERRORS,
     Alignment,
     Window,
     explained,
@@ -25,7 +26,6 @@ from ._sparse_inputs import require_integer
 from .errors import DspattnError
 from .patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection
 
-FOREIGN_ERRORS = (RuntimeError, TypeError, AttributeError, OverflowError)  # of PyTorch, about what it was given
 BLOCK = 128  # keys whose values are summed together
 
 

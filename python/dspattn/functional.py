@@ -10,6 +10,7 @@ from torch import Tensor
 from . import _qkv
 from ._flags import as_flags, refuse_flags
 from ._inputs import (
+    FOREIGN_ERRORS,
     Alignment,
     Window,
     explained,
@@ -32,7 +33,6 @@ from .errors import DspattnError
 from .patterns import Grouping, Rest, Selection, parse_grouping, parse_pattern, parse_rest, parse_selection
 
 PLAIN_MASKS = (Tensor, type(None))
-FOREIGN_ERRORS = (RuntimeError, TypeError, AttributeError, OverflowError)  # of PyTorch, about what it was given
 
 
 @overload

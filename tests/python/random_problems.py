@@ -20,8 +20,14 @@ DTYPES = (torch.bfloat16, torch.bfloat16, torch.float16, torch.float32)
 LENGTHS = (1, 1, 2, 5, 16, 33, 64, 65, 127, 128, 129, 200, 256, 300, 384, 520)
 DIMS = (8, 16, 24, 40, 64, 64, 72, 96, 128, 128, 136, 192, 256, 320)
 PATTERNS = ("2:4", "2:4", "1:2", "1:2", "dense", "1:4", "4:8", "3:5")
+
+
+def whole(*shape: int) -> Tensor:
+    return torch.randint(-2, 3, shape)
+
+
 LAYOUTS: tuple[Callable[[int, int, int, int], Tensor], ...] = (
-    lambda b, h, n, d: whole(b, h, n, d),
+    whole,
     lambda b, h, n, d: whole(b, n, h, d).transpose(1, 2),
     lambda b, h, n, d: whole(b, h, n, d + 8)[..., random.choice((1, 4, 8)) :][..., :d],  # rows begin anywhere
     lambda b, h, n, d: whole(b, h, 2 * n, d)[:, :, ::2],
@@ -29,10 +35,6 @@ LAYOUTS: tuple[Callable[[int, int, int, int], Tensor], ...] = (
     lambda b, h, n, d: whole(b, 1, n, d).expand(b, h, n, d),
     lambda b, h, n, d: whole(b, h, n + 5, d)[:, :, 3 : 3 + n],
 )
-
-
-def whole(*shape: int) -> Tensor:
-    return torch.randint(-2, 3, shape)
 
 
 def moved(tensor: Tensor, device: str) -> Tensor:

@@ -259,10 +259,18 @@ def refused(group, rank, case):
     elif case == "mask":
         options["attn_mask"] = torch.ones(1, 1, 256, 768, dtype=torch.bool)
     try:
-        parallel.attention(q, k, v, **options)
+        if case == "lengths":
+            q, k, v = (t.squeeze(0).transpose(0, 1) for t in (q, k, v))
+            parallel.varlen_attention(q, k, v, [0, 300.5 if rank == 1 else 300, 768], **options)
+        else:
+            parallel.attention(q, k, v, **options)
     except dspattn.DspattnError as error:
         return str(error)
     return None
+
+
+# Who refuses its own call, and with what; the others say who it was.
+REFUSE_ALONE = {"pattern": (0, "pattern: expected"), "lengths": (1, "cu_seqlens: expected integers")}
 
 
 @pytest.mark.parametrize(
@@ -270,6 +278,7 @@ def refused(group, rank, case):
     [
         ("heads", ["query.shape", "key.shape", "ranks [1] differ"]),
         ("pattern", ["rank 0 refused"]),
+        ("lengths", ["rank 1 refused"]),
         ("rows", ["query: expected the pieces that shard() cuts", "[100, 101, 102]"]),
         ("causal", ["rule", "ranks [2] differ"]),
         ("dtype", ["query.dtype"]),
@@ -281,8 +290,9 @@ def test_disagreement_raises_on_every_rank(pool, case, words):
     messages = succeeded(pool.run(refused, case, size=3))
     assert all(messages), messages
     for rank, message in enumerate(messages):
-        if case == "pattern" and rank == 0:
-            assert "pattern: expected" in message
+        alone, own = REFUSE_ALONE.get(case, (None, ""))
+        if rank == alone:
+            assert own in message
         else:
             assert all(word in message for word in words), message
 

@@ -202,8 +202,10 @@ def varlen_attention(
         check_rows("key", rows[:, 1].tolist(), chosen)
         return chosen, chosen
 
-    unreadable = isinstance(cu_seqlens, Tensor) and cu_seqlens.is_meta
-    given = None if unreadable else read_lengths(cu_seqlens)
+    try:
+        given = read_lengths(cu_seqlens)
+    except DspattnError:
+        given = None  # perhaps on this rank alone: prepare() says so, and all ranks agree that it did
     facts = {"cu_seqlens": given, "layout": _brief(layout)}
     out, lse = _run(prepare, layouts, group, method, pattern, grouping, out_dtype, query, facts)
     out = out.squeeze(0).transpose(0, 1)
