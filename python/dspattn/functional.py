@@ -408,10 +408,11 @@ def varlen_attention(
     """
     if stand_ins and (other := stand_in()) is not None:
         return other.varlen_attention(
-            query, key, value, cu_seqlens_q, cu_seqlens_k, attn_mask=attn_mask, dropout_p=dropout_p,
-            is_causal=is_causal, scale=scale, soft_cap=soft_cap, sinks=sinks,
-            pattern=pattern, grouping=grouping, rest=rest, selection=selection, return_lse=return_lse, window=window,
-            offset=offset, allow_tf32=allow_tf32, out_dtype=out_dtype, kernel=kernel,
+            query, key, value, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+            soft_cap=soft_cap, sinks=sinks, pattern=pattern, grouping=grouping, rest=rest, selection=selection,
+            return_lse=return_lse, window=window, alignment=alignment, offset=offset, allow_tf32=allow_tf32,
+            out_dtype=out_dtype, kernel=kernel,
         )  # fmt: skip
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ._flags import as_flag
 from ._not_offered import not_scriptable
+from ._running import stand_in, stand_ins
 from .errors import DspattnError
 from .functional import attention
 
@@ -22,7 +23,8 @@ def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = Non
     With ``rest="mean"`` a row is what the values are multiplied with: the keys that the mean is over share the weight
     of the pruned ones.
 
-    For looking at maps and for modules that must return weights. It runs the attention itself, on columns of the
+    For looking at maps and for modules that must return weights; of whole sequences, not of pieces inside
+    ``dspattn.parallel.context``. It runs the attention itself, on columns of the
     identity matrix as values, so it shows exactly what the kernel kept; it takes n_k / 256 passes and memory of
     n_k * (n_q + 256), where gradients are wanted of n_k * (n_q + n_k).
 
@@ -43,6 +45,8 @@ def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = Non
     """
     if as_flag("return_lse", options.pop("return_lse", False)):
         raise DspattnError(["return_lse: expected False for attention_weights, got True"])
+    if stand_ins and (parallel := stand_in()) is not None and parallel.world > 1:
+        parallel.refuse(DspattnError(["attention_weights: expected no dspattn.parallel.context (columns of all keys)"]))
     n_k = key.shape[-2]
     value_lead = key.shape[:-2]
     parts = []

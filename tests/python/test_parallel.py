@@ -277,8 +277,8 @@ REFUSE_ALONE = {"pattern": (0, "pattern: expected"), "lengths": (1, "cu_seqlens:
     "case, words",
     [
         ("heads", ["query.shape", "key.shape", "ranks [1] differ"]),
-        ("pattern", ["rank 0 refused"]),
-        ("lengths", ["rank 1 refused"]),
+        ("pattern", ["rank 0: pattern: expected"]),
+        ("lengths", ["rank 1: cu_seqlens: expected integers"]),
         ("rows", ["query: expected the pieces that shard() cuts", "[100, 101, 102]"]),
         ("causal", ["rule", "ranks [2] differ"]),
         ("dtype", ["query.dtype"]),
@@ -411,8 +411,8 @@ def test_a_group_of_one_and_wrong_arguments():
         assert torch.equal(out, dspattn.attention(q, q, q, is_causal=True))
     with pytest.raises(dspattn.DspattnError, match=r'method: expected "ring" or "all_to_all", got .*star'):
         parallel.attention(q, q, q, method="star")
-    with pytest.raises(dspattn.DspattnError, match="method: expected"):
-        parallel.context(method="star")
+    with pytest.raises(dspattn.DspattnError, match="method: expected"), parallel.context(method="star"):
+        dspattn.attention(q, q, q)
     with pytest.raises(dspattn.DspattnError, match=r"key_lengths\.dtype: expected int32 or int64, got float32"):
         parallel.attention(q, q, q, key_lengths=torch.tensor([3.9]))
     with pytest.raises(dspattn.DspattnError, match="cu_seqlens: expected 300 rows"):

@@ -169,7 +169,9 @@ def make_mask(period: int, *, left_padding: bool = False, one_row: bool = False)
         from transformers.masking_utils import sdpa_mask
 
         if (parallel := stand_in()) is not None:
-            _check_pieces_mask(parallel.cu_seqlens is not None, **kwargs)
+            reasons = _against_pieces_mask(parallel.cu_seqlens is not None, **kwargs)
+            if reasons:
+                parallel.refuse(DspattnError(reasons))
             return None
         starts = _first_keys(kwargs.get("attention_mask")) if left_padding and period > 1 else None
         dropped = kv_offset % period
@@ -213,7 +215,7 @@ EXPRESSED = frozenset(
 )
 
 
-def _check_pieces_mask(
+def _against_pieces_mask(
     packed: bool,
     *,
     q_length: int = 0,
@@ -221,9 +223,9 @@ def _check_pieces_mask(
     attention_mask: Tensor | None = None,
     mask_function: Callable[..., Any] | None = None,
     **kwargs: Any,
-) -> None:
-    """Inside dspattn.parallel.context a mask would be one of this rank's rows alone, and none is made: refuses what
-    is_causal, windows and cu_seqlens do not say."""
+) -> list[str]:
+    """Inside dspattn.parallel.context a mask would be one of this rank's rows alone, and none is made: reasons against
+    what is_causal, windows and cu_seqlens do not say."""
     reasons = []
     if attention_mask is not None and not bool(attention_mask.all()):
         reasons.append("attention_mask: expected no padding in a sequence cut over ranks (pack the batch), got some")
@@ -246,8 +248,7 @@ def _check_pieces_mask(
                 reasons.append(
                     "position_ids: expected those of one sequence (else give context() cu_seqlens), got more"
                 )
-    if reasons:
-        raise DspattnError(reasons)
+    return reasons
 
 
 def _first_keys(padding: Tensor | None) -> Tensor | None:

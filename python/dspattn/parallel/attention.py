@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -26,16 +26,26 @@ from .call import Call, Masks, Plan, Rule, repeatable, require_served
 from .heads import Heads, repeats_heads
 from .layout import Layout, layout_of
 from .ring import Ring
-from .sharding import check_rows, read_lengths, resolve
+from .sharding import brief, check_rows, read_lengths, resolve
 from .transfers import Ranks
 
 Method = Literal["ring", "all_to_all"]
 METHODS: dict[str, Any] = {"ring": Ring, "all_to_all": Heads}
-# What ranks must agree on.
-FACTS = (
-    "cu_seqlens", "key.shape", "layout", "masks", "method", "out_dtype", "query.dtype", "query.shape", "requires_grad",
-    "rule", "value.shape",
-)  # fmt: skip
+FARTHEST = 2**39  # of an offset, in the C++ library
+
+
+@dataclass(frozen=True)
+class Request:
+    """One rank's call, as far as the rank can tell by itself that it can be served."""
+
+    tensors: tuple[Tensor, Tensor, Tensor]  # [batch, heads, rows, d]
+    rule: Rule
+    masks: Masks
+    pattern: str
+    grouping: str
+    layout: Layout | None
+    out_dtype: torch.dtype | None
+    cu_seqlens: tuple[int, ...] | None = None  # of a packed batch
 
 
 @torch.compiler.disable
@@ -92,16 +102,12 @@ def attention(
         DspattnError: on every rank, where a rank's arguments cannot be served or differ from the others'; where a
             transfer fails, on each rank that sees it fail, at the latest after the group's timeout.
     """
-    lead: tuple[int, ...] = ()
 
-    def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
-        nonlocal lead
-        _require_parts(selection, dropout_p, sinks, layout)
+    def request() -> Request:
+        _require_parts(selection, dropout_p, sinks)
         causal, gqa, _, tf32 = as_flags(
             is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse, allow_tf32=allow_tf32
         )
-        refuse_flags(scale=scale, offset=offset, soft_cap=soft_cap)
-        require_kinds({"scale": scale, "offset": offset, "soft_cap": soft_cap, "kernel": kernel})
         tensors = []
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             require_known(name, tensor)
@@ -110,31 +116,21 @@ def attention(
                     [f"{name}: expected [batch, heads, rows, d] or three dimensions, got {list(tensor.shape)}"]
                 )
             tensors.append(tensor if tensor.dim() == 4 else tensor.unsqueeze(0))
-        lead = tuple(query.shape[:-3])
         if not gqa and query.shape[-3] != key.shape[-3]:
             heads = f"{query.shape[-3]} heads of the query and {key.shape[-3]} of the key"
             raise DspattnError([f"enable_gqa: expected True for {heads}, got False"])
-        left, right = parse_window(window)
-        rule = Rule(
-            *parse_pattern(pattern), parse_grouping(grouping), causal, parse_alignment(alignment), left, right,
-            scale, not tf32, kernel, offset, soft_cap, parse_rest(rest) and pattern != "dense",
-        )  # fmt: skip
+        rule = _rule(
+            pattern, grouping, rest, causal, parse_alignment(alignment), window, scale, tf32, kernel, offset, soft_cap
+        )
         allowed, bias = _masks(attn_mask, attn_bias)
         if rule.rest_mean and any(mask is not None and mask.shape[2] > 1 for mask in (allowed, bias)):
             raise DspattnError(['attn_mask: expected one row for rest="mean", which serves every query, got several'])
         lengths = None if key_lengths is None else lengths_as_int32("key_lengths", key_lengths)
-        return (tensors[0], tensors[1], tensors[2]), rule, Masks(allowed, bias, lengths)
+        masks = Masks(allowed, bias, lengths)
+        return Request((tensors[0], tensors[1], tensors[2]), rule, masks, pattern, grouping, layout, out_dtype)
 
-    def layouts(ranks: Ranks, rows: Tensor) -> tuple[Layout, Layout]:
-        total_q, total_k = rows[:, :2].sum(0).tolist()
-        queries = resolve(ranks, total_q, None, layout)
-        keys = layout_of(total_k, ranks.world, block=queries.block, balanced=queries.balanced)
-        check_rows("query", rows[:, 0].tolist(), queries)
-        check_rows("key", rows[:, 1].tolist(), keys)
-        return queries, keys
-
-    out, lse = _run(prepare, layouts, group, method, pattern, grouping, out_dtype, query, {"layout": _brief(layout)})
-    if not lead:
+    out, lse = run(request, group, method, query)
+    if query.dim() == 3:
         out, lse = out.squeeze(0), lse.squeeze(0)
     return (out, lse) if return_lse else out
 
@@ -179,49 +175,87 @@ def varlen_attention(
         ``[rows, heads, d_v]`` and, with ``return_lse``, float32 ``[heads, rows]``.
     """
 
-    def prepare() -> tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]:
-        _require_parts(selection, dropout_p, sinks, layout)
-        read_lengths(cu_seqlens)
-        causal, _, tf32 = as_flags(is_causal=is_causal, return_lse=return_lse, allow_tf32=allow_tf32)
-        refuse_flags(scale=scale, offset=offset, soft_cap=soft_cap)
-        require_kinds({"scale": scale, "offset": offset, "soft_cap": soft_cap, "kernel": kernel})
-        for name, tensor in (("query", query), ("key", key), ("value", value)):
-            require_known(name, tensor)
-            if tensor.dim() != 3:
-                raise DspattnError([f"{name}: expected 3 dimensions [rows, heads, d], got {list(tensor.shape)}"])
-        left, right = parse_window(window)
-        rule = Rule(
-            *parse_pattern(pattern), parse_grouping(grouping), causal, True, left, right, scale, not tf32,
-            kernel, offset, soft_cap, parse_rest(rest) and pattern != "dense",
-        )  # fmt: skip
-        return tuple(t.unsqueeze(0).transpose(1, 2) for t in (query, key, value)), rule, Masks()  # type: ignore[return-value]
-
-    def layouts(ranks: Ranks, rows: Tensor) -> tuple[Layout, Layout]:
-        chosen = resolve(ranks, int(rows[:, 0].sum()), cu_seqlens, layout)
-        check_rows("query", rows[:, 0].tolist(), chosen)
-        check_rows("key", rows[:, 1].tolist(), chosen)
-        return chosen, chosen
-
-    try:
-        given = read_lengths(cu_seqlens)
-    except DspattnError:
-        given = None  # perhaps on this rank alone: prepare() says so, and all ranks agree that it did
-    facts = {"cu_seqlens": given, "layout": _brief(layout)}
-    out, lse = _run(prepare, layouts, group, method, pattern, grouping, out_dtype, query, facts)
+    options: dict[str, Any] = {
+        "layout": layout, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "pattern": pattern,
+        "grouping": grouping, "rest": rest, "selection": selection, "return_lse": return_lse, "window": window,
+        "offset": offset, "soft_cap": soft_cap, "sinks": sinks, "allow_tf32": allow_tf32, "out_dtype": out_dtype,
+        "kernel": kernel,
+    }  # fmt: skip
+    out, lse = run(lambda: packed_request(query, key, value, cu_seqlens, **options), group, method, query)
     out = out.squeeze(0).transpose(0, 1)
     return (out, lse.squeeze(0)) if return_lse else out
 
 
-def _require_parts(selection: str, dropout_p: float, sinks: Tensor | None, layout: Any) -> None:
+def packed_request(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor | Sequence[int],
+    *,
+    layout: Layout | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    pattern: str,
+    grouping: Grouping,
+    rest: Rest,
+    selection: Selection,
+    return_lse: bool,
+    window: Window,
+    offset: int,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+    allow_tf32: bool,
+    out_dtype: torch.dtype | None,
+    kernel: str,
+) -> Request:
+    """What a rank makes of the arguments of varlen_attention."""
+    _require_parts(selection, dropout_p, sinks)
+    read_lengths(cu_seqlens)
+    causal, _, tf32 = as_flags(is_causal=is_causal, return_lse=return_lse, allow_tf32=allow_tf32)
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        require_known(name, tensor)
+        if tensor.dim() != 3:
+            raise DspattnError([f"{name}: expected 3 dimensions [rows, heads, d], got {list(tensor.shape)}"])
+    rule = _rule(pattern, grouping, rest, causal, True, window, scale, tf32, kernel, offset, soft_cap)
+    q, k, v = (t.unsqueeze(0).transpose(1, 2) for t in (query, key, value))
+    given = tuple(read_lengths(cu_seqlens))
+    return Request((q, k, v), rule, Masks(), pattern, grouping, layout, out_dtype, given)
+
+
+def _rule(
+    pattern: str,
+    grouping: str,
+    rest: str,
+    causal: bool,
+    top_left: bool,
+    window: Window,
+    scale: float | None,
+    tf32: bool,
+    kernel: str,
+    offset: int,
+    soft_cap: float | None,
+) -> Rule:
+    numbers: dict[str, Any] = {"scale": scale, "offset": offset, "soft_cap": soft_cap}
+    refuse_flags(**numbers)
+    require_kinds({**numbers, "kernel": kernel})
+    left, right = parse_window(window)
+    return Rule(
+        *parse_pattern(pattern), parse_grouping(grouping), causal, top_left, left, right, scale, not tf32, kernel,
+        offset, soft_cap, parse_rest(rest) and pattern != "dense",
+    )  # fmt: skip
+
+
+def _require_parts(selection: str, dropout_p: float, sinks: Tensor | None) -> None:
     """Raise for what a rank cannot compute from a part of the keys."""
-    if layout is not None and not isinstance(layout, Layout):
-        raise DspattnError([f"layout: expected one of layout_of(), got {type(layout).__name__}"])
+    refuse_flags(dropout_p=dropout_p)
+    require_kinds({"dropout_p": dropout_p})
     reasons = []
     if dropout_p != 0.0:
         reasons.append(f"dropout_p: expected 0 for a sequence cut over ranks, got {dropout_p}")
     if sinks is not None:
         reasons.append("sinks: expected None for a sequence cut over ranks (every part would count them), got some")
-    if selection != "own":
+    if not isinstance(selection, str) or selection != "own":
         reasons.append(
             f'selection: expected "own" for a sequence cut over ranks (others ask for whole rows), got {selection!r}'
         )
@@ -229,64 +263,89 @@ def _require_parts(selection: str, dropout_p: float, sinks: Tensor | None, layou
         raise DspattnError(reasons)
 
 
-def _run(
-    prepare: Callable[[], tuple[tuple[Tensor, Tensor, Tensor], Rule, Masks]],
-    layouts: Callable[[Ranks, Tensor], tuple[Layout, Layout]],
-    group: Any,
-    method: str,
-    pattern: str,
-    grouping: str,
-    out_dtype: torch.dtype | None,
-    query: Tensor,
-    facts: dict[str, Any],
-) -> tuple[Tensor, Tensor]:
-    """Checks on this rank, agrees with the others, runs. Nothing before the agreement may raise on some ranks only."""
-    require_known("query", query)  # its device is where ranks agree
+CALL = "attention"  # by which ranks know that they are in the same one
+
+
+def refuse(group: Any, error: DspattnError) -> NoReturn:
+    """Take part in the comparison that the other ranks' next call of attention begins with, and raise there."""
+    Ranks(group).agree(CALL, error, {})
+    raise AssertionError("unreachable: ranks agree on no call that one refuses")
+
+
+def run(request: Callable[[], Request], group: Any, method: Any, query: Any) -> tuple[Tensor, Tensor]:
+    """Checks on this rank, agrees with the others, runs.
+
+    Whatever can be wrong on one rank alone is found inside ``request()`` and the block around it: raised elsewhere it
+    would leave the other ranks waiting. What is checked after the agreement follows from what all ranks have alike.
+    """
     ranks = Ranks(group)
-    error: DspattnError | None = None
+    error: Exception | None = None
     rows = [0, 0, -1, -1]  # of queries, keys, the boolean mask and the bias
-    dtype = query.dtype
     found: dict[str, Any] = {}
     try:
-        if method not in METHODS:
+        if not isinstance(method, str) or method not in METHODS:
             raise DspattnError([f'method: expected "ring" or "all_to_all", got {method!r}'])
-        tensors, rule, masks = prepare()
-        q, k, v = _autocast(tensors)
+        asked = request()
+        named = dict(zip(("query", "key", "value"), asked.tensors, strict=True))
+        require_kinds(named)
+        if reasons := [
+            f"{name}: expected a tensor with memory, got one on meta" for name in named if named[name].is_meta
+        ]:
+            raise DspattnError(reasons)
+        q, k, v = _autocast(asked.tensors)
+        rule, masks = asked.rule, asked.masks
         _check_pieces(q, k, v)
-        dtype = torch.float32 if out_dtype is not None and wants_fp32(q, out_dtype) else q.dtype
-        rows = [q.shape[2], k.shape[2], *(-1 if t is None else t.shape[2] for t in (masks.allowed, masks.bias))]
+        dtype = torch.float32 if asked.out_dtype is not None and wants_fp32(q, asked.out_dtype) else q.dtype
         # A ring merges parts in fp32; where heads are exchanged, only sums over ranks are.
         fp32 = method == "ring" or dtype == torch.float32
         wide = fp32 or repeats_heads(q.shape[1], k.shape[1], ranks.world)
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
         plan = Plan(fp32, wide, wanted and not rule.rest_mean, method == "ring")
         rule = repeatable(rule, plan, q)
+        require_served(rule, masks, (q, k, v), asked.cu_seqlens is not None, plan)
+        period = group_period(asked.pattern, asked.grouping)
         found = {
             "query.shape": [*q.shape[:2], q.shape[3]],
             "key.shape": [*k.shape[:2], k.shape[3]],
             "value.shape": [*v.shape[:2], v.shape[3]],
             "query.dtype": q.dtype,
+            "query.device": ranks.route(q),
             "out_dtype": dtype,
+            "method": method,
             "rule": rule,
             "requires_grad": wanted,
             "masks": [_kind(mask) for mask in (masks.allowed, masks.bias, masks.key_lengths)],
+            "key_lengths": _readable(masks.key_lengths),
+            "cu_seqlens": asked.cu_seqlens,
+            "layout": brief(asked.layout),
         }
-        require_served(rule, masks, (q, k, v), facts.get("cu_seqlens") is not None, plan)
-    except DspattnError as refusal:
+        rows = [q.shape[2], k.shape[2], *(-1 if t is None else t.shape[2] for t in (masks.allowed, masks.bias))]
+    except Exception as refusal:  # whatever it is, the other ranks wait for this one
         error = refusal
-    # The same names on every rank, whatever was found, so that their messages have one length.
-    every = ranks.agree(error, {**dict.fromkeys(FACTS), **facts, "method": method, **found}, rows, query)
-    queries, keys = layouts(ranks, every)
-    period = group_period(pattern, grouping)
+    every = ranks.agree(CALL, error, found, rows, query.device if isinstance(query, Tensor) else None)
+    queries, keys = _layouts(ranks, every, asked)
     if ranks.world > 1 and keys.block % period != 0:
-        raise DspattnError(
-            [f"layout: expected a block that is a multiple of {period} for {pattern} {grouping}, got {keys.block}"]
-        )
+        pattern = f"{asked.pattern} {asked.grouping}"
+        raise DspattnError([f"layout: expected a block that is a multiple of {period} for {pattern}, got {keys.block}"])
+    reach = FARTHEST - max((*queries.lengths, *keys.lengths), default=0)  # pieces have offsets of their own
+    if abs(rule.offset) > reach:
+        raise DspattnError([f"offset: expected from {-reach} to {reach} for rows cut over ranks, got {rule.offset}"])
     masks = replace(masks, own_rows=(_own_rows(every, 2), _own_rows(every, 3)))
     call = Call(ranks, queries, keys, rule, masks)
     _check_masks(call, q)
     out, lse = METHODS[method].apply(call, dtype, *(_rows(t) for t in (q, k, v)))
     return out, lse
+
+
+def _layouts(ranks: Ranks, rows: Tensor, asked: Request) -> tuple[Layout, Layout]:
+    """How queries and keys are cut, of the rows that each rank has of both."""
+    total_q, total_k = rows[:, :2].sum(0).tolist()
+    queries = keys = resolve(ranks, total_q, asked.cu_seqlens, asked.layout)
+    if asked.cu_seqlens is None:
+        keys = layout_of(total_k, ranks.world, block=queries.block, balanced=queries.balanced)
+    check_rows("query", rows[:, 0].tolist(), queries)
+    check_rows("key", rows[:, 1].tolist(), keys)
+    return queries, keys
 
 
 def _autocast(tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -316,8 +375,9 @@ def _own_rows(every: Tensor, column: int) -> bool:
     return False
 
 
-def _brief(layout: Layout | None) -> Any:
-    return (layout.lengths, layout.block, layout.balanced) if isinstance(layout, Layout) else None
+def _readable(lengths: Tensor | None) -> list[int] | None:
+    """Lengths that can be compared without waiting for a device."""
+    return lengths.tolist() if lengths is not None and lengths.is_cpu else None
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -378,3 +438,11 @@ def _check_masks(call: Call, q: Tensor) -> None:
     lengths = call.masks.key_lengths
     if lengths is not None and list(lengths.shape) != [q.shape[0]]:
         raise DspattnError([f"key_lengths: expected [{q.shape[0]}], got {list(lengths.shape)}"])
+    total = call.keys.total
+    reasons = [
+        f"key_lengths[{i}]: expected a length from 0 to the sequence's keys, {total}, got {length}"
+        for i, length in enumerate(_readable(lengths) or [])
+        if not 0 <= length <= total
+    ]
+    if reasons:
+        raise DspattnError(reasons)

@@ -157,13 +157,13 @@ def repeatable(rule: Rule, plan: Plan, q: Tensor) -> Rule:
 def require_served(rule: Rule, masks: Masks, tensors: tuple[Tensor, Tensor, Tensor], packed: bool, plan: Plan) -> None:
     """Raise what the operators would say to pieces like these, before anything travels: a rank that raises later
     leaves the others waiting. Asked with an empty batch of 128 rows and keys, or of no rows where packed, which checks
-    everything but elements and strides, and computes nothing."""
+    everything but elements, strides and lengths, and computes nothing."""
     q, k, v = tensors
     rows = 128  # kernels choose among themselves by lengths; that one serves does not depend on them
     for is_packed in {False, packed}:
         shape = (1, 0) if is_packed else (0, rows)
         q_like, k_like, v_like = (t.new_zeros((shape[0], t.shape[1], shape[1], t.shape[3])) for t in (q, k, v))
-        arguments: dict[str, Any] = rule.options(0, True, 0, plan.fp32)
+        arguments: dict[str, Any] = rule.options(rule.offset, True, 0, plan.fp32)
         if is_packed:
             cu = torch.zeros(2, dtype=torch.int32, device=q.device)
             arguments |= {"cu_q": cu, "cu_k": cu}
@@ -174,7 +174,7 @@ def require_served(rule: Rule, masks: Masks, tensors: tuple[Tensor, Tensor, Tens
                 for name, mask in (("allowed", masks.allowed), ("bias", masks.bias))
             }
             if masks.key_lengths is not None:
-                arguments["key_lengths"] = torch.zeros(0, dtype=torch.int32, device=q.device)
+                arguments["key_lengths"] = masks.key_lengths.new_zeros(0)
         pair = Pair(slice(0), slice(0), arguments)
         if rule.rest_mean and plan.merged and not is_packed:
             pair = replace(pair, arguments=arguments | {"rest_mean": False})

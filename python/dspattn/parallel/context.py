@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from .. import _running
 from .._flags import as_flags
+from .._inputs import parse_alignment, require_kinds
 from ..errors import DspattnError
-from .attention import METHODS, Method, attention, varlen_attention
+from .attention import Method, Request, attention, packed_request, refuse, run
 from .layout import Layout
 from .sharding import read_lengths
+from .transfers import Ranks
 
 
 class context:  # noqa: N801 - reads as the thing it makes: with dspattn.parallel.context(): ...
@@ -46,8 +49,7 @@ class context:  # noqa: N801 - reads as the thing it makes: with dspattn.paralle
         layout: Layout | None = None,
         cu_seqlens: Tensor | Sequence[int] | None = None,
     ) -> None:
-        if method not in METHODS:
-            raise DspattnError([f'method: expected "ring" or "all_to_all", got {method!r}'])
+        # Not checked here: raised on one rank alone, an error would leave the others waiting in their first call.
         self.options: dict[str, Any] = {"group": group, "method": method, "layout": layout}
         self.cu_seqlens = cu_seqlens
 
@@ -76,57 +78,86 @@ class context:  # noqa: N801 - reads as the thing it makes: with dspattn.paralle
         thread = threading.get_ident()
         return [o for o in _running.stand_ins if o.block is self and o.thread == thread][-1]
 
-    def attention(self, query: Tensor, key: Tensor, value: Tensor, *masks: Any, **options: Any) -> Any:
-        if self.cu_seqlens is None:
-            return attention(query, key, value, *masks, **options, **self.options)
-        return self._packed(query, key, value, **options)
+    @property
+    def world(self) -> int:
+        return Ranks(self.options["group"]).world
 
-    def _packed(
+    def refuse(self, error: DspattnError) -> NoReturn:
+        """Raise here, and in the other ranks' next call of attention."""
+        refuse(self.options["group"], error)
+
+    @torch.compiler.disable
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        if self.cu_seqlens is None:
+            return attention(query, key, value, **options, **self.options)
+        return_lse = options["return_lse"]
+        out, lse = self._run(lambda: self._of_one_row(query, key, value, **options), query)
+        return (out, lse) if return_lse else out
+
+    def _run(self, request: Callable[[], Request], query: Any) -> tuple[Tensor, Tensor]:
+        return run(request, self.options["group"], self.options["method"], query)
+
+    def _of_one_row(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         *,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        enable_gqa: bool = False,
-        attn_bias: Tensor | None = None,
-        key_lengths: Tensor | None = None,
-        alignment: str = "top_left",
-        return_lse: bool = False,
+        attn_mask: Tensor | None,
+        enable_gqa: bool,
+        attn_bias: Tensor | None,
+        key_lengths: Tensor | None,
+        alignment: str,
         **options: Any,
-    ) -> Any:
+    ) -> Request:
         """A call for one long row of sequences as the call of a packed batch."""
         given = {"attn_mask": attn_mask, "attn_bias": attn_bias, "key_lengths": key_lengths}
         reasons = [f"{name}: expected none in a packed batch" for name, mask in given.items() if mask is not None]
-        enable_gqa, return_lse = as_flags(enable_gqa=enable_gqa, return_lse=return_lse)
-        options["dropout_p"] = dropout_p
-        if query.dim() != 4 or query.shape[0] != 1:
-            reasons.append(f"query: expected [1, heads, rows, d] in a packed batch, got {list(query.shape)}")
-        elif not enable_gqa and key.dim() == 4 and query.shape[1] != key.shape[1]:
+        parse_alignment(alignment)
+        (gqa,) = as_flags(enable_gqa=enable_gqa)
+        tensors = {"query": query, "key": key, "value": value}
+        require_kinds(tensors)
+        reasons += [
+            f"{name}: expected [1, heads, rows, d] in a packed batch, got {list(tensor.shape)}"
+            for name, tensor in tensors.items()
+            if tensor.dim() != 4 or tensor.shape[0] != 1
+        ]
+        if not reasons and not gqa and query.shape[1] != key.shape[1]:
             heads = f"{query.shape[1]} heads of the query and {key.shape[1]} of the key"
             reasons.append(f"enable_gqa: expected True for {heads}, got False")
         if reasons:
             raise DspattnError(reasons)
         q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
-        out, lse = varlen_attention(q, k, v, self.cu_seqlens, return_lse=True, **options, **self.options)
-        out, lse = out.transpose(0, 1).unsqueeze(0), lse.unsqueeze(0)
-        return (out, lse) if return_lse else out
+        assert self.cu_seqlens is not None
+        return packed_request(q, k, v, self.cu_seqlens, layout=self.options["layout"], **options)
 
-    def varlen_attention(
+    @torch.compiler.disable
+    def varlen_attention(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        return_lse = options["return_lse"]
+        out, lse = self._run(lambda: self._of_packed(query, key, value, **options), query)
+        out = out.squeeze(0).transpose(0, 1)
+        return (out, lse.squeeze(0)) if return_lse else out
+
+    def _of_packed(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        cu_q: Tensor,
-        cu_k: Tensor,
         *,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int | None,
+        max_seqlen_k: int | None,
         attn_mask: Tensor | None,
+        alignment: str,
         **options: Any,
-    ) -> Any:
+    ) -> Request:
         if attn_mask is not None:
             raise DspattnError(["attn_mask: expected none for a packed batch cut over ranks, got a tensor"])
-        if cu_q is not cu_k and read_lengths(cu_q) != read_lengths(cu_k):
+        if cu_seqlens_q is not cu_seqlens_k and read_lengths(cu_seqlens_q) != read_lengths(cu_seqlens_k):
             raise DspattnError(["cu_seqlens_k: expected cu_seqlens_q's, for queries and keys are cut together"])
-        whole = cu_q if self.cu_seqlens is None else self.cu_seqlens
-        return varlen_attention(query, key, value, whole, **options, **self.options)
+        parse_alignment(alignment)  # queries are as many as keys: either means the same
+        # Lengths are read here: the longest of them, given, is a hint that is not needed.
+        require_kinds({"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k})
+        whole = cu_seqlens_q if self.cu_seqlens is None else self.cu_seqlens
+        return packed_request(query, key, value, whole, layout=self.options["layout"], **options)

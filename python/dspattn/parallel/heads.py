@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from . import call as calls
 from .call import Call, Masks, Pair
-from .ring import refuse_gradients
+from .ring import kept_for_backward
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class Heads(torch.autograd.Function):
             part, part_lse = calls.forward(pair, q_all[:, heads], k_all[:, kv_heads], v_all[:, kv_heads])
             out[:, heads] = part
             lse[:, heads] = part_lse.unsqueeze(-1)
-        ctx.exchange, ctx.masks, ctx.fp32 = exchange, masks, fp32
+        ctx.exchange, ctx.masks, ctx.fp32, ctx.device = exchange, masks, fp32, q.device
         ctx.save_for_backward(q_all, k_all, v_all, out, lse)
         ctx.set_materialize_grads(False)
         (mine,) = exchange.to_rows((out,), (False,))
@@ -181,10 +182,10 @@ class Heads(torch.autograd.Function):
         return mine, mine_lse.squeeze(-1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         exchange: Exchange = ctx.exchange
-        refuse_gradients(exchange.call, d_lse)
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, lse = kept_for_backward(ctx, exchange.call, d_lse)
         rows = exchange.call.queries.rows(exchange.call.ranks.rank)
         if d_out is None:  # the other ranks may have one, and wait for this one's
             d_out = out.new_zeros((exchange.batch, exchange.heads, rows, v.shape[3]))

@@ -17,6 +17,8 @@ from ..patterns import INTERLEAVE_BLOCK
 from .call import Call
 from .layout import Chunk
 
+FARTHEST = 2**41  # of what a window reaches: past every key from every offset that there is, and sums of it fit 64 bits
+
 
 def stretch_sums(values: Tensor, start: Tensor, stop: Tensor) -> Tensor:
     """Sums of ``values[:, :, start:stop]``, none where stop <= start: values [batch, heads, n, width], start and stop
@@ -75,12 +77,13 @@ class RowMeans:
     def _intervals(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """[batch, rows]: the first key that each row sees, and the one behind the last."""
         rule, keys = self.call.rule, self.call.keys
+        left, right = (side if side is None else min(side, FARTHEST) for side in (rule.left, rule.right))
+        right = 0 if rule.causal else right
         first, stop = [], []
         for chunk in self._chunks():
             place = torch.arange(chunk.start, chunk.stop, device=q.device) + self.call.diagonal(chunk.sequence)
             length = keys.lengths[chunk.sequence]
-            right = 0 if rule.causal else rule.right
-            first.append(torch.zeros_like(place) if rule.left is None else (place - rule.left).clamp(min=0))
+            first.append(torch.zeros_like(place) if left is None else (place - left).clamp(min=0))
             seen = torch.full_like(place, length) if right is None else (place + right + 1).clamp(max=length)
             stop.append(seen)
         empty = torch.empty(0, dtype=torch.int64, device=q.device)

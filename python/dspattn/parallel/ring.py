@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..errors import DspattnError
 from . import call as calls
@@ -192,15 +193,15 @@ class Ring(torch.autograd.Function):
     def forward(ctx: Any, call: Call, dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out, lse = (ring_forward_mean if call.rule.rest_mean else ring_forward)(call, q, k, v)
         out = out.to(dtype)
-        ctx.call = call
+        ctx.call, ctx.device = call, q.device
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_gradients(ctx.call, d_lse)
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, lse = kept_for_backward(ctx, ctx.call, d_lse)
         if d_out is None:  # the other ranks may have one, and wait for this one's keys
             d_out = torch.zeros_like(out)
         if d_out.stride(-1) != 1:
@@ -209,7 +210,21 @@ class Ring(torch.autograd.Function):
         return None, None, d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype)
 
 
-def refuse_gradients(call: Call, d_lse: Tensor | None) -> None:
+def kept_for_backward(ctx: Any, call: Call, d_lse: Tensor | None) -> tuple[Tensor, ...]:
+    """The tensors that forward kept, on every rank or on none: what a rank refuses, and what PyTorch does (a kept
+    tensor was written to, a second backward pass), raises on all."""
+    error: Exception | None = None
+    kept: tuple[Tensor, ...] = ()
+    try:
+        _refuse_gradients(call, d_lse)
+        kept = ctx.saved_tensors
+    except Exception as refusal:
+        error = refusal
+    call.ranks.agree("backward pass of attention", error, {"rule": call.rule}, device=ctx.device)
+    return kept
+
+
+def _refuse_gradients(call: Call, d_lse: Tensor | None) -> None:
     """Raise where gradients are wanted that there are none of."""
     if call.rule.rest_mean:
         raise DspattnError(['rest: expected "drop" for gradients ("mean" is for inference and has none), got "mean"'])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._inputs import require_kinds
 from ..errors import DspattnError
 from .layout import Layout, integers, layout_of
 from .transfers import Ranks
@@ -54,12 +55,29 @@ def unshard(
     Differentiable for results that every rank computes alike: the gradient of a piece is its part of this rank's own
     gradient of the whole.
     """
-    _require_dim("x", x, dim)
     ranks = Ranks(group)
-    facts = {"x.shape": [e for i, e in enumerate(x.shape) if i != dim % x.dim()], "x.dtype": x.dtype, "dim": dim}
-    rows = ranks.agree(None, facts, [x.shape[dim]], x)[:, 0].tolist()
-    chosen = resolve(ranks, sum(rows), cu_seqlens, layout)
-    check_rows("x", rows, chosen)
+    error: Exception | None = None
+    facts: dict[str, Any] = {}
+    rows: list[int] = [0]
+    try:
+        _require_dim("x", x, dim)
+        require_kinds({"x": x})
+        dim %= x.dim()
+        facts = {
+            "x.shape": [extent for i, extent in enumerate(x.shape) if i != dim],
+            "x.dtype": x.dtype,
+            "x.device": ranks.route(x),
+            "dim": dim,
+            "cu_seqlens": None if cu_seqlens is None else lengths_of(cu_seqlens),
+            "layout": brief(layout),
+        }
+        rows = [x.shape[dim]]
+    except Exception as refusal:  # whatever it is, the other ranks wait for this one
+        error = refusal
+    device = x.device if isinstance(x, Tensor) else None
+    every = ranks.agree("unshard", error, facts, rows, device)[:, 0].tolist()
+    chosen = resolve(ranks, sum(every), cu_seqlens, layout)
+    check_rows("x", every, chosen)
     return _Unshard.apply(ranks, chosen, dim, x)
 
 
@@ -104,12 +122,16 @@ def position_ids(
         device: where the result goes.
     """
     ranks = Ranks(group)
-    chosen = layout if layout is not None else layout_of(length, ranks.world)
+    wanted = layout_of(length, ranks.world)
+    chosen = resolve(ranks, wanted.total, None, layout)
+    if chosen.lengths != wanted.lengths:
+        raise DspattnError([f"layout: expected one of lengths {wanted.lengths}, got one of {chosen.lengths}"])
     return chosen.positions(ranks.rank).to(device)
 
 
 def resolve(ranks: Ranks, total: int, cu_seqlens: Tensor | Sequence[int] | None, layout: Layout | None) -> Layout:
     """The layout that is meant, which must fit the rows that there are."""
+    brief(layout)
     if layout is None:
         layout = layout_of(total if cu_seqlens is None else lengths_of(cu_seqlens), ranks.world)
     elif cu_seqlens is not None and layout.lengths != lengths_of(cu_seqlens):
@@ -123,6 +145,18 @@ def resolve(ranks: Ranks, total: int, cu_seqlens: Tensor | Sequence[int] | None,
     if reasons:
         raise DspattnError(reasons)
     return layout
+
+
+def brief(layout: Any) -> Any:
+    """What says a layout in short, None where there is none. Raises unless it is what layout_of() makes."""
+    if layout is None:
+        return None
+    if not isinstance(layout, Layout):
+        raise DspattnError([f"layout: expected one of layout_of(), got {type(layout).__name__}"])
+    given = (layout.lengths, layout.world, layout.block, layout.balanced)
+    if layout != layout_of(layout.lengths, layout.world, block=layout.block, balanced=layout.balanced):
+        raise DspattnError([f"layout: expected one of layout_of(), got one with other chunks for {given}"])
+    return given
 
 
 def _require_dim(name: str, tensor: Any, dim: int) -> None:

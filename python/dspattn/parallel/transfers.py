@@ -17,6 +17,13 @@ from torch import Tensor
 from ..errors import DspattnError
 
 T = TypeVar("T")
+# What ranks must have alike; a call that does not have all of it leaves some at None.
+FACTS = (
+    "call", "cu_seqlens", "dim", "key.shape", "key_lengths", "layout", "masks", "method", "out_dtype", "query.device",
+    "query.dtype", "query.shape", "requires_grad", "rule", "value.shape", "x.device", "x.dtype", "x.shape",
+)  # fmt: skip
+MOST_ROWS = 4  # numbers that a rank tells of itself
+MOST_TEXT = 4000  # bytes of a reason that the other ranks are told
 
 
 class Ranks:
@@ -33,7 +40,11 @@ class Ranks:
                 raise DspattnError([f"group: expected a mesh of one dimension (mesh[name]), got {group.ndim}"])
             group = group.get_group()
         self.group = group if group is not None else dist.group.WORLD
-        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        try:
+            self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        except Exception as error:  # of many kinds
+            expected = "a process group, a DeviceMesh of one dimension or None"
+            raise DspattnError([f"group: expected {expected}, got {type(group).__name__} ({error})"]) from None
         if self.rank < 0:
             raise DspattnError(["group: expected a group that this rank is a member of, got one that it is not"])
 
@@ -105,30 +116,47 @@ class Ranks:
         )
         return list(incoming.to(like.device).split(list(receive_shapes)))
 
-    def agree(self, error: DspattnError | None, facts: dict[str, Any], rows: Sequence[int], like: Tensor) -> Tensor:
-        """That no rank refuses the call and that all mean the same one; returns ``rows`` of every rank.
+    def route(self, like: Tensor) -> str:
+        """The kind of device that tensors of this kind travel on, which ranks must have alike."""
+        return like.device.type if self.world == 1 else self.wire(like).type
 
-        Every rank takes part whatever it found, so that all raise where one does, and none waits for another.
+    def agree(
+        self,
+        call: str,
+        error: Exception | None,
+        facts: dict[str, Any],
+        rows: Sequence[int] = (),
+        device: torch.device | None = None,
+    ) -> Tensor:
+        """That no rank refuses the call and that all mean the same one; returns ``rows`` of every rank. ``device`` is
+        that of this rank's tensors.
+
+        Every rank takes part whatever it found, so that all raise where one does, and none waits for another. All that
+        ranks ever compare has one length, so that a rank in another call is told of it too.
         """
+        facts = dict.fromkeys(FACTS) | {"call": call} | facts
         names = sorted(facts)
+        assert len(names) == len(FACTS) and len(rows) <= MOST_ROWS, names
         sums = [zlib.crc32(f"{name}={facts[name]}".encode()) for name in names]
-        numbers = torch.tensor([1 if error else 0, *rows, *sums], dtype=torch.int64)
+        text = _as_text(error)
+        numbers = torch.tensor([len(text), *rows, *[-1] * (MOST_ROWS - len(rows)), *sums], dtype=torch.int64)
         if self.world == 1:
             if error is not None:
                 raise error
             return numbers[None, 1 : 1 + len(rows)]
-        wire = self.wire(like) if like.device.type in ("cpu", "cuda") else torch.device("cpu")
-        mine = numbers.to(wire)
-        every = [torch.empty_like(mine) for _ in range(self.world)]
-        self._guarded("comparing the call with the other ranks'", lambda: dist.all_gather(every, mine, self.group))
-        table = torch.stack(every).cpu()
-        if error is not None:
-            raise error
-        refused = table[:, 0].nonzero().flatten().tolist()
-        if refused:
-            raise DspattnError([f"group: rank {rank} refused the call; its own error says why" for rank in refused])
+        what, place = "comparing the call with the other ranks'", self._meeting(device)
+        table = torch.stack(self._from_all(what, numbers.to(place))).cpu()
+        if bool(table[:, 0].any()):
+            # Again on every rank, since every rank has the table.
+            padded = torch.zeros(int(table[:, 0].max()), dtype=torch.uint8)
+            padded[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+            texts = self._from_all(what, padded.to(place))
+            if error is not None:
+                raise error
+            said = [bytes(t[:n].tolist()).decode(errors="replace") for t, n in zip(texts, table[:, 0], strict=True)]
+            raise DspattnError(f"rank {rank}: {line}" for rank, words in enumerate(said) for line in words.splitlines())
         reasons = []
-        for column, name in enumerate(names, 1 + len(rows)):
+        for column, name in enumerate(names, 1 + MOST_ROWS):
             others = [rank for rank in range(self.world) if table[rank, column] != table[0, column]]
             if others:
                 given = f"rank {self.rank} has {facts[name]}"
@@ -136,3 +164,25 @@ class Ranks:
         if reasons:
             raise DspattnError(reasons)
         return table[:, 1 : 1 + len(rows)]
+
+    def _meeting(self, device: torch.device | None) -> torch.device:
+        """Where ranks compare their calls: on a device that the group decides, whatever a rank was given."""
+        pairs = str(dist.get_backend_config(self.group)).split(",")
+        if any(pair.startswith("cpu:") for pair in pairs):
+            return torch.device("cpu")
+        if device is not None and device.type == "cuda":
+            return device
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def _from_all(self, what: str, mine: Tensor) -> list[Tensor]:
+        every = [torch.empty_like(mine) for _ in range(self.world)]
+        self._guarded(what, lambda: dist.all_gather(every, mine, self.group))
+        return every
+
+
+def _as_text(error: Exception | None) -> bytes:
+    """What the other ranks are told of an error; empty where there is none."""
+    if error is None:
+        return b""
+    text = str(error) if isinstance(error, DspattnError) else f"{type(error).__name__}: {error}"
+    return (text or type(error).__name__).encode()[:MOST_TEXT]
