@@ -1,9 +1,11 @@
 // dspattn bench: times the library on shapes of the user's choice, as a table and as JSON.
+#include <initializer_list>
 #include <iomanip>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -52,6 +54,31 @@ void require_positive(const char* option, std::int64_t value) {
   if (value < 1) throw Error(std::string(option) + ": expected at least 1, got " + std::to_string(value));
 }
 
+// Of what no machine holds the number of bytes may overflow, so it is counted in floating point.
+void require_room(const CellShape& cell) {
+  const auto product = [](std::initializer_list<std::int64_t> factors) {
+    double result = 1;
+    for (const std::int64_t factor : factors) result *= static_cast<double>(factor);
+    return result;
+  };
+  const double queries = product({cell.batch, cell.heads, cell.n_q});
+  const double keys = product({cell.batch, cell.kv_heads, cell.n_k});
+  const double elements = 2 * (queries + keys) * static_cast<double>(cell.d) * (cell.pass == Pass::backward ? 2 : 1);
+  const double bytes = elements * static_cast<double>(size_bytes(cell.dtype)) + queries * sizeof(float);
+  constexpr double kAddresses = 0x1p47;  // what a process can have on x86-64; a GPU says itself what it has
+  const double most = cell.device.type == DeviceType::cpu ? memory_bytes() : kAddresses;
+  if (bytes <= most) return;
+  std::ostringstream expected;
+  expected << std::setprecision(3) << "tensors of at most " << most * 1e-9 << " GB together, not " << bytes * 1e-9;
+  throw too_large({{"batch", cell.batch},
+                   {"heads", cell.heads},
+                   {"kv-heads", cell.kv_heads},
+                   {"n", cell.n_k},
+                   {"n-q", cell.n_q},
+                   {"d", cell.d}},
+                  expected.str());
+}
+
 // Every combination of the lists, the innermost loop over patterns: rows to compare are neighbours.
 std::vector<CellShape> all_cells(const BenchOptions& options) {
   std::vector<CellShape> cells;
@@ -80,6 +107,7 @@ std::vector<CellShape> all_cells(const BenchOptions& options) {
           for (const std::int64_t n : options.n) {
             require_positive("n", cell.n_k = n);
             require_positive("n-q", cell.n_q = options.n_q.value_or(n));
+            require_room(cell);
             for (const std::string& pattern : patterns) {
               cell.pattern = parse_pattern(pattern);
               for (const std::string& grouping : options.groupings) {

@@ -1,5 +1,7 @@
 // dspattn kernels: the kernel table; with a shape, which kernel would serve, and why the others would not.
 #include <algorithm>
+#include <cmath>
+#include <initializer_list>
 #include <iomanip>
 #include <iostream>
 #include <memory>
@@ -47,9 +49,24 @@ void list_table() {
   }
 }
 
+// Strides are products of sizes: with larger ones they would overflow.
+void require_countable(const ShapeOptions& shape) {
+  const Sizes sizes = {{"batch", shape.batch},    {"heads", shape.heads}, {"kv-heads", shape.key_heads()},
+                       {"n-q", shape.queries()},  {"n-k", shape.keys()},  {"d", shape.d},
+                       {"d-v", shape.value_dim()}};
+  const auto elements = [&](std::initializer_list<std::size_t> factors) {
+    double product = 1;
+    for (const std::size_t i : factors) product *= std::fabs(static_cast<double>(sizes[i].second));
+    return product;
+  };
+  const double most = std::max({elements({0, 1, 3, 5}), elements({0, 2, 4, 5}), elements({0, 2, 4, 6})});
+  if (most >= 0x1p60) throw too_large(sizes, "tensors of less than 2^60 elements");
+}
+
 // The problem that the options describe. `lengths` holds what its key lengths point to.
 Problem problem_of(const KernelsOptions& options, std::vector<std::int32_t>& lengths) {
   const ShapeOptions& shape = options.shape;
+  require_countable(shape);
   const DType dtype = parse_dtype(options.dtype);
   Problem problem;
   options.rule.apply(problem);

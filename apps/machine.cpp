@@ -1,6 +1,7 @@
 #include "apps/machine.h"
 
 #include <hwy/targets.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -30,6 +31,10 @@ std::string cpu_name() {
 }
 
 int cpu_threads() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
+
+double memory_bytes() {
+  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
 
 std::vector<std::string> cpu_instruction_sets() {
   std::vector<std::string> names;

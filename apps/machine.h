@@ -20,6 +20,8 @@ BuildFacts build_facts();
 
 std::string cpu_name();
 int cpu_threads();
+// Of this machine, whatever of it is in use.
+double memory_bytes();
 // Instruction sets of this processor that the CPU kernels may use, best first.
 std::vector<std::string> cpu_instruction_sets();
 std::string device_name(Device device);

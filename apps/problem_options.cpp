@@ -1,5 +1,6 @@
 #include "apps/problem_options.h"
 
+#include <algorithm>
 #include <charconv>
 
 namespace dspattn::apps {
@@ -99,6 +100,16 @@ std::vector<Option> ShapeOptions::add_to(Command& command) {
   options.push_back(command.add_option("--d-v", d_v, "head dimension of the values (default: d)"));
   for (Option& option : options) option.type_name("COUNT");
   return options;
+}
+
+Error too_large(const Sizes& sizes, const std::string& expected) {
+  const auto largest =
+      std::max_element(sizes.begin(), sizes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  std::string given;
+  for (const auto& [option, value] : sizes) {
+    given += (given.empty() ? "" : ", ") + std::string(option) + " " + std::to_string(value);
+  }
+  return Error(std::string(largest->first) + ": expected " + expected + ", got " + given);
 }
 
 }  // namespace dspattn::apps

@@ -58,4 +58,10 @@ struct ShapeOptions {
   std::int64_t value_dim() const { return d_v.value_or(d); }
 };
 
+// Sizes by the options that gave them.
+using Sizes = std::vector<std::pair<const char*, std::int64_t>>;
+
+// An error of sizes that are too large together: it names the largest, and has all of them.
+Error too_large(const Sizes& sizes, const std::string& expected);
+
 }  // namespace dspattn::apps

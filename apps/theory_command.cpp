@@ -1,4 +1,5 @@
 // dspattn theory: what a pattern keeps and saves, by the paper's formulas, as tables or JSON.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -118,7 +119,7 @@ void write_json(OutputFile& file, const ordered_json& content) {
   file.take_place();
 }
 
-// Formulas add up as many terms: with more, a run would not end.
+// Formulas add up as many terms, and a simulation draws rows * keys scores: with more, a run would not end.
 void require_sizes(const TheoryOptions& o) {
   std::vector<std::string> reasons;
   const auto check = [&](const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
@@ -129,6 +130,7 @@ void require_sizes(const TheoryOptions& o) {
   check("keys", o.keys, 1, 1 << 20);
   check("head_dim", o.head_dim, 2, 1 << 20);
   check("features", o.features, 0, 1 << 27);
+  check("rows", o.rows, 2, (std::int64_t{1} << 37) / std::clamp<std::int64_t>(o.keys, 1, 1 << 20));
   if (!reasons.empty()) throw Error(std::move(reasons));
 }
 

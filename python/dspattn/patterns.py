@@ -31,7 +31,8 @@ def parse_pattern(pattern: str) -> tuple[int, int]:
         if pattern in _KNOWN:
             return _KNOWN[pattern]
         keep, colon, group = pattern.partition(":")
-        if colon and keep.isdecimal() and group.isdecimal() and 1 <= int(keep) <= int(group) <= MAX_GROUP:
+        plain = keep.isdecimal() and group.isdecimal() and keep[0] != "0" != group[0]  # no leading zeros
+        if colon and plain and int(keep) <= int(group) <= MAX_GROUP:
             return int(keep), int(group)
     raise DspattnError([f'pattern: expected "dense" or "N:M" with 1 <= N <= M <= {MAX_GROUP}, got {pattern!r}'])
 

@@ -7,7 +7,9 @@
 namespace dspattn {
 namespace {
 
-bool parse_int(std::string_view text, int& value) {
+// Plain decimal: no sign, no leading zero.
+bool parse_positive(std::string_view text, int& value) {
+  if (text.empty() || text.front() < '1' || text.front() > '9') return false;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
   return code == std::errc{} && end == text.data() + text.size();
 }
@@ -18,8 +20,8 @@ Pattern parse_pattern(std::string_view text) {
   if (text == "dense") return Pattern::dense();
   const std::size_t colon = text.find(':');
   Pattern pattern;
-  if (colon == std::string_view::npos || !parse_int(text.substr(0, colon), pattern.keep) ||
-      !parse_int(text.substr(colon + 1), pattern.group) || pattern.keep < 1 || pattern.keep > pattern.group ||
+  if (colon == std::string_view::npos || !parse_positive(text.substr(0, colon), pattern.keep) ||
+      !parse_positive(text.substr(colon + 1), pattern.group) || pattern.keep > pattern.group ||
       pattern.group > kMaxGroup) {
     throw Error("pattern: expected \"dense\" or \"N:M\" with 1 <= N <= M <= " + std::to_string(kMaxGroup) + ", got \"" +
                 std::string(text) + "\"");

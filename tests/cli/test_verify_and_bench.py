@@ -144,3 +144,25 @@ def test_bench_that_fails_leaves_the_file_it_had(dspattn, tmp_path):
     (tmp_path / "times.json").write_text("before")
     assert dspattn(*BRIEF, "--kernel", "imaginary", "--json", "times.json").returncode == 2
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"times.json": "before"}
+
+
+LARGEST = str(2**63 - 1)
+
+
+@pytest.mark.parametrize("option", ["--batch", "--heads", "--kv-heads", "--n", "--n-q", "--d"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_bench_of_what_no_machine_holds(dspattn, option, device):
+    """Also where the number of bytes overflows: not a lack of memory found halfway."""
+    other = ["--d", str(2**40)] if option == "--batch" else ["--batch", str(2**40)]
+    for arguments in ([option, LARGEST], [option, str(2**58)], [*other, option, str(2**40)]):
+        result = dspattn("bench", "--device", device, *arguments)
+        assert result.returncode == 2 and result.stdout == "", result.stderr
+        assert re.match(rf"dspattn: ({other[0]}|{option}): expected tensors of at most .* GB together", result.stderr)
+        assert f"{option[2:]} {arguments[-1]}" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--batch", "--heads", "--kv-heads", "--n-q", "--n-k", "--d", "--d-v"])
+def test_kernels_of_sizes_that_overflow(dspattn, option):
+    result = dspattn("kernels", option, LARGEST)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"dspattn: {option}: expected tensors of less than 2^60 elements"), result.stderr

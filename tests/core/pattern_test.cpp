@@ -18,7 +18,9 @@ TEST(Pattern, ParsesAndPrints) {
 }
 
 TEST(Pattern, RefusesWhatIsNotAPattern) {
-  for (const char* text : {"3:2", "0:4", "-1:2", "1:33", "2", ":", "2:", ":4", "2:4x", "", "2 :4", "99999999999:4"}) {
+  for (const char* text :
+       {"3:2",           "0:4",  "-1:2", "1:33", "2",    ":",    "2:",   ":4",   "2:4x",  "",       "2 :4",
+        "99999999999:4", "02:4", "2:04", "00:4", "+2:4", "2:+4", " 2:4", "2:4 ", "2:4:8", "dense ", "DENSE"}) {
     EXPECT_THROW(parse_pattern(text), Error) << text;
   }
 }

@@ -171,3 +171,16 @@ def test_weights_are_those_of_the_attention() -> None:
     consecutive = dspattn.attention_weights(q, k, pattern="2:4", grouping="consecutive", enable_gqa=True)
     assert (groups > 0).sum(-1).max() > 2, "interleaved groups are not runs of four keys"
     assert ((consecutive.unflatten(-1, (150, 4)) > 0).sum(-1) == 2).all()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["02:4", "2:04", "0:4", "00:4", "+2:4", " 2:4", "2:4 ", "2 :4", "2:", ":4", ":", "", "2:4:8", "5:4", "1:33"],
+)
+def test_patterns_are_plain_decimals(pattern):
+    """As the C++ library and the command line take them."""
+    expected = r'pattern: expected "dense" or "N:M" with 1 <= N <= M <= 32, got '
+    with pytest.raises(dspattn.DspattnError, match=expected):
+        dspattn.patterns.parse_pattern(pattern)
+    with pytest.raises(dspattn.DspattnError, match=expected):
+        dspattn.attention(*[torch.zeros(1, 1, 4, 4)] * 3, pattern=pattern)
