@@ -1,9 +1,10 @@
 #include "dspattn/block_mask.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
+#include <numeric>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -46,29 +47,54 @@ void require_sizes(std::int64_t n_q, std::int64_t n_k, int block) {
   if (!reasons.empty()) throw Error(std::move(reasons));
 }
 
+// The block columns that a row does not see by window and global blocks, in order, without a list of them: those before
+// the window, from `first` on, and those from `after` on behind it.
+struct UnseenBlocks {
+  std::int64_t first, before, after, size;  // `before`: how many lie before the window
+  std::int32_t at(std::int64_t i) const {
+    return static_cast<std::int32_t>(i < before ? first + i : after + (i - before));
+  }
+};
+
+// Adds what a shuffle of the rest, after its first `random` steps, has in its first places. The places that the steps
+// exchange are kept beside it, so that the work is by what is drawn and not by what there is.
+void draw_blocks(const UnseenBlocks& rest, const BigbirdParts& parts, std::int64_t row,
+                 std::vector<std::int32_t>& kept) {
+  const std::int64_t draws = std::min(parts.random, rest.size);
+  std::unordered_map<std::int64_t, std::int32_t> moved;
+  const auto at = [&](std::int64_t place) {
+    const auto found = moved.find(place);
+    return found == moved.end() ? rest.at(place) : found->second;
+  };
+  for (std::int64_t i = 0; i < draws; ++i) {
+    const std::uint64_t bits =
+        mix(mix(parts.seed) ^ mix(static_cast<std::uint64_t>(row)) ^ (static_cast<std::uint64_t>(i) + 1));
+    const std::int64_t other = i + static_cast<std::int64_t>(bits % static_cast<std::uint64_t>(rest.size - i));
+    kept.push_back(at(other));
+    moved[other] = at(i);  // place i itself is not looked at again
+  }
+}
+
 BlockMask build(std::int64_t n_q, std::int64_t n_k, const BigbirdParts& parts) {
   require_parts(parts);
   require_sizes(n_q, n_k, parts.block);
   const std::int64_t block_rows = (n_q + parts.block - 1) / parts.block;
   const std::int64_t block_columns = (n_k + parts.block - 1) / parts.block;
+  const std::int64_t window = std::min(parts.window, block_rows + block_columns);  // it may be the largest number
   std::vector<std::vector<std::int32_t>> rows(static_cast<std::size_t>(block_rows));
   for (std::int64_t row = 0; row < block_rows; ++row) {
     const std::int64_t diagonal = row + block_columns - block_rows;
     const std::int64_t end = parts.causal ? std::clamp<std::int64_t>(diagonal + 1, 0, block_columns) : block_columns;
+    // Global blocks, then what lies before the window, the window, and what lies behind it.
+    const std::int64_t global = row < parts.global ? end : std::min(parts.global, end);
+    const std::int64_t begin = std::clamp(diagonal - window, global, end);
+    const std::int64_t after = std::clamp(diagonal + window + 1, begin, end);
+    const UnseenBlocks rest{global, begin - global, after, begin - global + end - after};
     std::vector<std::int32_t>& kept = rows[static_cast<std::size_t>(row)];
-    std::vector<std::int32_t> rest;
-    for (std::int64_t column = 0; column < end; ++column) {
-      const bool in_window = std::abs(column - diagonal) <= parts.window;  // which may be the largest number there is
-      const bool is_global = column < parts.global || row < parts.global;
-      (in_window || is_global ? kept : rest).push_back(static_cast<std::int32_t>(column));
-    }
-    // The first `random` steps of a shuffle of the blocks that are left.
-    const std::size_t draws = std::min(static_cast<std::size_t>(parts.random), rest.size());
-    for (std::size_t i = 0; i < draws; ++i) {
-      const std::uint64_t bits = mix(mix(parts.seed) ^ mix(static_cast<std::uint64_t>(row)) ^ (i + 1));
-      std::swap(rest[i], rest[i + static_cast<std::size_t>(bits % (rest.size() - i))]);
-      kept.push_back(rest[i]);
-    }
+    kept.resize(static_cast<std::size_t>(global + after - begin));
+    std::iota(kept.begin(), kept.begin() + global, 0);
+    std::iota(kept.begin() + global, kept.end(), static_cast<std::int32_t>(begin));
+    draw_blocks(rest, parts, row, kept);
   }
   return make_block_mask(n_q, n_k, parts.block, rows);
 }

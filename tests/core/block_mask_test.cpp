@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -111,6 +112,66 @@ TEST(BlockMask, CausalLeavesOutBlocksRightOfTheDiagonal) {
     for (std::int64_t column = row + 1; column < 16; ++column) EXPECT_FALSE(mask.allows(64 * row, 64 * column));
     EXPECT_TRUE(mask.allows(64 * row, 64 * row));
   }
+}
+
+std::uint64_t mix(std::uint64_t state) {
+  state += 0x9E3779B97F4A7C15u;
+  state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9u;
+  state = (state ^ (state >> 27)) * 0x94D049BB133111EBu;
+  return state ^ (state >> 31);
+}
+
+// The rule written out: every block is looked at, and the list of those that are left is shuffled.
+std::vector<std::vector<std::int32_t>> rows_by_every_block(std::int64_t block_rows, std::int64_t block_columns,
+                                                           const BigbirdParts& parts) {
+  std::vector<std::vector<std::int32_t>> rows;
+  for (std::int64_t row = 0; row < block_rows; ++row) {
+    const std::int64_t diagonal = row + block_columns - block_rows;
+    std::vector<std::int32_t> kept, rest;
+    for (std::int64_t column = 0; column < block_columns && (!parts.causal || column <= diagonal); ++column) {
+      const bool near = std::abs(column - diagonal) <= parts.window;
+      const bool global = column < parts.global || row < parts.global;
+      (near || global ? kept : rest).push_back(static_cast<std::int32_t>(column));
+    }
+    for (std::size_t i = 0; i < rest.size() && std::cmp_less(i, parts.random); ++i) {
+      const std::uint64_t bits = mix(mix(parts.seed) ^ mix(static_cast<std::uint64_t>(row)) ^ (i + 1));
+      std::swap(rest[i], rest[i + bits % (rest.size() - i)]);
+      kept.push_back(rest[i]);
+    }
+    rows.push_back(kept);
+  }
+  return rows;
+}
+
+TEST(BlockMask, IsWhatLookingAtEveryBlockGives) {
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+  std::uint64_t seed = 0;
+  for (const auto& [n_q, n_k] :
+       {std::pair{1024, 1024}, {640, 1300}, {1300, 640}, {1, 1}, {0, 500}, {500, 0}, {70, 64}}) {
+    for (const std::int64_t window : {std::int64_t{0}, std::int64_t{1}, std::int64_t{5}, std::int64_t{30}, kHuge}) {
+      for (const std::int64_t global : {std::int64_t{0}, std::int64_t{1}, std::int64_t{4}, kHuge}) {
+        for (const std::int64_t random : {std::int64_t{0}, std::int64_t{1}, std::int64_t{3}, std::int64_t{9}, kHuge}) {
+          for (const bool causal : {false, true}) {
+            const BigbirdParts parts{64, window, global, random, seed++, causal};
+            const BlockMask expected =
+                make_block_mask(n_q, n_k, 64, rows_by_every_block((n_q + 63) / 64, (n_k + 63) / 64, parts));
+            const BlockMask found = bigbird_blocks(n_q, n_k, parts);
+            EXPECT_EQ(found.counts, expected.counts) << n_q << " " << n_k << " " << seed - 1;
+            EXPECT_EQ(found.columns, expected.columns) << n_q << " " << n_k << " " << seed - 1;
+          }
+        }
+      }
+    }
+  }
+}
+
+// 2^18 rows of as many columns: looking at each block would take minutes.
+TEST(BlockMask, WorkIsByTheBlocksThatAreSet) {
+  const std::int64_t length = std::int64_t{1} << 24;
+  const BlockMask mask = bigbird_blocks(length, length, {.block = 64, .window = 1, .random = 3});
+  EXPECT_EQ(mask.width, 6);
+  EXPECT_EQ(mask.counts.size(), std::size_t{1} << 18);
+  EXPECT_EQ(mask.counts[1000], 6);
 }
 
 TEST(BlockMask, EmptyLengthsAreFine) {
