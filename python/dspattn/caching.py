@@ -94,7 +94,7 @@ def update_value_sums(
         tensor([256., 256., 256.])
     """
     _require_four("value", value)
-    require_known("sums", sums)
+    _require_sums(sums)
     require_integer("new_keys", new_keys)
     refuse_flags(new_keys=new_keys)
     if key_lengths is not None:
@@ -104,8 +104,8 @@ def update_value_sums(
         _require_table(block_table)
     try:
         _ops.update_value_sums(sums, value, new_keys, key_lengths, block_table)
-    except RuntimeError as error:
-        raise _ops.translated(error) from None
+    except FOREIGN_ERRORS as error:
+        raise explained(error, {"value": value, "sums": sums, "key_lengths": key_lengths}) from None
     return sums
 
 
@@ -210,6 +210,8 @@ def attention_with_cache(
     refuse_flags(scale=scale)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         _require_four(name, tensor)
+    if sums is not None:
+        _require_sums(sums)
     try:
         out, lse = run(
             ProblemArguments(
@@ -238,6 +240,13 @@ def attention_with_cache(
         given = {"query": query, "key": key, "value": value, "sums": sums, "scale": scale, "kernel": kernel}
         raise explained(error, given) from None
     return (out, lse) if return_lse else out
+
+
+def _require_sums(sums: Tensor) -> None:
+    """The library says the rest; of types that it does not know it says what tensors of values may be."""
+    require_known("sums", sums)
+    if sums.dtype != torch.float32:
+        raise DspattnError([f"sums.dtype: expected float32, got {str(sums.dtype).removeprefix('torch.')}"])
 
 
 def _require_table(block_table: Tensor) -> None:

@@ -130,5 +130,43 @@ def test_wrong_calls_are_named() -> None:
         dspattn.update_value_sums(sums, v, -1)
     with pytest.raises(dspattn.DspattnError, match=r"value: expected 4 dimensions"):
         dspattn.value_sums(v[0])
-    with pytest.raises(dspattn.DspattnError, match=r"sums.dtype: expected fp32, got bf16"):
+    with pytest.raises(dspattn.DspattnError, match=r"sums.dtype: expected float32, got bfloat16"):
         dspattn.update_value_sums(sums.bfloat16(), v, 1)
+
+
+class Subclass(torch.Tensor):
+    """Of which nobody knows what its elements mean."""
+
+
+WRONG_SUMS = {
+    "batch": (lambda s: s[:1], r"sums.shape\[0\]: expected batch = 2, got 1"),
+    "heads": (lambda s: s.repeat(1, 2, 1, 1), r"sums.shape\[1\]: expected value's kv_heads = 2, got 4"),
+    "blocks": (lambda s: s[:, :, :2], r"sums.shape\[2\]: expected an even number from .* = 4 on, got 2"),
+    "odd": (lambda s: torch.cat([s, s[:, :, :1]], 2), r"sums.shape\[2\]: expected an even number from .* got 5"),
+    "width": (lambda s: s[..., 1:], r"sums.shape\[3\]: expected value's d_v \+ 1 = 17, got 16"),
+    "dimensions": (lambda s: s[0], r"sums: expected rank 4"),
+    "strides": (lambda s: s.transpose(2, 3).contiguous().transpose(2, 3), r"sums.stride\[3\]: expected 1"),
+    "float64": (lambda s: s.double(), r"sums.dtype: expected float32, got float64"),
+    "bfloat16": (lambda s: s.bfloat16(), r"sums.dtype: expected float32, got bfloat16"),
+    "int32": (lambda s: s.int(), r"sums.dtype: expected float32, got int32"),
+    "meta": (lambda s: s.to("meta"), r"sums: expected a tensor on .* got one on meta"),
+    "sparse": (lambda s: s.to_sparse(), r"sums: expected a strided tensor"),
+    "list": (lambda s: s.tolist(), r"sums: expected a tensor, got list"),
+    "subclass": (lambda s: s.as_subclass(Subclass), r"sums: expected a plain tensor, got the subclass"),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("wrong", WRONG_SUMS)
+def test_sums_that_are_none_are_refused(device: str, wrong: str) -> None:
+    """Also where no kernel reads them, as on the CPU, and where nothing is pruned or computed."""
+    change, reason = WRONG_SUMS[wrong]
+    q, k, v = (torch.randn(2, h, n, d, device=device) for h, n, d in ((4, 1, 32), (2, 300, 32), (2, 300, 16)))
+    sums = change(dspattn.value_sums(v))
+    for options in ({}, {"pattern": "dense"}):
+        with pytest.raises(dspattn.DspattnError, match=reason):
+            dspattn.attention_with_cache(q, k, v, rest="mean", sums=sums, **options)
+    with pytest.raises(dspattn.DspattnError, match=reason):
+        dspattn.attention_with_cache(q[:, :, :0], k, v, rest="mean", sums=sums)
+    with pytest.raises(dspattn.DspattnError, match=reason.replace(" query ", " value ")):
+        dspattn.update_value_sums(sums, v, 1)
