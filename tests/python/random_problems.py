@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import dspattn
+import layouts
 
 DTYPES = (torch.bfloat16, torch.bfloat16, torch.float16, torch.float32)
 LENGTHS = (1, 1, 2, 5, 16, 33, 64, 65, 127, 128, 129, 200, 256, 300, 384, 520)
@@ -24,17 +25,6 @@ PATTERNS = ("2:4", "2:4", "1:2", "1:2", "dense", "1:4", "4:8", "3:5")
 
 def whole(*shape: int) -> Tensor:
     return torch.randint(-2, 3, shape)
-
-
-LAYOUTS: tuple[Callable[[int, int, int, int], Tensor], ...] = (
-    whole,
-    lambda b, h, n, d: whole(b, n, h, d).transpose(1, 2),
-    lambda b, h, n, d: whole(b, h, n, d + 8)[..., random.choice((1, 4, 8)) :][..., :d],  # rows begin anywhere
-    lambda b, h, n, d: whole(b, h, 2 * n, d)[:, :, ::2],
-    lambda b, h, n, d: whole(1, h, n, d).expand(b, h, n, d),
-    lambda b, h, n, d: whole(b, 1, n, d).expand(b, h, n, d),
-    lambda b, h, n, d: whole(b, h, n + 5, d)[:, :, 3 : 3 + n],
-)
 
 
 def moved(tensor: Tensor, device: str) -> Tensor:
@@ -101,7 +91,7 @@ def drawn_attention() -> Problem:
     dim_v = dim if chance(0.7) else random.choice(DIMS)
     heads = kv_heads * group
     shapes = ((batch, heads, n_q, dim), (batch, kv_heads, n_k, dim), (batch, kv_heads, n_k, dim_v))
-    inputs = [random.choice(LAYOUTS)(*shape).to(dtype) for shape in shapes]
+    inputs = [layouts.drawn(lambda *s: whole(*s).to(dtype), shape, random.choice)[0] for shape in shapes]
     scale = 2.0 ** random.choice((-3, -4, -5))
     options: dict[str, Any] = dict(
         pattern=random.choice(PATTERNS), grouping=random.choice(("interleaved", "consecutive")), scale=scale
@@ -140,9 +130,18 @@ def drawn_packed() -> Problem:
     of_q = [random.choice((0, 1, 5, 64, 128, 130, 257)) for _ in range(batch)]
     of_k = of_q if chance(0.4) else [random.choice((0, 1, 7, 64, 128, 129, 200, 300)) for _ in range(batch)]
     rows_q, rows_k = sum(of_q) + random.choice((0, 0, 3)), sum(of_k) + random.choice((0, 0, 70))
-    q = whole(rows_q, kv_heads * group, dim).to(dtype)
-    k, v = (whole(rows_k, kv_heads, dim).to(dtype) for _ in range(2))
-    k[sum(of_k) :] = v[sum(of_k) :] = float("nan")
+
+    def packed(rows: int, used: int, heads: int) -> Tensor:
+        def make(*shape: int) -> Tensor:
+            return whole(*shape).to(dtype)
+
+        tensor, _ = layouts.drawn(make, (heads, rows, dim), random.choice)
+        own = tensor[:1] if tensor.stride(0) == 0 else tensor  # all heads may share memory
+        own[:, used:] = float("nan")
+        return tensor.transpose(0, 1)
+
+    q = packed(rows_q, rows_q, kv_heads * group)
+    k, v = (packed(rows_k, sum(of_k), kv_heads) for _ in range(2))
     options: dict[str, Any] = dict(
         pattern=random.choice(PATTERNS), grouping=random.choice(("interleaved", "consecutive")), scale=2.0**-4
     )

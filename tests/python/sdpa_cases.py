@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import layouts
+
 
 @dataclass
 class Case:
@@ -23,19 +25,7 @@ class Case:
 
 def _strided(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, str]:
     """Normal values of the shape, in one of the memory layouts models hand to attention."""
-    layout = rng.choice(["contiguous", "heads inside", "slice of a wider tensor", "last dimension strided", "reversed"])
-    if layout == "heads inside" and len(shape) >= 3:
-        *lead, heads, n, d = shape
-        return torch.randn(*lead, n, heads, d).to(dtype).transpose(-3, -2), layout
-    if layout == "slice of a wider tensor":
-        *lead, n, d = shape
-        return torch.randn(*lead, n + 2, d + 3).to(dtype)[..., 1 : n + 1, 2 : d + 2], layout
-    if layout == "last dimension strided":
-        return torch.randn(*shape[:-1], shape[-1] * 2).to(dtype)[..., ::2], layout
-    if layout == "reversed":
-        *lead, n, d = shape
-        return torch.randn(*lead, d, n).to(dtype).transpose(-1, -2), layout
-    return torch.randn(shape).to(dtype), "contiguous"
+    return layouts.drawn(lambda *s: torch.randn(s).to(dtype), shape, rng.choice)
 
 
 def make(seed: int) -> Case:

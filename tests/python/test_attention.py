@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import dspattn
+import layouts
 import sdpa_cases
 
 CASES = 600
@@ -49,10 +50,7 @@ def test_cases_cover_the_argument_space() -> None:
         "bfloat16",
         "float16",
         "float32",
-        "heads inside",
-        "last dimension strided",
-        "reversed",
-        "slice of a wider tensor",
+        *layouts.LAYOUTS,
         "q [0, ",
     ):
         assert sum(part in text for text in words) >= 5, part

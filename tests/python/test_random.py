@@ -44,6 +44,16 @@ def differences(found: dict[str, Tensor], wanted: dict[str, Tensor], dtype: torc
 
 
 @pytest.mark.parametrize("draw", DRAWN)
+def test_views_of_every_kind_are_drawn(draw: Callable[[], Problem]) -> None:
+    """In the type of the call: converted, a view would be a copy."""
+    inputs = [t for problem in problems(draw, 60) for t in problem.inputs if min(t.shape) > 1]
+    assert any(t.stride(-1) > 1 for t in inputs) and any(t.storage_offset() % 8 == 4 for t in inputs)
+    assert any(t.storage_offset() * t.element_size() % 4 for t in inputs)
+    assert any(0 in t.stride() for t in inputs)
+    assert any(t.is_contiguous() for t in inputs)
+
+
+@pytest.mark.parametrize("draw", DRAWN)
 def test_views_give_what_copies_give(draw: Callable[[], Problem]) -> None:
     for problem in problems(draw, 60):
         try:
