@@ -424,3 +424,34 @@ def test_a_group_of_one_and_wrong_arguments():
     out, lse = parallel.attention(*(t.requires_grad_() for t in (q, q, q)), return_lse=True)
     with pytest.raises(NotImplementedError, match="return_lse"):
         lse.sum().backward()
+
+
+def under_a_default_device(group, rank):
+    q, k, v, cu = of_means()
+    with torch.device("meta"):
+        pieces = [parallel.shard(t, 2, group) for t in (q, k, v)]
+        out = parallel.attention(*pieces, enable_gqa=True, group=group, is_causal=True)
+        mean = parallel.attention(*pieces, enable_gqa=True, group=group, is_causal=True, rest="mean")
+        rows = [parallel.shard(t[0].transpose(0, 1), 0, group, cu_seqlens=cu) for t in (q, k, v)]
+        packed = parallel.varlen_attention(*rows, cu, group=group, method="all_to_all")
+        message = None
+        try:
+            parallel.attention(*pieces, enable_gqa=True, group=group, scale=-1.0 if rank else None)
+        except dspattn.DspattnError as error:
+            message = str(error)
+        positions = parallel.position_ids(700, group).device.type, parallel.position_ids(7, group, device="cpu").device
+        labels = parallel.shard_labels(torch.ones(1, 700, dtype=torch.int64, device="cpu"), 1, group)
+        whole = [parallel.unshard(t, 2, group).numpy() for t in (out, mean)]
+        assert positions == ("meta", torch.device("cpu")) and labels.is_cpu and "scale: expected" in message
+        return [*whole, parallel.unshard(packed, 0, group, cu_seqlens=cu).numpy()]
+
+
+def test_a_default_device_changes_nothing(pool):
+    """Which new tensors get: one that computes nothing, of which nothing can be read."""
+    q, k, v, cu = of_means()
+    options = {"enable_gqa": True, "is_causal": True}
+    wanted = [dspattn.attention(q, k, v, **options), dspattn.attention(q, k, v, rest="mean", **options)]
+    wanted.append(dspattn.varlen_attention(*(t[0].transpose(0, 1) for t in (q, k, v)), cu, cu))
+    for found in succeeded(pool.run(under_a_default_device, size=2)):
+        for ours, expected in zip(found, wanted, strict=True):
+            torch.testing.assert_close(torch.from_numpy(ours), expected, atol=1e-5, rtol=1e-5)

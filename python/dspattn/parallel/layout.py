@@ -75,18 +75,23 @@ class Layout:
 
     def positions(self, rank: int) -> Tensor:
         """Of each of the rank's rows its position within its own sequence."""
-        return _joined([torch.arange(chunk.start, chunk.stop) for chunk in self.chunks(rank)])
+        return _joined([torch.arange(chunk.start, chunk.stop, device="cpu") for chunk in self.chunks(rank)])
 
     def index(self, rank: int) -> Tensor:
         """Of each of the rank's rows its place in the whole batch."""
         begins = self.begins()
-        return _joined([torch.arange(chunk.start, chunk.stop) + begins[chunk.sequence] for chunk in self.chunks(rank)])
+        return _joined(
+            [
+                torch.arange(chunk.start, chunk.stop, device="cpu") + begins[chunk.sequence]
+                for chunk in self.chunks(rank)
+            ]
+        )
 
     def inverse(self) -> Tensor:
         """Of each row of the whole batch its place among all ranks' rows laid end to end."""
         order = _joined([self.index(rank) for rank in range(self.world)])
         places = torch.empty_like(order)
-        places[order] = torch.arange(len(order))
+        places[order] = torch.arange(len(order), device="cpu")
         return places
 
     def begins(self) -> list[int]:
@@ -186,4 +191,4 @@ def _cut(sequence: int, length: int, blocks: int, world: int, block: int, balanc
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device="cpu")

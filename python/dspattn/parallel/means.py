@@ -66,8 +66,8 @@ class RowMeans:
             table.index_add_(2, blocks, values)
             row += chunk.rows
         call.ranks.add_up(table)
-        base = torch.cat([torch.full((c.rows,), begins[c.sequence]) for c in self._chunks()] or [torch.empty(0)])
-        base = base.to(v.device, torch.int64)
+        base = torch.empty(0, dtype=torch.int64, device=v.device)
+        base = torch.cat([base, *(base.new_full((c.rows,), begins[c.sequence]) for c in self._chunks())])
         self.sums = stretch_sums(table, whole + base, whole_stop + base)
         self.ends = torch.zeros_like(self.sums)
 

@@ -126,7 +126,7 @@ def position_ids(
     chosen = resolve(ranks, wanted.total, None, layout)
     if chosen.lengths != wanted.lengths:
         raise DspattnError([f"layout: expected one of lengths {wanted.lengths}, got one of {chosen.lengths}"])
-    return chosen.positions(ranks.rank).to(device)
+    return chosen.positions(ranks.rank).to(torch.get_default_device() if device is None else device)
 
 
 def resolve(ranks: Ranks, total: int, cu_seqlens: Tensor | Sequence[int] | None, layout: Layout | None) -> Layout:

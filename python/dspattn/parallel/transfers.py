@@ -139,7 +139,9 @@ class Ranks:
         assert len(names) == len(FACTS) and len(rows) <= MOST_ROWS, names
         sums = [zlib.crc32(f"{name}={facts[name]}".encode()) for name in names]
         text = _as_text(error)
-        numbers = torch.tensor([len(text), *rows, *[-1] * (MOST_ROWS - len(rows)), *sums], dtype=torch.int64)
+        numbers = torch.tensor(
+            [len(text), *rows, *[-1] * (MOST_ROWS - len(rows)), *sums], dtype=torch.int64, device="cpu"
+        )
         if self.world == 1:
             if error is not None:
                 raise error
@@ -148,8 +150,8 @@ class Ranks:
         table = torch.stack(self._from_all(what, numbers.to(place))).cpu()
         if bool(table[:, 0].any()):
             # Again on every rank, since every rank has the table.
-            padded = torch.zeros(int(table[:, 0].max()), dtype=torch.uint8)
-            padded[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+            padded = torch.zeros(int(table[:, 0].max()), dtype=torch.uint8, device="cpu")
+            padded[: len(text)] = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
             texts = self._from_all(what, padded.to(place))
             if error is not None:
                 raise error
