@@ -6,6 +6,11 @@ install(TARGETS dspattn EXPORT dspattn
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/dspattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT dspattn NAMESPACE dspattn:: FILE dspattn-targets.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/dspattn)
+get_target_property(dspattn_type dspattn TYPE)
+if(dspattn_type STREQUAL SHARED_LIBRARY AND DSPATTN_APPS)  # the installed program finds it beside itself
+  file(RELATIVE_PATH dspattn_from_program ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+  set_target_properties(dspattn_cli PROPERTIES INSTALL_RPATH $ORIGIN/${dspattn_from_program})
+endif()
 set(DSPATTN_WITH_CUDA OFF)
 if(CMAKE_CUDA_COMPILER)
   set(DSPATTN_WITH_CUDA ON)
