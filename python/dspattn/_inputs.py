@@ -325,6 +325,8 @@ def _wrong_kind(name: str, given: Any) -> str | None:
         return _nested(name)
     if given.layout is not torch.strided:
         return f"{name}: expected a strided tensor, got {given.layout}"
+    if given.is_quantized:
+        return f"{name}: expected a plain tensor, got a quantized one"
     return None
 
 

@@ -43,14 +43,25 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         self,
         embed_dim: int,
         num_heads: int,
-        *args: Any,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
         pattern: str = "2:4",
         grouping: Grouping = "interleaved",
         rest: Rest = "drop",
         selection: Selection = "own",
-        **kwargs: Any,
     ) -> None:
-        super().__init__(embed_dim, num_heads, *args, **kwargs)
+        # Written out, for what asks a module's signature, as torch.nn.utils.skip_init does.
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )
         parse_pattern(pattern)
         parse_grouping(grouping)
         parse_rest(rest)

@@ -132,6 +132,10 @@ CASES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         ("query: expected a strided tensor, got a nested one", "varlen_attention"),
     ),
     "sparse": (lambda: dspattn.attention(Q.to_sparse(), K, V), ("query: expected a strided tensor", "sparse_coo")),
+    "quantized": (
+        lambda: dspattn.attention(Q, K, torch.quantize_per_tensor(V, 1.0, 0, torch.qint8)),
+        ("value: expected a plain tensor, got a quantized one",),
+    ),
     "packed lengths on meta": (
         lambda: dspattn.varlen_attention(PACKED, PACKED, PACKED, CU.to("meta"), CU.to("meta")),
         ("cu_seqlens_q: expected a tensor on cpu as query is, got one on meta",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import pytest
@@ -149,3 +150,13 @@ def test_an_encoder_that_nests_padded_batches() -> None:
     parts = torch.nested.nested_tensor([torch.randn(5, 32), torch.randn(7, 32)])
     with pytest.raises(dspattn.DspattnError, match="nested one with batch_first that is key and value too"):
         encoder.layers[0].self_attn(parts, parts, x)
+
+
+def test_its_signature_is_pytorchs() -> None:
+    """What asks for it, as skip_init does, makes either module."""
+    ours, theirs = dspattn.nn.MultiheadAttention, torch.nn.MultiheadAttention
+    own, plain = (inspect.signature(module.__init__).parameters for module in (ours, theirs))
+    assert list(own)[: len(plain)] == list(plain)
+    assert all(own[name].default == parameter.default for name, parameter in plain.items())
+    module = torch.nn.utils.skip_init(ours, 16, 2, 0.0, False, batch_first=True, pattern="1:2")
+    assert (module.pattern, module.batch_first, module.in_proj_bias) == ("1:2", True, None)
