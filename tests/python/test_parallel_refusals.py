@@ -39,6 +39,15 @@ def still_in_step(group):
     assert parallel.attention(q, q, q, group=group).isfinite().all()
 
 
+def distributed(tensor):
+    """A DTensor that needs no group of its own."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = DeviceMesh("cpu", list(range(WORLD)), _init_backend=False)
+    return DTensor.from_local(tensor, mesh, [Shard(2)], run_check=False)
+
+
 class Unreadable:
     """Of no use as any argument, and not even printable in every way."""
 
@@ -65,6 +74,7 @@ WRONG_ARGUMENTS = {
     "query mkldnn": ({"query": lambda: piece().to_mkldnn()}, "query: expected a strided tensor"),
     "query meta": ({"query": lambda: piece().to("meta")}, "query: expected"),
     "all meta": ({name: lambda: piece().to("meta") for name in ("query", "key", "value")}, "got one on meta"),
+    "query distributed": ({"query": lambda: distributed(piece())}, "query: expected this rank's piece, got a DTensor"),
     "query integers": ({"query": lambda: piece().long()}, "query.dtype: expected"),
     "key kind": ({"key": 3}, "key: expected a tensor"),
     "value dtype": ({"value": lambda: piece().double()}, "value.dtype: expected"),
@@ -273,7 +283,7 @@ WRONG_UNSHARD = {
     "dims": ({"x": torch.zeros(1, ROWS, 2)}, "x.shape: expected the same"),
     "rows": ({"x": torch.zeros(7, 2)}, "x: expected the pieces that shard() cuts"),
     "dtype": ({"x": torch.zeros(ROWS, 2).double()}, "x.dtype: expected the same"),
-    "device": ({"x": torch.zeros(ROWS, 2, device="meta")}, "x.device: expected the same"),
+    "meta": ({"x": torch.zeros(ROWS, 2, device="meta")}, "x: expected a tensor with memory, got one on meta"),
     "dim": ({"dim": 2}, "dim: expected one of x's 2 dimensions"),
     "dim kind": ({"dim": "rows"}, "dim: expected one of x's 2 dimensions"),
     "lengths": ({"cu_seqlens": 5}, "cu_seqlens: expected integers"),

@@ -26,7 +26,7 @@ from .call import Call, Masks, Plan, Rule, repeatable, require_served
 from .heads import Heads, repeats_heads
 from .layout import Layout, layout_of
 from .ring import Ring
-from .sharding import brief, check_rows, read_lengths, resolve
+from .sharding import brief, check_rows, read_lengths, require_pieces, resolve
 from .transfers import Ranks
 
 Method = Literal["ring", "all_to_all"]
@@ -287,11 +287,7 @@ def run(request: Callable[[], Request], group: Any, method: Any, query: Any) -> 
             raise DspattnError([f'method: expected "ring" or "all_to_all", got {method!r}'])
         asked = request()
         named = dict(zip(("query", "key", "value"), asked.tensors, strict=True))
-        require_kinds(named)
-        if reasons := [
-            f"{name}: expected a tensor with memory, got one on meta" for name in named if named[name].is_meta
-        ]:
-            raise DspattnError(reasons)
+        require_pieces(named)
         q, k, v = _autocast(asked.tensors)
         rule, masks = asked.rule, asked.masks
         _check_pieces(q, k, v)

@@ -61,7 +61,7 @@ def unshard(
     rows: list[int] = [0]
     try:
         _require_dim("x", x, dim)
-        require_kinds({"x": x})
+        require_pieces({"x": x})
         dim %= x.dim()
         facts = {
             "x.shape": [extent for i, extent in enumerate(x.shape) if i != dim],
@@ -145,6 +145,19 @@ def resolve(ranks: Ranks, total: int, cu_seqlens: Tensor | Sequence[int] | None,
     if reasons:
         raise DspattnError(reasons)
     return layout
+
+
+def require_pieces(tensors: dict[str, Tensor]) -> None:
+    """Raise for what fails when it is to travel, perhaps on one rank alone."""
+    require_kinds(tensors)
+    reasons = []
+    for name, tensor in tensors.items():
+        if hasattr(tensor, "device_mesh"):
+            reasons.append(f"{name}: expected this rank's piece, got a DTensor (its to_local() is one)")
+        elif tensor.is_meta:
+            reasons.append(f"{name}: expected a tensor with memory, got one on meta")
+    if reasons:
+        raise DspattnError(reasons)
 
 
 def brief(layout: Any) -> Any:
