@@ -202,11 +202,13 @@ def test_a_training_step_cut_by_other_libraries(pool, library):
             torch.testing.assert_close(torch.from_numpy(gradients[name]), parameter.grad, atol=2e-5 * scale, rtol=1e-4)
 
 
-def refused_on_rank(group, rank, case):
+def refused_on_rank(group, rank, case, alone):
     model = model_of("decoder")
     inputs = {"input_ids": parallel.shard(tokens(), 1, group)}
     rows = inputs["input_ids"].shape[1]
-    if case == "padding":
+    if alone and rank == 0:
+        pass
+    elif case == "padding":
         inputs["attention_mask"] = torch.ones(1, rows, dtype=torch.int64)
         inputs["attention_mask"][0, :3] = 0
     elif case == "packed":
@@ -224,6 +226,9 @@ def refused_on_rank(group, rank, case):
     "case, words",
     [("padding", "attention_mask: expected no padding"), ("packed", "position_ids: expected those of one")],
 )
-def test_masks_of_a_piece_alone_are_refused(pool, case, words):
-    for message in pool.run(refused_on_rank, case, size=2):
+@pytest.mark.parametrize("alone", [False, True])
+def test_masks_of_a_piece_alone_are_refused(pool, case, words, alone):
+    """Also where one rank alone has one, and the other is on its way to attention."""
+    for rank, message in enumerate(pool.run(refused_on_rank, case, alone, size=2)):
         assert message is not None and words in message
+        assert ("rank 1: " in message) == (alone and rank == 0)
