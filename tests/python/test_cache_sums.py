@@ -72,6 +72,36 @@ def test_a_generation_uses_sums(used: list[int], cache: str, name: str) -> None:
     assert used == [1] * (8 * len(model.model.layers))
 
 
+def test_a_static_cache_serves_a_mask_of_the_keys_there_are(used: list[int]) -> None:
+    """transformers before 5.23 hands such a mask on in every generation; later ones where a caller has a loop."""
+    model = decoder()
+    ids = prompt(250)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=270)
+    with torch.no_grad():
+        model(ids, attention_mask=torch.ones_like(ids), past_key_values=cache)
+        for n in (251, 252):
+            ids = torch.cat([ids, prompt(1)], 1)
+            step = model(ids[:, -1:], attention_mask=torch.ones_like(ids), past_key_values=cache)
+            assert ids.shape[1] == n
+        torch.testing.assert_close(step.logits, model(ids).logits[:, -1:], atol=1e-3, rtol=1e-3)
+    assert used == [1] * (2 * len(model.model.layers))
+
+
+@pytest.mark.parametrize("columns", [130, 139, 140])
+def test_columns_that_a_mask_lacks_are_hidden(columns: int) -> None:
+    """As transformers has it: a mask that ends before the keys says the same as one with zeros there."""
+    ids = prompt(140)
+    model = decoder()
+    steps = []
+    for zeros in (0, 160 - columns):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=160)
+        mask = torch.nn.functional.pad(torch.ones_like(ids[:, :columns]), (0, zeros))
+        with torch.no_grad():
+            model(ids[:, :-1], attention_mask=torch.ones_like(ids[:, :-1]), past_key_values=cache)
+            steps.append(model(ids[:, -1:], attention_mask=mask, past_key_values=cache).logits)
+    torch.testing.assert_close(steps[0], steps[1], atol=1e-4, rtol=1e-4)
+
+
 def test_no_other_implementation_asks_for_sums(used: list[int]) -> None:
     model = decoder("dspattn_2_4")
     cache = transformers.DynamicCache(config=model.config)

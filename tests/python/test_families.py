@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dspattn  # noqa: F401 - registers the names
+import tiny_models
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
@@ -76,6 +77,7 @@ def inputs_of(family: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family(family: str) -> None:
+    tiny_models.skip_if_not_looked_up(family)
     torch.manual_seed(0)
     model_name, changes, _ = FAMILIES[family]
     model = getattr(transformers, model_name)(getattr(transformers, family + "Config")(**changes)).eval()

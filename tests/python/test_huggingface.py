@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import dspattn
+import tiny_models
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
@@ -27,6 +28,7 @@ def llama_like(**changes: Any) -> Any:
 
 def t5_like() -> Any:
     """Encoder and decoder with a learned bias by relative position, and cross attention."""
+    tiny_models.skip_if_not_looked_up("T5")
     torch.manual_seed(0)
     config = transformers.T5Config(
         vocab_size=VOCABULARY, d_model=64, d_kv=16, num_heads=4, num_layers=2, d_ff=96, decoder_start_token_id=0,

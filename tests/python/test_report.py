@@ -211,6 +211,7 @@ def small_t5() -> Any:
 
 
 def test_an_encoder_with_a_bias_by_relative_position(tmp_path: Path) -> None:
+    tiny_models.skip_if_not_looked_up("T5")
     encoder, tokenizer = small_t5().get_encoder(), tiny_models.tokenizer()
     ids = torch.tensor(tokenizer(tiny_models.text(100))["input_ids"])
     encoder.set_attn_implementation("eager")

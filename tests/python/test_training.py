@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import contract
 import dspattn
+import tiny_models
 
 Q, K, V = (torch.randn(2, 4, n, 16, generator=torch.Generator().manual_seed(n)) for n in (40, 50, 50))
 P = 0.3
@@ -219,6 +220,7 @@ def bert() -> Any:
 
 
 def t5() -> Any:
+    tiny_models.skip_if_not_looked_up("T5")
     config = transformers.T5Config(
         vocab_size=VOCABULARY, d_model=64, d_kv=16, d_ff=32, num_layers=2, num_heads=4, dropout_rate=0.0,
         decoder_start_token_id=0,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from dspattn import versions
 from dspattn.integrations import _on_import, huggingface
 
 pytest.importorskip("transformers")
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_an_old_torch_is_named() -> None:
@@ -32,3 +37,11 @@ def test_a_transformers_that_changed_does_not_break_its_import(monkeypatch: pyte
     monkeypatch.setattr(huggingface, "register", register)
     with pytest.warns(UserWarning, match=r"could not be registered .*AttentionMaskInterface.*tested are 5\."):
         _on_import._register()
+
+
+@pytest.mark.parametrize("file", ["pyproject.toml", "requirements/python.txt"])
+def test_what_is_installed_is_what_is_served(file: str) -> None:
+    """pip keeps an older transformers that a looser bound admits, and its names would not be registered."""
+    bounds = dict(re.findall(r"\b(torch|transformers)[>=]=([\d.]+)", (ROOT / file).read_text()))
+    assert versions.release(bounds["transformers"]) == versions.OLDEST_TRANSFORMERS
+    assert versions.release(bounds["torch"]) >= versions.OLDEST_TORCH

@@ -92,6 +92,18 @@ def window_within(mask: Tensor) -> Window | None:
     return getattr(mask, PACKED, None)
 
 
+def _hides_none(keys: Tensor, given: int, end: int, seen_end: int | Tensor | None) -> bool:
+    """Whether the window alone hides what these keys, of a mask of `given` columns, hide. Past its last column a mask
+    hides every key up to `end`: those of a static cache that are still to come, which the window hides as well."""
+    if given >= end:
+        return bool(keys.all())
+    if seen_end is None:
+        return False
+    if isinstance(seen_end, Tensor):  # one wait for the device
+        return bool(keys.all() & (seen_end.reshape(()).to(keys.device) <= given))
+    return seen_end <= given and bool(keys.all())
+
+
 def _nearer(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
 
@@ -119,6 +131,8 @@ def band_mask(
     if window is None:
         return None
     lengths: Tensor | None = None
+    # Where the last query's window ends.
+    seen_end = None if window[1] is None else q_offset + q_length + window[1]
     if isinstance(q_offset, Tensor):
         # Reading it would wait for the device, and cannot be compiled. One query that sees no later key needs no more
         # than a length.
@@ -133,10 +147,10 @@ def band_mask(
     keys: Tensor | None = None
     if attention_mask is not None:
         keys = attention_mask.to(device=device, dtype=torch.bool)
-        keys = torch.nn.functional.pad(keys, (0, max(0, kv_offset + kv_length - keys.shape[-1])))
+        given = keys.shape[-1]
         keys = keys[:, kv_offset : kv_offset + kv_length]
-        if not torch.compiler.is_compiling() and bool(keys.all()):
-            keys = None
+        hides_none = not torch.compiler.is_compiling() and _hides_none(keys, given, kv_offset + kv_length, seen_end)
+        keys = None if hides_none else torch.nn.functional.pad(keys, (0, kv_length - keys.shape[-1]))
     padded = keys is not None or dropped > 0
     if keys is None:
         keys = torch.ones((1, kv_length), dtype=torch.bool, device=device)
