@@ -5,7 +5,8 @@
 
 namespace dspattn::cuda::blocks {
 
-MeansPlan plan_means(const Problem& problem, int left, int right, int columns, std::size_t begin) {
+MeansPlan plan_means(const Problem& problem, int left, int right, int columns, std::size_t begin,
+                     bool first_by_product) {
   const core::Geometry geometry = core::geometry_of(problem);
   const Mask& mask = problem.mask;
   const auto by_head = [](const ConstTensorView& tensor) {
@@ -25,6 +26,7 @@ MeansPlan plan_means(const Problem& problem, int left, int right, int columns, s
                         .packed = problem.packed.has_value(),
                         .masked = mask.allowed.present() || mask.bias.present() || problem.block_table.present(),
                         .lengths_known = !problem.packed && !mask.key_lengths.present(),
+                        .first_by_product = first_by_product,
                         .q_rows = static_cast<int>(problem.q.extent(2)),
                         .k_rows = static_cast<int>(problem.k.extent(2))});
   plan.begin = (begin + kAlignment - 1) / kAlignment * kAlignment;

@@ -9,8 +9,9 @@
 namespace dspattn::cuda::blocks {
 
 // `left`, `right`: the band that rows see, as the kernel is told of it. `columns`: floats of an entry. `begin`: bytes
-// of the workspace that are taken.
-MeansPlan plan_means(const Problem& problem, int left, int right, int columns, std::size_t begin);
+// of the workspace that are taken. `first_by_product`: of MeanQuestion.
+MeansPlan plan_means(const Problem& problem, int left, int right, int columns, std::size_t begin,
+                     bool first_by_product = false);
 
 MeansView means_view_of(const MeansPlan& plan, const Problem& problem, const void* workspace);
 

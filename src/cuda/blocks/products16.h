@@ -75,9 +75,14 @@ struct Products {
     }
   }
 
+  // The low word of the descriptor of V's tile in `stage`.
+  __device__ __forceinline__ std::uint32_t values(int stage) const {
+    return v_low + static_cast<std::uint32_t>(stage) * (C::kTileKBytes >> 4);
+  }
+
   // The output of the tile in `stage`, added to that of the tiles before it.
   __device__ __forceinline__ void issue_output(int stage, int accumulate) {
-    const std::uint32_t v = v_low + static_cast<std::uint32_t>(stage) * (C::kTileKBytes >> 4);
+    const std::uint32_t v = values(stage);
 #pragma unroll
     for (int step = 0; step < kValueSteps; ++step) {
       const std::uint64_t b = ptx::descriptor(v + step * (32 * 128 >> 4));

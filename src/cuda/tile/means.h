@@ -47,6 +47,7 @@ struct MeanTable {
   int all_rows = 0;             // 1: for every row
   int first_keys = 0;           // entries a sequence has for its first keys
   int last_keys = 0;            // and for its last ones
+  int first_by_product = 0;     // 1: rows that see the first block alone need none (blocks/first_means.h)
   std::int64_t all_blocks = 0;  // of all sequences
   int first_edge = 0;           // entry, after those of whole blocks
   std::int64_t entries = 0;     // within 32 bits where there is memory for them, as is their number in all heads
@@ -93,6 +94,7 @@ struct MeanQuestion {
   bool packed = false;
   bool masked = false;         // by a tensor
   bool lengths_known = true;   // false: only the device knows how many keys a sequence has
+  bool first_by_product = false;  // the kernel that reads them does without entries of first keys
   int q_rows = 0, k_rows = 0;  // of the tensors, where packed
 };
 
@@ -107,7 +109,9 @@ constexpr MeanTable mean_table(const MeanQuestion& asked) {
   table.by_row = asked.masked || width <= kLongestWithoutBlock ? 1 : 0;
   table.all_rows = asked.masked ? 1 : 0;
   const bool has_edges = bounded || asked.packed || !asked.lengths_known || asked.n_k < kBlockKeys;
-  if (has_edges && table.by_row == 0) {
+  if (has_edges && table.by_row == 0 && asked.first_by_product) {
+    table.first_by_product = 1;
+  } else if (has_edges && table.by_row == 0) {
     table.first_keys = kFirstKeys;
     table.last_keys = bounded_left ? kLastKeys : 0;
   }

@@ -44,6 +44,9 @@ struct Config {
   // fp16 with rest = mean takes twice as many exponentials in fp32, for which registers would be too few.
   static constexpr int kTileK = kHeadDim > 128 || (kRestMean && kType == DType::f16) ? 64 : 128;
   static constexpr int kTilesPerBlock = tile::kBlockKeys / kTileK;
+  // Means of V over a sequence's first keys are added up from their tile (blocks/first_means.h), which has to hold all
+  // of them. The full variant has no such rows, and the wide one no registers.
+  static constexpr bool kSumsFirstKeys = kRestMean && kVariant == Variant::narrow && kTilesPerBlock == 1;
   static constexpr Pattern kPattern = blocks::pattern_of(kSelection);
   static constexpr tile::KeyMap kInterleavedKeys = tile::key_map(kPattern, Grouping::interleaved, kTileK);
   static constexpr tile::KeyMap kConsecutiveKeys = tile::key_map(kPattern, Grouping::consecutive, kTileK);

@@ -9,6 +9,7 @@
 
 #include "cuda/blocks/add_means.h"
 #include "cuda/blocks/consumer.h"
+#include "cuda/blocks/first_means.h"
 #include "cuda/blocks/mask_load.h"
 #include "cuda/blocks/mask_words.h"
 #include "cuda/blocks/products16.h"
@@ -222,7 +223,11 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     } else if constexpr (kHidden == Hidden::nothing) {
       weigher.weigh_inner(packed_scores<kHidden>(), products, finish_output);
     } else {
+#ifdef V_DIAG
+      weigher.weigh_inner(packed_scores<kHidden>(), products, finish_output);
+#else
       weigher.weigh(packed_scores<kHidden>(), products, finish_output);
+#endif
     }
     ring = next;
     await_tile();
@@ -281,6 +286,41 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
       sums.sum1 += rest.sum1;
     }
     return sums;
+  }
+  // Whether no row of the warpgroup sees a key past the first block, and their means are sums of that one's tile.
+  __device__ __forceinline__ bool sums_first_keys() const {
+    if constexpr (C::kSumsFirstKeys) {
+      return params.means.table.first_by_product != 0 && uniform(first_counts(63).row0) <= tile::kBlockKeys;
+    }
+    return false;
+  }
+  // How many keys rows `row` and row + 8 of the warpgroup see.
+  __device__ __forceinline__ FirstCounts first_counts(int row) const {
+    const auto& current = item(number);
+    const tile::RowBand band{params.work.left, params.work.right, current.diagonal, current.key_length};
+    const auto of = [&](int own) {
+      return max(band.end(min(current.row_begin + index * 64 + own, current.rows - 1)), 0);
+    };
+    return {of(row), of(row + 8)};
+  }
+  // What the pruned keys of such rows bring, when their output is known and its V still there.
+  __device__ __forceinline__ void add_first_means(const RowSums& rest) {
+    const auto& current = item(number);
+    const FirstCounts counts = first_counts(row_in_tile() - index * 64);
+    // The scores' accumulators are free until the next item's.
+#ifdef V_OWN
+    float own[C::kHeadDim / 2];
+    const FirstSums<C> first{own};
+#else
+    const FirstSums<C> first{reinterpret_cast<float (&)[C::kHeadDim / 2]>(products.scores)};
+#endif
+    first.compute(products.values(ring.stage), params.keys, counts, lane() & 3);
+    const auto* v = static_cast<const std::uint16_t*>(params.v.data) +
+                    params.v.offset(current.batch, params.work.heads_per_kv_head.quotient(current.head), current.k_row);
+#ifndef V_NOFALL
+    first.settle(v, params.v.row_stride, params.out.columns, counts, lane() & 3);
+#endif
+    first.add(rest, counts, products.out);
   }
   // When the item's output is known: what the pruned keys bring.
   __device__ __forceinline__ void add_rest(const RowSums& rest) {
@@ -362,9 +402,10 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     // While the tensor core works on the last output: all that does not need it.
     RowSums rest;
     const RowSums sums = sum_up_rows(rest);
+    const bool first_keys = sums_first_keys();
     const int trailing = skip_after;
     // Results in fp32 are written between two items: their code then stands once, and the common way is as it is.
-    const bool chains = C::kChainsItems && trailing == 0 && !in_fp32<C>(params.out);
+    const bool chains = C::kChainsItems && trailing == 0 && !first_keys && !in_fp32<C>(params.out);
     const bool chained = chains && Base::next_item(number + 1) && skip_before == 0 && tile_end > tile_index;
     TileRing next = ring;
     next.advance(stages);
@@ -390,8 +431,17 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
       release(shared.k_empty, next);
     } else {
       ptx::wgmma_wait<0>();
-      release(shared.v_empty, ring);
-      add_rest(rest);
+      if constexpr (C::kSumsFirstKeys) {
+        if (first_keys) {
+          add_first_means(rest);
+        } else {
+          add_rest(rest);
+        }
+        release(shared.v_empty, ring);
+      } else {
+        release(shared.v_empty, ring);
+        add_rest(rest);
+      }
       if (in_fp32<C>(params.out)) {
         write_partial_rows(sums);
       } else {

@@ -115,6 +115,17 @@ bool narrow_is_sooner(const ForwardQuestion& question, Pattern pattern, int mult
   return narrow * 300 < wide_thirds * wide_percent;
 }
 
+bool first_means_by_product(const ForwardQuestion& question, DType type, const VariantTraits& traits, Variant variant) {
+  // As Config::kSumsFirstKeys: a key tile has to be a whole block.
+  if (variant != Variant::narrow || type != DType::bf16 || traits.tile_k != tile::kBlockKeys) return false;
+  if (tile::clamped_reach(question.band.left) != tile::kMaxRows) return false;
+  if (tile::clamped_reach(question.band.right) == tile::kMaxRows) return true;
+  // Of 64 rows, a warpgroup's, none may see the second block while another does not see all of the first.
+  const core::Geometry& geometry = question.geometry;
+  const std::int64_t diagonal = question.band.offset + (question.band.bottom_right ? geometry.n_k - geometry.n_q : 0);
+  return !question.problem.packed && (diagonal + question.band.right) % 64 == 0;
+}
+
 std::int64_t schedule_entries(const ForwardQuestion& question) {
   const core::Geometry& geometry = question.geometry;
   return question.problem.packed ? question.problem.q.extent(2) / tile::kLeastTileRows + geometry.batch
@@ -184,8 +195,9 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
   choose_order(question, item_rows, used, plan);
   plan.workspace_bytes = schedule_bytes(question);
   if (mean) {
-    plan.means = blocks::plan_means(problem, tile::clamped_reach(question.band.left),
-                                    tile::clamped_reach(question.band.right), traits.dim, plan.workspace_bytes);
+    plan.means =
+        blocks::plan_means(problem, tile::clamped_reach(question.band.left), tile::clamped_reach(question.band.right),
+                           traits.dim, plan.workspace_bytes, first_means_by_product(question, kernel.type, traits, plan.variant));
     plan.workspace_bytes = plan.means.end;
   }
   if (question.scheduled && !general) plan.walk = Walk::schedule;  // the general variant walks items in order
