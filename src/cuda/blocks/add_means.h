@@ -7,6 +7,7 @@
 #include "cuda/blocks/means_params.h"
 #include "cuda/blocks/rest16.h"
 #include "cuda/blocks/sink.h"
+#include "cuda/blocks/work.h"
 #include "cuda/blocks/work_params.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/tile/means.h"
@@ -46,6 +47,24 @@ __device__ __forceinline__ RowMeans row_means(const MeansView& means, const Work
     return entry_at<C>(means, item.head, means.table.entry(sequence, band, in_sequence), lane);
   };
   return {at(row), at(row + 8)};
+}
+
+// The same from the item's description, where that has them.
+template <typename C>
+__device__ __forceinline__ RowMeans described_means(const MeansView& means, const Item<C::kConsumers>& item, int row,
+                                                    int lane) {
+  constexpr bool kLong = C::kTileQ > tile::kBlockKeys;
+  const float* data = means.data + 2 * (lane & 3);
+  return {data + std::int64_t{item.means.template entry<kLong>(row)} * C::kHeadDim,
+          data + std::int64_t{item.means.template entry<kLong>(row + 8)} * C::kHeadDim};
+}
+
+// By the thread that describes an item, for the consumers.
+template <typename C>
+__device__ __forceinline__ void describe_means(const MeansView& means, const Work& work, Item<C::kConsumers>& item) {
+  const int last = min(work.row_begin + C::kTileQ, work.rows) - 1;
+  item.means = tile::tile_entries(means.table, {work.sequence, work.k_row, 0}, work.band, work.row_begin, last,
+                                  means.heads_per_mean.quotient(work.head) * static_cast<int>(means.table.entries));
 }
 
 // Before the rows are normalised. The table is written by a kernel that may still run.

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "cuda/tile/means.h"
+
 namespace dspattn::cuda::blocks {
 
 // What one consumer warpgroup has to do for an item, in tiles and key blocks counted in the order they are loaded.
@@ -35,6 +37,7 @@ struct Item {
   int entries;          // of the ring: the tiles of all its key blocks, and what of Q is loaded that way
   int k_row;            // row of K and V that holds the sequence's key 0
   int first_block;      // the key block that is loaded first
+  tile::TileEntries means;  // rest = mean: of all heads' entries
 };
 
 // A consumer may still write the results of an item whose two successors are already announced; one more is a power

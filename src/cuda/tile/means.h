@@ -86,6 +86,45 @@ struct MeanTable {
   }
 };
 
+// The entries of a row tile's rows as its description has them, where they follow from the row in a few instructions.
+struct TileEntries {
+  int before = 0;          // of row 0 of the tile
+  int steps = -1;          // so many rows have an entry of their own, one behind the other; -1: look each row's up
+  int from = kMaxRows;     // rows from here on have the entry `after`,
+  int after = 0;
+  int next = kMaxRows;     // and from here on the one behind that
+
+  DSPATTN_HOST_DEVICE constexpr bool known() const { return steps >= 0; }
+  // kLong: tiles of more than 128 rows.
+  template <bool kLong>
+  DSPATTN_HOST_DEVICE constexpr int entry(int row) const {
+    const int first = before + (row < steps ? row : steps);
+    return row < from ? first : after + (kLong && row >= next ? 1 : 0);
+  }
+};
+
+// Of rows [first, last] of a sequence, and those of heads before it.
+DSPATTN_HOST_DEVICE constexpr TileEntries tile_entries(const MeanTable& table, const MeanTable::Sequence& sequence,
+                                                       const RowBand& band, int first, int last, int heads_entries) {
+  TileEntries entries;
+  const int end = band.end(first);
+  if (table.by_row != 0 || table.per_block != 1 || last < first || end <= 0) return entries;
+  const int blocks = end / kBlockKeys, all_blocks = band.end(last) / kBlockKeys;
+  entries.steps = 0;
+  if (blocks > 0) {
+    entries.before = heads_entries + table.entry_of_blocks(sequence, {0, blocks});
+  } else {
+    entries.before = heads_entries + table.edge_of(sequence) + end - 1;
+    entries.steps = (band.key_length < kFirstKeys ? band.key_length : kFirstKeys) - end;
+  }
+  if (all_blocks > blocks) {
+    entries.after = heads_entries + table.entry_of_blocks(sequence, {0, blocks + 1});
+    entries.from = (blocks + 1) * kBlockKeys - end;
+    if (all_blocks > blocks + 1) entries.next = entries.from + kBlockKeys;
+  }
+  return entries;
+}
+
 // Of which problem.
 struct MeanQuestion {
   int left = kMaxRows, right = kMaxRows;  // reach of the band

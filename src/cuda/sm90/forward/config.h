@@ -46,7 +46,11 @@ struct Config {
   static constexpr int kTilesPerBlock = tile::kBlockKeys / kTileK;
   // Means of V over a sequence's first keys are added up from their tile (blocks/first_means.h), which has to hold all
   // of them. The full variant has no such rows, and the wide one no registers.
-  static constexpr bool kSumsFirstKeys = kRestMean && kVariant == Variant::narrow && kTilesPerBlock == 1;
+  static constexpr bool kSumsFirstKeys =
+#ifdef V_NOFIRST
+  false &&
+#endif
+  kRestMean && kVariant == Variant::narrow && kTilesPerBlock == 1;
   static constexpr Pattern kPattern = blocks::pattern_of(kSelection);
   static constexpr tile::KeyMap kInterleavedKeys = tile::key_map(kPattern, Grouping::interleaved, kTileK);
   static constexpr tile::KeyMap kConsecutiveKeys = tile::key_map(kPattern, Grouping::consecutive, kTileK);
@@ -96,7 +100,11 @@ struct Config {
   static constexpr bool kMayDescend = kHeadDim <= 128;
 
   // Tiles of which a half is hidden, or only one half needs masking, have code of their own: where it pays most.
-  static constexpr bool kSplitsBlocks = kNarrow && kHeadDim == 64;
+  static constexpr bool kSplitsBlocks = kNarrow && kHeadDim == 64
+#ifdef V_NOSPLIT
+ && !kRestMean
+#endif
+;
 
   static constexpr int kQuarters = kTileK / 64;  // 64 keys share a metadata word
   // Exponentials of two rows at once, in fp16: a weight errs by less than rounding it to bf16 does. 2 to 4 % faster,

@@ -326,7 +326,17 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
   __device__ __forceinline__ void add_rest(const RowSums& rest) {
     if constexpr (C::kRestMean) {
       ptx::wait_for_kernels_before();  // the means are written
-      const RowMeans means = row_means<C>(params.means, params.work, item(number), row_in_tile(), lane());
+      const auto& current = item(number);
+      RowMeans means;
+#ifdef V_NOENTRY
+      means = row_means<C>(params.means, params.work, current, row_in_tile(), lane());
+#else
+      if (!C::kGeneral && uniform(current.means.steps) >= 0) {
+        means = described_means<C>(params.means, current, row_in_tile(), lane());
+      } else {
+        means = row_means<C>(params.means, params.work, current, row_in_tile(), lane());
+      }
+#endif
       add_means<C>(means, rest, products.out);
     }
   }

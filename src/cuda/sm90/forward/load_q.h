@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/blocks/add_means.h"
 #include "cuda/blocks/scores16.h"
 #include "cuda/blocks/tma_tiles.h"
 #include "cuda/ptx/barrier.h"
@@ -23,6 +24,7 @@ __device__ __forceinline__ void load_q_and_describe(const ForwardParams& params,
                        ptx::shared_address(shared.q[buffer]), full, C::kQPanelsByRing, C::kPanels - C::kQPanelsByRing);
   if constexpr (!C::kFull) {
     announce<C>(params.work, params.out, params.lse, work, shared.items[number % kItemSlots]);
+    if constexpr (C::kRestMean) describe_means<C>(params.means, work, shared.items[number % kItemSlots]);
     ptx::mbarrier_arrive(full);
   }
 }
