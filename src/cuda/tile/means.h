@@ -85,6 +85,37 @@ struct MeanTable {
   }
 };
 
+// Entries that stand one behind the other, one for every 128 rows but for the first, where the rows of a row tile see
+// all keys before their last: what a kernel fetches for all of them at once. Rows that see no whole block, and rows of
+// windows, have entries of their own.
+struct TileMeans {
+  int first_entry = 0;
+  int count = 0;        // of entries; 0: no row has one of these
+  int second_from = 0;  // row of the tile from which on it is the next one, as again after 128 rows more
+  int slot = -1;        // among them, of rows before that; -1: those have an entry of their own
+
+  // Of a row of the tile.
+  DSPATTN_HOST_DEVICE constexpr int slot_of(int row) const {
+    const int own = slot + (row >= second_from ? 1 : 0) + (row >= second_from + kBlockKeys ? 1 : 0);
+    return own < count ? own : count - 1;
+  }
+};
+
+// Of rows [first, last] of a sequence.
+DSPATTN_HOST_DEVICE constexpr TileMeans tile_means(const MeanTable& table, const MeanTable::Sequence& sequence,
+                                                   const RowBand& band, int first, int last) {
+  TileMeans means;
+  const int end = band.end(first);
+  const int blocks = end / kBlockKeys, all_blocks = band.end(last) / kBlockKeys;
+  if (table.by_row != 0 || table.per_block != 1 || last < first || end <= 0 || all_blocks == 0) return means;
+  const int least = blocks > 0 ? blocks : 1;
+  means.first_entry = table.entry_of_blocks(sequence, {0, least});
+  means.count = all_blocks - least + 1;
+  means.second_from = all_blocks > blocks ? (blocks + 1) * kBlockKeys - end : kMaxRows;
+  means.slot = blocks > 0 ? 0 : -1;
+  return means;
+}
+
 // Of which problem.
 struct MeanQuestion {
   int left = kMaxRows, right = kMaxRows;  // reach of the band

@@ -222,7 +222,11 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
     } else if constexpr (kHidden == Hidden::nothing) {
       weigher.weigh_inner(packed_scores<kHidden>(), products, finish_output);
     } else {
+#ifdef V_DIAG
+      weigher.weigh_inner(packed_scores<kHidden>(), products, finish_output);
+#else
       weigher.weigh(packed_scores<kHidden>(), products, finish_output);
+#endif
     }
     ring = next;
     await_tile();
@@ -285,10 +289,22 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
   // When the item's output is known: what the pruned keys bring.
   __device__ __forceinline__ void add_rest(const RowSums& rest) {
     if constexpr (C::kRestMean) {
+      if constexpr (kStagesMeans<C>) {
+        shared.means.await(number);
+        RowMeans staged;
+        if (shared.means.find(row_in_tile(), lane(), staged)) {
+          add_means<C>(staged, rest, products.out);
+          return;
+        }
+      }
       ptx::wait_for_kernels_before();  // the means are written
       const RowMeans means = row_means<C>(params.means, params.work, item(number), row_in_tile(), lane());
       add_means<C>(means, rest, products.out);
     }
+  }
+  // When the item's means have been added, or none of its rows here sees a key.
+  __device__ __forceinline__ void release_means() {
+    if constexpr (kStagesMeans<C>) shared.means.release(leader);
   }
   // Results have a buffer of their own in shared memory: not that of Q.
   __device__ __forceinline__ bool has_out_buffer() const {
@@ -309,6 +325,8 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
   }
   // An item none of whose rows here sees a key.
   __device__ __forceinline__ void write_empty() {
+    if constexpr (kStagesMeans<C>) shared.means.await(number);
+    release_means();
     store_zeros<C>(params.out, item(number), row_in_tile() & ~15, lane());
     store_lse<C>(params.lse, params.scales, item(number), row_in_tile(), lane(), {0, 0}, empty_rows());
   }
@@ -383,6 +401,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
       } else {
         write_rows<false>(sums);
       }
+      release_means();
       q_taken = in_place ? 1 : 0;
       // After the results, whose way to TMA leads past a fence: it would wait for these stores.
       store_lse<C>(params.lse, params.scales, item(number), row_in_tile(), lane(), sums, weigher.state);
@@ -397,6 +416,7 @@ struct Consumer : ConsumerBase<C, Shared<C>, std::conditional_t<std::is_void_v<D
       } else {
         write_rows<C::kStagesOutput && !C::kOutReusesQ>(sums);
       }
+      release_means();
       store_lse<C>(params.lse, params.scales, item(number), row_in_tile(), lane(), sums, weigher.state);
     }
     ptx::wgmma_wait<0>();  // asked for where the two ways meet (C7515)

@@ -44,14 +44,11 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
     ptx::mbarrier_arrive_if(ptx::shared_address(&shared.results.full[Base::index]) + stored, has_sums ? 1 : 0);
   }
 
-  // As Consumer's. All rows have the same mean; nobody has described the item, so its head is looked up.
+  // As Consumer's. All rows have the same mean.
   __device__ __forceinline__ void add_rest(const RowSums& rest) {
     if constexpr (C::kRestMean) {
-      Work work{};
-      describe_item<C, false>(params.work, number, work);
-      const int entry = params.means.table.entry({work.sequence, 0, 0}, work.band, 0);
-      const float* mean = entry_at<C>(params.means, work.head, entry, Base::lane());
-      ptx::wait_for_kernels_before();  // the means are written
+      shared.means.await(number);
+      const float* mean = &shared.means.rows[0][2 * (Base::lane() & 3)];
       add_means<C>({mean, mean}, rest, products.out);
     }
   }
@@ -96,6 +93,7 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
       Base::release(shared.v_empty, ring);
       add_rest(rest);
       hand_over(sums);  // while the tensor core works on the scores
+      Base::release_means();
       ptx::wgmma_wait<0>();
       Base::release(shared.k_empty, next);
     } else {
@@ -105,6 +103,7 @@ struct FullConsumer : Consumer<C, FullConsumer<C>> {
       if (number > 0) ptx::mbarrier_wait(ptx::shared_address(&shared.q_empty[0]), number & 1);
       add_rest(rest);
       hand_over(sums);
+      Base::release_means();
     }
     ptx::wgmma_wait<0>();  // asked for where the two ways meet (C7515)
     ++number;

@@ -154,6 +154,15 @@ struct ItemSource {
   }
 };
 
+// The means of item number `number`, when its Q has been asked for: this waits for the item before to end.
+template <typename C>
+__device__ __forceinline__ void load_means(const ForwardParams& params, Shared<C>& shared, const Work& work, int number) {
+  if constexpr (kStagesMeans<C>) {
+    if (ptx::elect()) shared.means.load(params.means, work, C::kTileQ, number);
+    __syncwarp();
+  }
+}
+
 // Loads the items' Q and tells the others about them.
 template <typename C>
 __device__ __forceinline__ void load_queries(const ForwardParams& params, Shared<C>& shared) {
@@ -171,6 +180,7 @@ __device__ __forceinline__ void load_queries(const ForwardParams& params, Shared
     __syncwarp();
     items.tell();
     if constexpr (!C::kQInRegisters) scale_q<C>(params.scales, shared, number);
+    load_means<C>(params, shared, work, number);
     number = (number + 1) & 3;
   }
   if (ptx::elect()) {

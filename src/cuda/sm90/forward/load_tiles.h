@@ -139,6 +139,7 @@ __device__ __forceinline__ void load_walked_items(const ForwardParams& params, S
       await_description<C>(shared, number);
       if (ptx::elect()) load_q_and_describe<C>(params, shared, work, number);
       __syncwarp();
+      load_means<C>(params, shared, work, number);
       number = (number + 1) & 3;
       continue;
     }

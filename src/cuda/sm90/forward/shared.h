@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/blocks/barriers.h"
 #include "cuda/blocks/item.h"
 #include "cuda/blocks/mask_load.h"
+#include "cuda/blocks/staged_means.h"
 #include "cuda/blocks/work.h"
 #include "cuda/sm90/common/params.h"
 #include "cuda/sm90/forward/config.h"
@@ -30,6 +32,13 @@ struct PairMessage {
 template <typename C>
 struct PairMessage<C, false> {};
 
+// With rest = mean, but for the general variant: as many entries of means as rows of an item may share.
+template <typename C>
+inline constexpr bool kStagesMeans = C::kRestMean && !C::kGeneral;
+template <typename C>
+using StagedMeans = std::conditional_t<kStagesMeans<C>, MeansStage<C::kFull ? 1 : (C::kTileQ + 254) / 128, C::kHeadDim>,
+                                       NoMeansStage>;
+
 template <typename C>
 struct alignas(1024) Shared {
   std::uint8_t q[C::kQBuffers][C::kTileQBytes];
@@ -46,9 +55,10 @@ struct alignas(1024) Shared {
   std::uint64_t k_peer_empty[C::kStages], v_peer_empty[C::kStages];
   std::uint64_t tail_begun[C::kStages];   // a tile of a last key block is there to be completed
   std::uint64_t described[C::kQBuffers];  // the item is: where those that load K and V need that
-  Item<C::kConsumers> items[kItemSlots];  // one a q_full, round robin
+  Item<C::kConsumers> items[C::kFull ? 1 : kItemSlots];  // one a q_full, round robin; full: unused
   [[no_unique_address]] HandOver<C> results;
   [[no_unique_address]] PairMessage<C> message;
+  [[no_unique_address]] StagedMeans<C> means;
 
   // For one thread, before anybody waits. `ragged`: the producer's warps learn of items from their descriptions.
   __device__ __forceinline__ void init_barriers(bool ragged, bool masks_by_tma) {
@@ -82,6 +92,7 @@ struct alignas(1024) Shared {
     if constexpr (C::kFull) {
       for (std::uint64_t& full : results.full) init(full, 4 * 8);  // lanes that store sums of rows
     }
+    if constexpr (kStagesMeans<C>) means.init_barriers(kConsumerWarps);
     if constexpr (C::kGeneral) mask.init_barriers(masks_by_tma);
     ptx::mbarrier_init_fence();
   }
