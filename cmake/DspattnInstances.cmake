@@ -43,8 +43,7 @@ endfunction()
 # (dspattn_kernels).
 function(dspattn_general_instances result suffix folder)
   set(sources)
-  foreach(unit bf16_all:bf16-any-all,bf16-fours-brief,bf16-any-brief,bf16-fours-plain,bf16-any-plain
-      f16_f32_all:f16-any-all,f32-any-all,f32-precise-all
+  foreach(unit bf16_and_all:bf16-any-all,bf16-fours-brief,bf16-any-brief,bf16-fours-plain,bf16-any-plain,f16-any-all,f32-any-all,f32-precise-all
       f16_f32_plain:f32-pairs-plain,f32-any-plain,f32-precise-plain,f16-fours-brief,f16-any-brief,f16-fours-plain,f16-any-plain)
     string(REGEX MATCHALL "[a-z0-9]+-[a-z]+-[a-z]+" instances ${unit})
     string(REGEX REPLACE ":.*" "" unit ${unit})
@@ -131,13 +130,13 @@ function(dspattn_forward_instances result suffix folder)
   endforeach()
   set(sources)
   dspattn_joined_by(6 sources ${folder}/fused_mean ${suffix} ${of_means})
-  dspattn_joined_by(6 sources ${folder}/fused ${suffix} ${of_sparse})
   # What runs before them is in namespace blocks: there names of the unnamed one serve a source each.
+  dspattn_joined_by(7 sources ${folder}/fused ${suffix} ${of_sparse} ${dspattn_cuda_source}/blocks/schedule.cu)
   dspattn_joined_by(7 sources ${folder}/fused_tf32 ${suffix} ${of_tf32} ${dspattn_cuda_source}/blocks/prefix_means.cu)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
-# dspattn_backward_instances(RESULT SUFFIX FOLDER): the same of the fused backward.
+# dspattn_backward_instances(RESULT SUFFIX FOLDER): the same of the fused backward, with what runs before and after it.
 function(dspattn_backward_instances result suffix folder)
   set(instances)
   set(of_bias)
@@ -150,17 +149,9 @@ function(dspattn_backward_instances result suffix folder)
     endif()
   endforeach()
   set(sources)
-  dspattn_joined_by(13 sources ${folder}/backward ${suffix} ${instances} ${of_bias}
-    ${dspattn_cuda_source}/blocks/schedule.cu)
-  set(${result} ${sources} PARENT_SCOPE)
-endfunction()
-
-# dspattn_hopper_others(RESULT SUFFIX FOLDER): what else runs before and after the fused kernels.
-function(dspattn_hopper_others result suffix folder)
   set(backward ${dspattn_cuda_source}/sm90/backward)
-  set(sources)
-  dspattn_joined(sources ${folder}/hopper_others${suffix} ${dspattn_cuda_source}/blocks/means.cu
-    ${backward}/rows_kernels.cu ${backward}/mask_words.cu)
+  dspattn_joined_by(15 sources ${folder}/backward ${suffix} ${instances} ${of_bias}
+    ${dspattn_cuda_source}/blocks/means.cu ${backward}/rows_kernels.cu ${backward}/mask_words.cu)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 

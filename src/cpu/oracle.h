@@ -143,9 +143,9 @@ class Oracle {
       const bool kept = row.kept[at] != 0;
       if (!kept && (row.mean.empty() || row.weights[at] == 0)) continue;
       const double* value = kept ? v_.row(seq.batch, key_head(head), seq.k_begin + j) : row.mean.data();
-      for (std::int64_t c = 0; c < v_.width; ++c) {
-        row.out[static_cast<std::size_t>(c)] += row.weights[at] * row.factors[at] * value[c];
-      }
+      const double weight = row.weights[at] * row.factors[at];
+      double* out = row.out.data();
+      for (std::int64_t c = 0; c < v_.width; ++c) out[c] += weight * value[c];
     }
     if (std::isnan(row.lse)) std::fill(row.out.begin(), row.out.end(), kNaN);
     return row;

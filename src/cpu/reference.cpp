@@ -44,14 +44,15 @@ void add_row_gradients(Gradients& gradients, const Oracle& oracle, const ConstTe
     if (undefined ? !seen : !row.kept[at]) continue;
     const std::int64_t key_head = oracle.key_head(head);
     const double weight = undefined ? kNaN : row.weights[at];
+    const double factor = row.factors[at];
     const double* key = oracle.k().row(seq.batch, key_head, seq.k_begin + j);
     const double* value = oracle.v().row(seq.batch, key_head, seq.k_begin + j);
     double* d_key = gradients.d_k.data() + oracle.k().offset(seq.batch, key_head, seq.k_begin + j);
     double* d_value = gradients.d_v.data() + oracle.v().offset(seq.batch, key_head, seq.k_begin + j);
     double d_weight = 0;
     for (std::int64_t c = 0; c < d_v; ++c) {
-      d_weight += row.factors[at] * d_out[c] * value[c];
-      d_value[c] += row.factors[at] * weight * d_out[c];
+      d_weight += factor * d_out[c] * value[c];
+      d_value[c] += factor * weight * d_out[c];
     }
     const double d_score = weight * (d_weight - delta);
     if (bias.present()) gradients.d_bias[bias_index(bias, seq.index, head, i, j)] += d_score;

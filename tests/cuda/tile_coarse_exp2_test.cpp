@@ -28,65 +28,78 @@ cuda::tile::CoarseWeights weights_of(double scale, double minus, int lane) {
           cuda::tile::coarse_offset(twice(minus), cuda::tile::coarse_lane_offset(lane))};
 }
 
+using Lanes = std::array<cuda::tile::CoarseWeights, kCoarseLanes>;
+
 // The four lanes' weights of a score, from both halves, with another score in the other half.
-std::array<double, kCoarseLanes> coarse(std::uint16_t score, double scale, double minus, std::uint16_t other) {
+std::array<double, kCoarseLanes> coarse(std::uint16_t score, const Lanes& lanes, std::uint16_t other) {
   std::array<double, kCoarseLanes> result;
   for (int lane = 0; lane < kCoarseLanes; ++lane) {
-    const auto of = weights_of(scale, minus, lane);
-    const std::uint32_t low = of.weights(score | std::uint32_t{other} << 16);
-    const std::uint32_t high = of.weights(other | std::uint32_t{score} << 16);
+    const std::uint32_t low = lanes[lane].weights(score | std::uint32_t{other} << 16);
+    const std::uint32_t high = lanes[lane].weights(other | std::uint32_t{score} << 16);
     EXPECT_EQ(low & 0xFFFF, high >> 16) << score << " beside " << other;
     result[lane] = decode(low) * cuda::tile::coarse_unit(lane);
   }
   return result;
 }
 
-// Calls visit(x, 2^x, the lanes' numbers) for every fp16 score whose weight 2^x may come, with several factors and
-// references: scores beside it are the least and one near it.
-template <typename Visit>
-void each_score(Visit visit) {
-  for (const double scale : {1.0, 1.442695, 2.875}) {
-    for (const double minus : {-4.0, 17.0, -448.0, 448.0}) {
-      const double factor = core::decode_f16(core::encode_f16(scale));
-      for (unsigned bits = 0; bits < 0x10000; ++bits) {
-        const auto score = static_cast<std::uint16_t>(bits);
-        const double value = core::decode_f16(score);
-        const double x = value * factor + minus;
-        if (!(x < 7) || !std::isfinite(value)) continue;
-        const auto numbers = coarse(score, scale, minus, bits % 2 == 0 ? 0xFBFF : core::encode_f16(-minus / factor));
-        visit(x, std::exp2(x), numbers);
+// A score's weight 2^x, and the lanes' numbers for it.
+struct Weighed {
+  double x, power;
+  std::array<double, kCoarseLanes> numbers;
+};
+
+// Every fp16 score whose weight 2^x may come, with several factors and references: scores beside it are the least and
+// one near it. Made once: it takes far longer than what is asked of it.
+const std::vector<Weighed>& every_score() {
+  static const std::vector<Weighed> all = [] {
+    std::vector<Weighed> list;
+    for (const double scale : {1.0, 1.442695, 2.875}) {
+      for (const double minus : {-4.0, 17.0, -448.0, 448.0}) {
+        const double factor = core::decode_f16(core::encode_f16(scale));
+        const std::uint16_t near = core::encode_f16(-minus / factor);
+        Lanes lanes;
+        for (int lane = 0; lane < kCoarseLanes; ++lane) lanes[lane] = weights_of(scale, minus, lane);
+        for (unsigned bits = 0; bits < 0x10000; ++bits) {
+          const auto score = static_cast<std::uint16_t>(bits);
+          const double value = core::decode_f16(score);
+          const double x = value * factor + minus;
+          if (!(x < 7) || !std::isfinite(value)) continue;
+          list.push_back({x, std::exp2(x), coarse(score, lanes, bits % 2 == 0 ? 0xFBFF : near)});
+        }
       }
     }
-  }
+    return list;
+  }();
+  return all;
 }
 
 TEST(CoarseExp2, OneNumberIsWithinSixPercent) {
   double least = 2, most = 0;
-  each_score([&](double x, double power, const auto& numbers) {
-    if (x < -22) return;
+  for (const auto& [x, power, numbers] : every_score()) {
+    if (x < -22) continue;
     for (const double one : numbers) {
       least = std::min(least, one / power);
       most = std::max(most, one / power);
     }
-  });
+  }
   // (1 + f) / 2^f is 1 to 1.0615, 1.0381 of which is taken out; logarithms are rounded to 1 / 32 of an octave.
   EXPECT_GT(least, 0.945);
   EXPECT_LT(most, 1.038);
 }
 
 TEST(CoarseExp2, TheMeanOfFourIsWithinTwoPercent) {
-  each_score([&](double x, double power, const auto& numbers) {
-    if (x < -21) return;
+  for (const auto& [x, power, numbers] : every_score()) {
+    if (x < -21) continue;
     const double mean = (numbers[0] + numbers[1] + numbers[2] + numbers[3]) / 4;
     EXPECT_NEAR(mean / power, 1, 0.0155) << x;
     if (x == std::floor(x)) {
       EXPECT_NEAR(mean / power, 1, 1e-6) << x;
     }
-  });
+  }
 }
 
 TEST(CoarseExp2, SmallOnesFadeAndTheLeastIsZero) {
-  each_score([&](double x, double power, const auto& numbers) {
+  for (const auto& [x, power, numbers] : every_score()) {
     for (const double one : numbers) {
       EXPECT_GE(one, 0) << x;
       EXPECT_LE(one, 1.04 * std::max(power, 0x1p-22)) << x;
@@ -94,7 +107,7 @@ TEST(CoarseExp2, SmallOnesFadeAndTheLeastIsZero) {
         EXPECT_EQ(one, 0) << x;
       }
     }
-  });
+  }
 }
 
 // References of precise weights are fp16 numbers, those of coarse ones the next whole numbers; what is between them is
