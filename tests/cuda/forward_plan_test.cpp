@@ -77,6 +77,18 @@ TEST(ForwardPlan, ThreeWarpgroupsFromSoManyRows) {
   EXPECT_EQ(longer.plan().traits.consumers, 3);
 }
 
+// docs/log/rest.md, "Three warpgroups under causal masks": 2:4 with the mean, us of 192 and of 128 rows a tile.
+TEST(ForwardPlan, ThreeWarpgroupsSoonerWithTheMean) {
+  const auto variant = [](std::int64_t n) {
+    return Asked{.n_q = n, .n_k = n, .causal = true, .mean = true}.plan().variant;
+  };
+  EXPECT_EQ(variant(1024), Variant::narrow);  // 256, 247
+  EXPECT_EQ(variant(2047), Variant::narrow);
+  EXPECT_EQ(variant(2048), Variant::wide);  // 368, 385
+  EXPECT_EQ(variant(4096), Variant::wide);  // 621, 641
+  EXPECT_EQ(variant(8192), Variant::wide);  // 1097, 1177
+}
+
 // docs/log/decode.md, "Small problems": us of 192 and of 128 rows a tile, full, 2:4.
 TEST(ForwardPlan, TwoWarpgroupsWhereItemsAreFew) {
   const auto variant = [](std::int64_t heads, std::int64_t n) {

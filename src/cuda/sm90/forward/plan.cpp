@@ -146,7 +146,7 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
   };
   const VariantTraits full = traits_as(Variant::full);
   const VariantTraits wide = traits_as(Variant::wide);
-  const std::int64_t wide_from = wide_from_rows(question.full, pattern);
+  const std::int64_t wide_from = wide_from_rows(question.full, pattern, mean);
   if (std::string need = needs_general(question, plan); !need.empty()) {
     plan.variant = Variant::general;
     plan.reason = std::move(need);

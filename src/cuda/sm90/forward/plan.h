@@ -18,9 +18,11 @@ struct ForwardKernel {
 VariantTraits traits_of(const ForwardKernel& kernel, Build build);
 
 // From this many query rows on, three warpgroups win over two: where rows see all keys, and where they do not, when row
-// tiles of 192 rows waste more on the diagonal, the more the costlier the selection is.
-constexpr std::int64_t wide_from_rows(bool full, Pattern pattern) {
-  return full ? 512 : pattern.group == 4 ? 8192 : 1024;
+// tiles of 192 rows waste more on the diagonal, the more the costlier the selection is. With rest = mean (`mean`) a tile
+// of keys costs two warpgroups more than three.
+constexpr std::int64_t wide_from_rows(bool full, Pattern pattern, bool mean) {
+  if (full) return 512;
+  return pattern.group != 4 ? 1024 : mean ? 2048 : 8192;
 }
 
 // Where rows see all keys and items are few: row tiles of 128 end sooner than those of 192, of which more
