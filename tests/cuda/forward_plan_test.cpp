@@ -87,6 +87,8 @@ TEST(ForwardPlan, ThreeWarpgroupsSoonerWithTheMean) {
   EXPECT_EQ(variant(2048), Variant::wide);  // 368, 385
   EXPECT_EQ(variant(4096), Variant::wide);  // 621, 641
   EXPECT_EQ(variant(8192), Variant::wide);  // 1097, 1177
+  const Asked window{.n_q = 4096, .n_k = 4096, .causal = true, .window_left = 255, .mean = true};
+  EXPECT_EQ(window.plan().variant, Variant::narrow);  // 479, 428
 }
 
 // docs/log/decode.md, "Small problems": us of 192 and of 128 rows a tile, full, 2:4.

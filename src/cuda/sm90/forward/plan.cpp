@@ -146,7 +146,8 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
   };
   const VariantTraits full = traits_as(Variant::full);
   const VariantTraits wide = traits_as(Variant::wide);
-  const std::int64_t wide_from = wide_from_rows(question.full, pattern, mean);
+  const bool bounded_left = tile::clamped_reach(question.band.left) != tile::kMaxRows;
+  const std::int64_t wide_from = wide_from_rows(question.full, pattern, mean && !bounded_left);
   if (std::string need = needs_general(question, plan); !need.empty()) {
     plan.variant = Variant::general;
     plan.reason = std::move(need);
@@ -193,7 +194,6 @@ ForwardPlan plan_forward(const ForwardKernel& kernel, const Problem& problem, co
   // How an item's key blocks are loaded. Those that need masking come first where that is faster: there their code
   // stands in for the first tile's, and the rest is one run. Not under causal masks in general, whose first rows would
   // see few keys to take a reference from.
-  const bool bounded_left = tile::clamped_reach(question.band.left) != tile::kMaxRows;
   plan.short_items = geometry.n_k <= 2 * tile::kBlockKeys;
   plan.partial_blocks = general || question.scheduled || geometry.n_k % tile::kBlockKeys != 0;
   const bool short_causal = traits.may_pair && plan.short_items && !bounded_left && !question.full;

@@ -18,8 +18,8 @@ struct ForwardKernel {
 VariantTraits traits_of(const ForwardKernel& kernel, Build build);
 
 // From this many query rows on, three warpgroups win over two: where rows see all keys, and where they do not, when row
-// tiles of 192 rows waste more on the diagonal, the more the costlier the selection is. With rest = mean (`mean`) a tile
-// of keys costs two warpgroups more than three.
+// tiles of 192 rows waste more on the diagonal, the more the costlier the selection is. With rest = mean a tile of keys
+// costs two warpgroups more than three; not so where windows are narrow (`mean`: under windows false).
 constexpr std::int64_t wide_from_rows(bool full, Pattern pattern, bool mean) {
   if (full) return 512;
   return pattern.group != 4 ? 1024 : mean ? 2048 : 8192;
