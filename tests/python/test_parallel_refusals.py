@@ -388,10 +388,9 @@ def test_weights_of_pieces_are_refused(pool):
         assert torch.equal(dspattn.attention_weights(q, q), dspattn.attention_weights(q, q))
 
 
-def far_away(group, rank, offset, method):
-    message = message_of(
-        lambda: parallel.attention(piece(), piece(), piece(), group=group, offset=offset, method=method)
-    )
+def message_with(group, rank, options):
+    """Of a call that has these options on every rank."""
+    message = message_of(lambda: parallel.attention(piece(), piece(), piece(), group=group, **options))
     still_in_step(group)
     return message
 
@@ -400,23 +399,14 @@ def far_away(group, rank, offset, method):
 def test_offsets_that_some_piece_could_not_have(pool, method):
     """Each rank's pieces have offsets of their own, of which only some may be too far."""
     for offset in (2**39 - 5, -(2**39) + 5):
-        for message in pool.run(far_away, offset, method):
+        for message in pool.run(message_with, {"offset": offset, "method": method}):
             assert message is not None and "offset: expected from -549755813120 to 549755813120" in message
-    assert pool.run(far_away, 2**39 - 3 * ROWS, method) == [None] * WORLD
-
-
-def lengths_past_the_end(group, rank, method):
-    lengths = torch.tensor([5000])
-    message = message_of(
-        lambda: parallel.attention(piece(), piece(), piece(), group=group, key_lengths=lengths, method=method)
-    )
-    still_in_step(group)
-    return message
+    assert pool.run(message_with, {"offset": 2**39 - 3 * ROWS, "method": method}) == [None] * WORLD
 
 
 @pytest.mark.parametrize("method", ["ring", "all_to_all"])
 def test_lengths_past_the_end(pool, method):
-    for message in pool.run(lengths_past_the_end, method):
+    for message in pool.run(message_with, {"key_lengths": torch.tensor([5000]), "method": method}):
         assert message is not None
         assert "key_lengths[0]: expected a length from 0 to the sequence's keys, 768, got 5000" in message
 
