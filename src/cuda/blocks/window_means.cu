@@ -186,7 +186,7 @@ struct Panel {
   }
 
   __device__ __forceinline__ void sum_segments() const {
-    for (int i = chunk.segments_begin() + warp(); i < chunk.segments_end(); i += kWarps) {
+    for (int i = warp(); i < chunk.segments(); i += kWarps) {
       Word own[tile::kSegmentKeys];
 #pragma unroll
       for (int key = 0; key < tile::kSegmentKeys; ++key) own[key] = words[(i * tile::kSegmentKeys + key) * 32 + lane()];

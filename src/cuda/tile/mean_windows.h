@@ -61,9 +61,8 @@ struct ChunkKeys {
   KeyInterval keys;
 
   DSPATTN_HOST_DEVICE constexpr int first_place() const { return keys.begin / kSegmentKeys * kSegmentKeys; }
-  // Segments all of whose keys are needed, counted from that place.
-  DSPATTN_HOST_DEVICE constexpr int segments_begin() const { return keys.begin % kSegmentKeys == 0 ? 0 : 1; }
-  DSPATTN_HOST_DEVICE constexpr int segments_end() const { return (keys.end - first_place()) / kSegmentKeys; }
+  // From that place on. Of the first one some keys may not be needed, and nor is its sum then.
+  DSPATTN_HOST_DEVICE constexpr int segments() const { return (keys.end - first_place()) / kSegmentKeys; }
 };
 
 // Of rows [first, last), at most kRowsOfChunk.
