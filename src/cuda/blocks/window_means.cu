@@ -31,15 +31,15 @@ constexpr int kRows = 16;  // whose means a warp computes together
 template <int kColumns>
 struct Entries {
   std::uint8_t* first;
-  int bytes;  // of an entry
+  std::uint32_t bytes;  // of an entry; unsigned, for one instruction that finds it
 
   __device__ __forceinline__ Entries(const MeansParams& params, int head, int column)
       : first(reinterpret_cast<std::uint8_t*>(params.means + head * params.table.entries * params.stride + column)),
-        bytes(params.stride * static_cast<int>(sizeof(float))) {}
+        bytes(static_cast<std::uint32_t>(params.stride) * static_cast<std::uint32_t>(sizeof(float))) {}
 
   // `share`: of each of the keys that are added up.
   __device__ __forceinline__ void write(int entry, const ColumnSums<kColumns>& sums, float share) const {
-    auto* to = reinterpret_cast<float*>(first + std::int64_t{entry} * bytes);
+    auto* to = reinterpret_cast<float*>(first + std::uint64_t{static_cast<std::uint32_t>(entry)} * bytes);
     if constexpr (kColumns == 2) {
       *reinterpret_cast<float2*>(to) = make_float2(sums.of[0] * share, sums.of[1] * share);
     } else {
@@ -201,7 +201,8 @@ struct Panel {
 
 // A chunk of the rows that have entries of their own, and blocks that none before them see as a whole.
 template <DType kType>
-__global__ void __launch_bounds__(kThreads, 4) row_means(const MeansParams params, const PanelTasks tasks, int places) {
+__global__ void __launch_bounds__(kThreads, 4)
+    own_row_means(const MeansParams params, const PanelTasks tasks, int places) {
   using Own = Panel<kType>;
   DSPATTN_ALIGNED_SHARED(std::uint32_t, words, 16);
   ptx::wait_for_kernels_before();
@@ -251,11 +252,11 @@ void launch_rows(const MeansParams& params, int rows, cudaStream_t stream) {
   using Own = Panel<kType>;
   constexpr int kSegmentBytes = 32 * (tile::kSegmentKeys * sizeof(typename Own::Word) + sizeof(typename Own::Sums));
   constexpr int kMostSegments = tile::kMostChunkPlaces / tile::kSegmentKeys;
-  allow_shared_memory(&row_means<kType>, kMostSegments * kSegmentBytes);
+  allow_shared_memory(&own_row_means<kType>, kMostSegments * kSegmentBytes);
   const int places = tile::chunk_places(params.table, params.work.left, params.work.right);
   const PanelTasks tasks{tile::Divisor(params.heads), tile::Divisor(tile::divide_up(rows, tile::kRowsOfChunk)),
                          tile::Divisor(params.stride / Own::kColumns)};
-  launch("the means of V by rows", &row_means<kType>,
+  launch("the means of V by rows", &own_row_means<kType>,
          {.ctas = grid_of(tasks.count(params.sequences)),
           .threads = kThreads,
           .shared_bytes = places / tile::kSegmentKeys * kSegmentBytes,
