@@ -133,7 +133,27 @@ TEST_F(WindowMeans, OfEveryWidth) {
     expect_means(problem(300, 300, width, width % 3 == 0 ? width / 3 : 0), {150});
   }
   expect_means(problem(1400, 1400, 1024), {5, 1399});
+  expect_means(problem(1100, 1100, 1099), {1});
   expect_means(problem(700, 700, 640, 100), {300});
+}
+
+// A window in which every row sees the first key is none: the smaller table of rows that see all keys before their
+// last.
+TEST_F(WindowMeans, OfWindowsThatBoundNothing) {
+  const auto entries_of_block = [&](check::Case drawn) {
+    expect_means(drawn, {100});
+    const check::CaseData data(drawn, kGpu, gpu_memory());
+    return table_of(data.device_problem()).plan.table.per_block;
+  };
+  for (const std::int64_t n : {90, 300}) {
+    EXPECT_EQ(entries_of_block(problem(n, 300, 299)), 2);
+    EXPECT_EQ(entries_of_block(problem(n, 300, 300)), 1);
+    check::Case top_left = problem(n, 400, n);
+    top_left.alignment = Alignment::top_left;
+    EXPECT_EQ(entries_of_block(top_left), 1);
+    top_left.offset = 1;
+    EXPECT_EQ(entries_of_block(top_left), 2);
+  }
 }
 
 // Fewer and more queries than keys, either alignment, rows that see no key at all.
