@@ -35,6 +35,7 @@ NEWER_SOURCES = (
     "src/cuda/blocks/prefix_means.cu",
     "src/cuda/blocks/problem_params.cpp",
     "src/cuda/blocks/refusals.cpp",
+    "src/cuda/blocks/window_means.cu",
 )
 SHIMS = ("bench/common/shim.cpp", "bench/variants/variant.cpp")
 

@@ -1,6 +1,7 @@
 // Which mean of V a row's pruned keys bring, and where it stands in the table.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
@@ -8,26 +9,14 @@
 #include <vector>
 
 #include "core/half.h"
+#include "cuda/mean_keys.h"
 #include "cuda/packed_halves.h"
+#include "cuda/tile/mean_windows.h"
 #include "cuda/tile/means.h"
 #include "cuda/tile/select.h"
 
 namespace dspattn::cuda::tile {
 namespace {
-
-using Keys = std::pair<int, int>;  // [first, second)
-
-// By the contract: the whole blocks in the interval, or the interval.
-Keys mean_of(const RowBand& band, int row) {
-  const KeyInterval keys = interval_of(band, row);
-  int first = -1, last = -1;
-  for (int begin = 0; begin + kBlockKeys <= keys.end; begin += kBlockKeys) {
-    if (begin < keys.begin) continue;
-    if (first < 0) first = begin;
-    last = begin + kBlockKeys;
-  }
-  return first < 0 ? Keys{keys.begin, keys.end} : Keys{first, last};
-}
 
 struct Sequence {
   MeanTable::Sequence place;
@@ -89,6 +78,80 @@ TEST(TileMeans, PackedSequencesShareNoEntry) {
                      "window " + std::to_string(left) + " " + std::to_string(right));
     }
   }
+}
+
+// What the kernels under windows compute, of every band of some sizes (tile/mean_windows.h).
+void expect_of_windows(const RowBand& band, int rows, const std::string& what) {
+  const MeanTable table = mean_table({band.left, band.right, 1, rows, band.key_length});
+  const RowSpan last = rows_of_last_keys(band, rows);
+  const int most_places = chunk_places(table, band.left, band.right);
+  EXPECT_LE(most_places, kMostChunkPlaces);
+  EXPECT_LE(last.count, table.by_row != 0 ? rows : kLastKeys) << what;
+  std::set<int> written;  // entries of blocks
+  for (int rank = 0; table.by_row == 0 && rank < block_ranks(band.key_length); ++rank) {
+    const KeyBlockRange blocks = blocks_of_rank(band, rank);
+    ASSERT_GE(blocks.begin, 0) << what;
+    ASSERT_LE(blocks.end, band.key_length / kBlockKeys) << what;
+    ASSERT_LE(blocks.begin, blocks.end) << what;
+    if (rank > 0) {
+      const KeyBlockRange before = blocks_of_rank(band, rank - 1);
+      ASSERT_LE(blocks.begin - before.begin, 1) << what;
+      ASSERT_LE(blocks.end - before.end, 1) << what;
+    }
+    if (blocks.end > blocks.begin) written.insert(table.entry_of_blocks({}, blocks));
+  }
+  for (int row = 0; row < rows; ++row) {
+    const KeyInterval keys = interval_of(band, row);
+    if (keys.end <= keys.begin) continue;
+    const KeyBlockRange whole = whole_blocks(keys);
+    if (table.by_row == 0) {
+      const bool is_last = row >= last.begin && row < last.begin + last.count;
+      EXPECT_EQ(is_last, has_own_entry(table, keys)) << what << ", row " << row;
+      if (whole.end > whole.begin) {
+        const KeyBlockRange of_rank = blocks_of_rank(band, whole.begin + whole.end - 1);
+        EXPECT_EQ(of_rank.begin, whole.begin) << what << ", row " << row;
+        EXPECT_TRUE(written.count(table.entry_of_blocks({}, whole))) << what << ", row " << row;
+      }
+    } else if (whole.end > whole.begin) {
+      EXPECT_EQ(whole.end, whole.begin + 1) << what << ", row " << row;
+      const int first = first_row_with(band, whole.begin);
+      ASSERT_LE(first, row) << what;
+      EXPECT_EQ(whole_blocks(interval_of(band, first)).begin, whole.begin) << what << ", row " << row;
+      EXPECT_LE(interval_of(band, first).begin, whole.begin * kBlockKeys) << what << ", row " << row;
+    }
+  }
+  // A chunk's rows see its keys alone, and there is room for them.
+  const RowSpan own = table.by_row != 0 ? RowSpan{0, rows} : last;
+  for (int begin = own.begin; begin < own.begin + own.count; begin += kRowsOfChunk) {
+    const int end = std::min(begin + kRowsOfChunk, own.begin + own.count);
+    const ChunkKeys chunk = chunk_keys(band, begin, end);
+    EXPECT_LE(chunk.keys.end - chunk.first_place(), most_places) << what;
+    for (int row = begin; row < end; ++row) {
+      const KeyInterval keys = interval_of(band, row);
+      if (keys.end <= keys.begin) continue;
+      EXPECT_GE(keys.begin, chunk.keys.begin) << what << ", row " << row;
+      EXPECT_LE(keys.end, chunk.keys.end) << what << ", row " << row;
+    }
+  }
+}
+
+TEST(TileMeans, Windows) {
+  for (const int n_k : {1, 77, 127, 128, 129, 300, 640, 1000}) {
+    for (const int n_q : {1, 100, 700}) {
+      for (const int width : {-3, 1, 2, 60, 101, 127, 128, 129, 200, 253, 254, 255, 256, 257, 300, 384, 700, 1024}) {
+        for (const int right : {-150, 0, 1, 64, 254, 1100}) {
+          for (const int offset : {0, n_k - n_q, 37, -300}) {
+            expect_of_windows({width - right - 1, right, offset, n_k}, n_q,
+                              std::to_string(n_q) + " rows, " + std::to_string(n_k) + " keys, window of " +
+                                  std::to_string(width) + ", right " + std::to_string(right) + ", offset " +
+                                  std::to_string(offset));
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  }
+  expect_of_windows({300, kMaxRows, 0, 700}, 700, "no bound on the right");
 }
 
 // The table is small where rows share means: docs/rest.md.

@@ -10,9 +10,8 @@ namespace dspattn::cuda::blocks {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWidth = 8;         // columns of V that a thread loads at once: 16 bytes
-constexpr int kAtOnce = 4;        // keys whose V a thread loads together: the fewest that it has of a block
-constexpr int kRowsOfChunk = 64;  // query rows whose means a CTA of row_means() computes
+constexpr int kWidth = 8;       // columns of V that a thread loads at once: 16 bytes
+constexpr int kRowsOfCta = 64;  // query rows whose means a CTA of masked_means() computes
 constexpr int kMostColumns = 512;
 
 // V of one head of a sequence, and which of its keys no mask hides.
@@ -78,21 +77,6 @@ struct Values {
       sums[2 * i + 1] += number(words[i] >> 16);
     }
   }
-  // Aligned rows of 16-bit elements, in one piece, none of which a mask hides.
-  __device__ __forceinline__ bool simple() const {
-    return params.vector != 0 && params.allowed.data == nullptr && params.bias.data == nullptr &&
-           params.pages.table == nullptr && params.type != DType::f32;
-  }
-  // Of kAtOnce such keys; all loads are on their way before the first sum.
-  __device__ __forceinline__ void load_together(int key, int column, uint4 (&x)[kAtOnce]) const {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      x[i] = make_uint4(0, 0, 0, 0);
-      if (column < params.columns) {
-        x[i] = *reinterpret_cast<const uint4*>(rows + ((key + i) * params.v.row_stride + column) * 2);
-      }
-    }
-  }
   // Adds kWidth columns from `column` on to `sums`.
   __device__ __forceinline__ void add(int key, int column, float (&sums)[kWidth]) const {
     if (column >= params.columns) return;
@@ -132,19 +116,7 @@ __device__ __forceinline__ void add_runs(const Values& values, const BlockShare&
                                          RunSums& runs) {
   float sums[kWidth] = {};
   int count = 0;
-  int done = 0;
-  if (values.simple()) {
-    const int present = min(share.keys, length - share.run * share.keys);
-#pragma unroll 2
-    for (; done + kAtOnce <= present; done += kAtOnce) {
-      uint4 x[kAtOnce];
-      values.load_together(first_key + share.run * share.keys + done, share.column, x);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) values.add(x[i], sums);
-    }
-    count = done;
-  }
-  for (int i = done; i < share.keys; ++i) {
+  for (int i = 0; i < share.keys; ++i) {
     const int key = share.run * share.keys + i;
     if (key < length && !values.hidden(first_key + key)) {
       values.add(first_key + key, share.column, sums);
@@ -210,37 +182,18 @@ __device__ __forceinline__ void average_first_keys(const MeansParams& params, in
     count += runs.counts[run];
   }
   float* to = params.means + (head * params.table.entries + params.table.edge_of(sequence.place)) * params.stride;
-  const auto write = [&](int key) {
-    auto* entry = reinterpret_cast<float4*>(to + static_cast<std::int64_t>(key) * params.stride + share.column);
-    entry[0] =
-        make_float4(mean_of(sums[0], count), mean_of(sums[1], count), mean_of(sums[2], count), mean_of(sums[3], count));
-    entry[1] =
-        make_float4(mean_of(sums[4], count), mean_of(sums[5], count), mean_of(sums[6], count), mean_of(sums[7], count));
-  };
-  int done = 0;
-  if (values.simple()) {
-    const int present = min(share.keys, length - share.run * share.keys);
-#pragma unroll 1
-    for (; done + kAtOnce <= present; done += kAtOnce) {
-      const int key = share.run * share.keys + done;
-      uint4 x[kAtOnce];
-      values.load_together(key, share.column, x);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        values.add(x[i], sums);
-        ++count;
-        write(key + i);
-      }
-    }
-  }
-  for (int i = done; i < share.keys; ++i) {
+  for (int i = 0; i < share.keys; ++i) {
     const int key = share.run * share.keys + i;
     if (key >= length) return;
     if (!values.hidden(key)) {
       values.add(key, share.column, sums);
       ++count;
     }
-    write(key);
+    auto* entry = reinterpret_cast<float4*>(to + static_cast<std::int64_t>(key) * params.stride + share.column);
+    entry[0] =
+        make_float4(mean_of(sums[0], count), mean_of(sums[1], count), mean_of(sums[2], count), mean_of(sums[3], count));
+    entry[1] =
+        make_float4(mean_of(sums[4], count), mean_of(sums[5], count), mean_of(sums[6], count), mean_of(sums[7], count));
   }
 }
 
@@ -303,13 +256,7 @@ __global__ void __launch_bounds__(kMostColumns) prefix_means(const MeansParams p
   }
 }
 
-// Which rows of a chunk have an entry of their own, neither of whole blocks nor of first keys.
-__device__ __forceinline__ bool has_own_entry(const tile::MeanTable& table, const tile::KeyInterval& keys) {
-  const tile::KeyBlockRange whole = tile::whole_blocks(keys);
-  return keys.end > keys.begin && whole.end <= whole.begin && (table.by_row != 0 || keys.begin > 0);
-}
-
-// One column of V, as a thread of row_means() has it.
+// One column of V, as a thread of masked_means() has it.
 struct RowColumn {
   const MeansParams& params;
   const Sequence& sequence;
@@ -326,24 +273,9 @@ struct RowColumn {
     ++total.count;
   }
 
-  // Rows [begin, end) that see whole blocks; rows that see the same ones follow one another.
-  __device__ __forceinline__ void average_blocks(int begin, int end) const {
-    const std::int64_t place = head * params.table.all_blocks + params.table.block_of(sequence.place);
-    tile::KeyBlockRange last;
-    for (int row = begin; row < end; ++row) {
-      const tile::KeyBlockRange whole = tile::whole_blocks(tile::interval_of(band, row));
-      if (whole.end <= whole.begin || (whole.begin == last.begin && whole.end == last.end)) continue;
-      last = whole;
-      Total total;
-#pragma unroll 4
-      for (int block = whole.begin; block < whole.end; ++block) total.add(params, place + block, column);
-      mean(params.table.entry_of_blocks(sequence.place, whole)) = mean_of(total.sum, total.count);
-    }
-  }
-
   // Rows [begin, end) where mask tensors hide keys: of whole blocks those that are not hidden, or of all keys, where
   // that leaves none.
-  __device__ __forceinline__ void average_masked(int begin, int end) const {
+  __device__ __forceinline__ void average(int begin, int end) const {
     const std::int64_t place = head * params.table.all_blocks + params.table.block_of(sequence.place);
     tile::KeyBlockRange last;
     Total blocks;
@@ -363,88 +295,51 @@ struct RowColumn {
       mean(params.table.entry_of_row(sequence.place, row)) = mean_of(total.sum, total.count);
     }
   }
-
-  // Rows [begin, end), the first of which sees the key with which the last one begins, the pivot. Every row's keys are
-  // some before the pivot and some from there on: from the pivot down and from the pivot up they are added one by one,
-  // each key twice instead of once for every row. `counts`: of a row's keys before the pivot, for all columns.
-  __device__ __forceinline__ void average_rows(int begin, int end, int* counts) const {
-    const int pivot = band.begin(end - 1);
-    Total below;
-    int key = pivot;
-    for (int row = end - 1; row >= begin; --row) {
-      const tile::KeyInterval keys = tile::interval_of(band, row);
-      for (; key > keys.begin; --key) add(key - 1, below);
-      if (has_own_entry(params.table, keys)) mean(params.table.entry(sequence.place, band, row)) = below.sum;
-      if (column == 0) counts[row - begin] = below.count;
-    }
-    __syncthreads();  // all counts are written
-    Total above;
-    key = pivot;
-    for (int row = begin; row < end; ++row) {
-      const tile::KeyInterval keys = tile::interval_of(band, row);
-      for (; key < keys.end; ++key) add(key, above);
-      if (has_own_entry(params.table, keys)) {
-        float& entry = mean(params.table.entry(sequence.place, band, row));
-        entry = mean_of(entry + above.sum, counts[row - begin] + above.count);
-      }
-    }
-    __syncthreads();  // and read
-  }
 };
 
-// Windows bound the first key, or there are mask tensors: the means of every row. A CTA for every kRowsOfChunk rows of
-// a head of a sequence, a thread for every column. Without the second bound ptxas keeps to 40 registers, and spills.
-__global__ void __launch_bounds__(kMostColumns, 2) row_means(const MeansParams params, int chunks) {
-  __shared__ int counts[kRowsOfChunk];
+// A CTA for every kRowsOfCta rows of a head of a sequence, a thread for every column. Without the second bound ptxas
+// keeps to 40 registers, and spills.
+__global__ void __launch_bounds__(kMostColumns, 2) masked_means(const MeansParams params, int chunks) {
   ptx::start_next_kernel();
   ptx::wait_for_kernels_before();
   const auto chunk = static_cast<int>(blockIdx.x % chunks);
   const auto sequence_head = static_cast<int>(blockIdx.x / chunks);
   const int head = sequence_head / params.sequences;
   const Sequence sequence = sequence_of(params, sequence_head - head * params.sequences);
-  const WorkParams& work = params.work;
-  const tile::RowBand band{work.left, work.right,
-                           work.offset + (work.bottom_right != 0 ? sequence.keys - sequence.rows : 0),
-                           sequence.key_length};
-  const RowColumn column{params, sequence, band, Values(params, sequence, head), head, static_cast<int>(threadIdx.x)};
-  const int end = min(sequence.rows, (chunk + 1) * kRowsOfChunk);
-  if (params.table.all_rows != 0) return column.average_masked(chunk * kRowsOfChunk, end);
-  column.average_blocks(chunk * kRowsOfChunk, end);
-  for (int row = chunk * kRowsOfChunk; row < end;) {
-    const tile::KeyInterval keys = tile::interval_of(band, row);
-    int next = row + 1;
-    if (has_own_entry(params.table, keys)) {
-      while (next < end && band.begin(next) <= keys.end && band.begin(next) < band.end(next)) ++next;
-      column.average_rows(row, next, counts);
-    }
-    row = next;
-  }
+  const RowColumn column{params,
+                         sequence,
+                         band_of(params.work, sequence),
+                         Values(params, sequence, head),
+                         head,
+                         static_cast<int>(threadIdx.x)};
+  column.average(chunk * kRowsOfCta, min(sequence.rows, (chunk + 1) * kRowsOfCta));
 }
 
 }  // namespace
 
 void launch_means(const MeansParams& params, cudaStream_t stream) {
   const tile::MeanTable& table = params.table;
-  if (table.per_block == 1 && table.all_rows == 0 && has_plain_rows(params)) {
-    return launch_plain_prefix_means(params, stream);
-  }
+  const bool masked = table.all_rows != 0;
+  if (!masked && table.by_row != 0) return launch_row_means(params, stream);
   const std::int64_t tasks = table.all_blocks + (table.first_keys > 0 ? params.sequences : 0);
-  if (tasks > 0) {
+  const bool plain = !masked && has_plain_rows(params);
+  if (plain) {
+    launch_plain_prefix_means(params, stream);
+  } else if (tasks > 0) {
     launch("the sums of V", &sum_blocks, {.ctas = grid_of(tasks * params.heads), .threads = kThreads}, stream, params);
   }
   const std::int64_t sequence_heads = std::int64_t{params.heads} * params.sequences;
-  const LaunchShape shape{.threads = params.stride, .may_overlap = tasks > 0};
-  if (table.per_block == 1 && table.all_rows == 0) {
-    if (table.all_blocks == 0) return;
-    LaunchShape prefix = shape;
-    prefix.ctas = grid_of(sequence_heads);
-    launch("the means of V", &prefix_means, prefix, stream, params);
-    return;
+  LaunchShape shape{.threads = params.stride, .may_overlap = tasks > 0};
+  if (masked) {
+    const int chunks = tile::divide_up(params.work.n_q, kRowsOfCta);
+    shape.ctas = grid_of(sequence_heads * chunks);
+    launch("the means of V by rows", &masked_means, shape, stream, params, chunks);
+  } else if (table.per_block > 1) {
+    launch_window_means(params, stream);
+  } else if (!plain && table.all_blocks > 0) {
+    shape.ctas = grid_of(sequence_heads);
+    launch("the means of V", &prefix_means, shape, stream, params);
   }
-  const int chunks = (params.work.n_q + kRowsOfChunk - 1) / kRowsOfChunk;
-  LaunchShape rows = shape;
-  rows.ctas = grid_of(sequence_heads * chunks);
-  launch("the means of V by rows", &row_means, rows, stream, params, chunks);
 }
 
 }  // namespace dspattn::cuda::blocks

@@ -4,6 +4,15 @@
 #include "cuda/blocks/problem_params.h"
 
 namespace dspattn::cuda::blocks {
+namespace {
+
+// A window that reaches back to key 0 from every row bounds none.
+int binding_left(const WorkParams& work, int left) {
+  const std::int64_t last_row = std::int64_t{work.bottom_right != 0 ? work.n_k : work.n_q} - 1 + work.offset;
+  return left >= last_row ? tile::kMaxRows : left;
+}
+
+}  // namespace
 
 MeansPlan plan_means(const Problem& problem, int left, int right, int columns, std::size_t begin) {
   const core::Geometry geometry = core::geometry_of(problem);
@@ -17,7 +26,7 @@ MeansPlan plan_means(const Problem& problem, int left, int right, int columns, s
   plan.heads = by_head(mask.allowed) || by_head(mask.bias) ? geometry.heads : geometry.kv_heads;
   plan.columns = columns;
   plan.table =
-      tile::mean_table({.left = left,
+      tile::mean_table({.left = binding_left(work_of(problem), left),
                         .right = right,
                         .sequences = static_cast<int>(geometry.batch),
                         .n_q = static_cast<int>(geometry.n_q),

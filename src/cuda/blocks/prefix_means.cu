@@ -1,6 +1,6 @@
 // The table of means where rows see all keys before their last: those of a sequence's blocks from its first on, and of
-// its first keys (tile/means.h), of plain rows of V. A CTA has 64 columns of a head of a sequence, or 32 where there
-// would be too few CTAs, and goes through its keys once.
+// its first keys (tile/means.h), of plain rows of V. Under windows sums of blocks in the place of their means. A CTA
+// has 64 columns of a head of a sequence, or 32 where there would be too few CTAs, and goes through its keys once.
 #include "cuda/blocks/means.h"
 #include "cuda/blocks/means_sequence.h"
 #include "cuda/device/device.h"
@@ -43,7 +43,7 @@ struct PrefixCta : Shares<kColumns> {
   const std::uint16_t* rows;  // of V
   Shared<kColumns>& shared;
   int first_column;
-  std::int64_t head_entries;  // of the table, before those of this head
+  int head;
 
   __device__ __forceinline__ int thread() const { return static_cast<int>(threadIdx.x); }
   __device__ __forceinline__ int lane() const { return thread() % 32; }
@@ -51,7 +51,11 @@ struct PrefixCta : Shares<kColumns> {
   __device__ __forceinline__ int column() const { return first_column + thread() % kAcross * kWidth; }
   __device__ __forceinline__ int runner() const { return thread() / kAcross; }
   __device__ __forceinline__ float& mean(std::int64_t entry, int own_column) const {
-    return params.means[(head_entries + entry) * params.stride + first_column + own_column];
+    return params.means[(head * params.table.entries + entry) * params.stride + first_column + own_column];
+  }
+  __device__ __forceinline__ float& sum_of_block(int block, int own_column) const {
+    const std::int64_t place = head * params.table.all_blocks + params.table.block_of(sequence.place) + block;
+    return params.sums[place * params.stride + first_column + own_column];
   }
 
   // V of the thread's columns, from its first key on; columns past the last are 0.
@@ -61,12 +65,7 @@ struct PrefixCta : Shares<kColumns> {
   __device__ __forceinline__ uint4 load(const std::uint16_t* from) const {
     return column() < params.columns ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
   }
-  __device__ __forceinline__ static float number(std::uint32_t low_half) {
-    if constexpr (kType == DType::bf16) return __uint_as_float(low_half << 16);
-    float low, high;
-    ptx::unpack_f16x2(low_half & 0xFFFFu, low, high);
-    return low;
-  }
+  __device__ __forceinline__ static float number(std::uint32_t low_half) { return number_of<kType>(low_half); }
   __device__ __forceinline__ static void add(const uint4& x, float (&sums)[kWidth]) {
     const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
@@ -111,10 +110,12 @@ struct PrefixCta : Shares<kColumns> {
     average_first_keys();
   }
 
-  // Means of blocks [0, 1), [0, 2) … of a sequence; where all rows see all keys, of the last of these alone.
+  // Means of blocks [0, 1), [0, 2) … of a sequence; where all rows see all keys, of the last of these alone. Under
+  // windows the sum of every block (window_means.cu).
   __device__ __forceinline__ void average_blocks() const {
     const int blocks = sequence.key_length / tile::kBlockKeys;
-    const bool only_last = params.work.right >= tile::kMaxRows;
+    const bool apart = params.table.per_block > 1;
+    const bool only_last = params.work.right >= tile::kMaxRows && !apart;
     const std::int64_t first = params.table.entry_of_blocks(sequence.place, {0, 1});
     const std::int64_t step = kRunners * params.v.row_stride;
     const std::uint16_t* from = own_rows();
@@ -144,6 +145,10 @@ struct PrefixCta : Shares<kColumns> {
 #pragma unroll
           for (int i = 0; i < kLaneColumns; ++i) parts[block][warp()][lane_column() + i] = own[i];
         }
+        if (apart) {
+#pragma unroll
+          for (float& sum : sums) sum = 0;
+        }
       }
       if (!writes) continue;
       __syncthreads();  // all warps' parts are known; those of the batch before are read
@@ -153,7 +158,11 @@ struct PrefixCta : Shares<kColumns> {
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < kWarps; ++i) sum += parts[entry][i][own_column];
-      mean(first + block, own_column) = mean_of(sum, (block + 1) * tile::kBlockKeys);
+      if (apart) {
+        sum_of_block(block, own_column) = sum;
+      } else {
+        mean(first + block, own_column) = mean_of(sum, (block + 1) * tile::kBlockKeys);
+      }
     }
   }
 
@@ -198,21 +207,15 @@ struct PrefixCta : Shares<kColumns> {
 };
 
 template <DType kType, int kColumns>
-__global__ void __launch_bounds__(kThreads, 2) plain_prefix_means(const MeansParams params) {
+__global__ void __launch_bounds__(kThreads, 2) plain_prefix_means(const MeansParams params, const PanelTasks tasks) {
   __shared__ Shared<kColumns> shared;
   ptx::wait_for_kernels_before();
   ptx::start_next_kernel();
-  // From the last sequence to the first, whose V the kernel that follows then finds in the L2 cache.
-  const auto task = static_cast<int>(gridDim.x - 1 - blockIdx.x);
-  const int panels = params.stride / kColumns;
-  const int sequence_head = task / panels;
-  const int index = sequence_head / params.heads;
-  const int head = sequence_head - index * params.heads;
-  const Sequence sequence = sequence_of(params, index);
-  const auto* rows = static_cast<const std::uint16_t*>(params.v.data) +
-                     params.v.offset(sequence.batch, params.heads_per_key_head.quotient(head), sequence.place.k_row);
+  const PanelTask task(tasks);
+  const Sequence sequence = sequence_of(params, task.sequence);
   const PrefixCta<kType, kColumns> cta{
-      {}, params, sequence, rows, shared, (task - sequence_head * panels) * kColumns, head * params.table.entries};
+      {},       params, sequence, values_of<std::uint16_t>(params, sequence, task.head), shared, task.panel * kColumns,
+      task.head};
   if (sequence.key_length >= tile::kBlockKeys) {
     cta.average_blocks();
   } else if (params.table.first_keys > 0) {
@@ -222,10 +225,12 @@ __global__ void __launch_bounds__(kThreads, 2) plain_prefix_means(const MeansPar
 
 template <int kColumns>
 void launch_columns(const MeansParams& params, cudaStream_t stream) {
-  const std::int64_t ctas = std::int64_t{params.heads} * params.sequences * (params.stride / kColumns);
+  const PanelTasks tasks{tile::Divisor(params.heads), {}, tile::Divisor(params.stride / kColumns)};
   const auto kernel = params.type == DType::bf16 ? &plain_prefix_means<DType::bf16, kColumns>
                                                  : &plain_prefix_means<DType::f16, kColumns>;
-  launch("the means of V", kernel, {.ctas = grid_of(ctas), .threads = kThreads, .may_overlap = true}, stream, params);
+  launch("the means of V", kernel,
+         {.ctas = grid_of(tasks.count(params.sequences)), .threads = kThreads, .may_overlap = true}, stream, params,
+         tasks);
 }
 
 // From so many on 64 columns were measured faster (n = 1024); 32 CTAs of them, n = 16384, were slower than twice as

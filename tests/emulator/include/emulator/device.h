@@ -90,6 +90,16 @@ template <typename T>
 T __shfl_up_sync(unsigned mask, T value, int by) {
   return dspattn::emulator::shuffle(mask, value, "__shfl_up_sync", [by](int lane) { return lane - by; });
 }
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, int by) {
+  return dspattn::emulator::shuffle(mask, value, "__shfl_down_sync", [by](int lane) { return lane + by; });
+}
+inline unsigned __ballot_sync(unsigned, bool condition) {
+  const auto& all = dspattn::emulator::Machine::get().exchange(condition ? 1 : 0, "__ballot_sync");
+  unsigned bits = 0;
+  for (std::size_t lane = 0; lane < all.size(); ++lane) bits |= all[lane] != 0 ? 1u << lane : 0u;
+  return bits;
+}
 inline int __all_sync(unsigned, bool condition) {
   const auto& all = dspattn::emulator::Machine::get().exchange(condition ? 1 : 0, "__all_sync");
   return std::all_of(all.begin(), all.end(), [](std::uint64_t x) { return x != 0; });
