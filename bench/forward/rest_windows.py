@@ -7,7 +7,7 @@ bf16, n = 4096, 16384 tokens, hidden size 2048, causal: a query sees as many key
 Bursts as in bench/common/timing.py, all in turn, there and back. tflops is dense-equivalent. before_us is the time from
 the beginning of the first kernel that writes means of V to the end of the last one, and kernels_us each one's, by the
 profiler, calls one by one: a kernel that starts early waits for the one before. Ratios above 1 are faster: beside drop,
-and where there are several libraries, which bench.variants builds, beside the first.
+and where there are several libraries (the target dspattn_bench_shim of several trees), beside the first.
 """
 
 import argparse
