@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from ._inputs import (
     require_known,
 )
 from ._not_offered import not_scriptable
-from ._running import run
+from ._running import refuse_pieces, run
 from ._schema import ProblemArguments
 from ._sparse_inputs import require_integer
 from .errors import DspattnError
@@ -204,6 +204,7 @@ def attention_with_cache(
         >>> attention_with_cache(q, k, v, lengths, rest="mean", sums=sums).shape
         torch.Size([1, 8, 1, 64])
     """
+    refuse_pieces("attention_with_cache")
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
     is_causal, return_lse = as_flags(is_causal=is_causal, return_lse=return_lse)
@@ -240,6 +241,21 @@ def attention_with_cache(
         given = {"query": query, "key": key, "value": value, "sums": sums, "scale": scale, "kernel": kernel}
         raise explained(error, given) from None
     return (out, lse) if return_lse else out
+
+
+def _update_each(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[None, None]:
+    """The batching rule of ``torch.vmap``: the sums of one sample after the other."""
+    if in_dims[0] is None:
+        raise DspattnError(
+            ["sums: expected some for each sample where torch.vmap maps the values, got the same for all"]
+        )
+    for i in range(info.batch_size):
+        given = [a if dim is None else a.select(dim, i) for a, dim in zip(arguments, in_dims, strict=True)]
+        _ops.update_value_sums(*given)
+    return None, None
+
+
+torch.library.register_vmap("dspattn::update_value_sums", _update_each)
 
 
 def _require_sums(sums: Tensor) -> None:

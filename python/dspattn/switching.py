@@ -414,7 +414,9 @@ class _Forward:
         self.before = vars(module).get("forward")  # where another package has put one in the class's place
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        plan = getattr(self.module, PLAN)
+        plan: Plan | None = getattr(self.module, PLAN, None)
+        if plan is None:  # restored behind another package's back, whose own forward still leads here
+            return self.inner(*args, **kwargs)
         if torch.compiler.is_compiling():
             with Redirect(_InCompiledCode(plan)):
                 return self.inner(*args, **kwargs)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .. import block_masks
@@ -45,6 +46,8 @@ class Longformer(Mechanism):
         require_positive(window=window)
         require_not_negative(global_tokens=global_tokens)
         parse_grouping(grouping)
+        if block not in (64, 128):
+            raise DspattnError([f"block: expected 64 or 128, of pruned blocks, got {block!r}"])
         self.pattern, self.grouping = pattern, grouping
         self.reach = window // 2
         self.global_tokens = min(global_tokens, n)
@@ -54,16 +57,15 @@ class Longformer(Mechanism):
             self.register_buffer("table", window_table(-(-n // self.block), 1), persistent=False)
             return
         parse_pattern(pattern)
-        if block not in (64, 128):
-            raise DspattnError([f"block: expected 64 or 128 with a pattern, got {block}"])
         self.block = block
         whole = -(-self.global_tokens // block)
         mask = without_first_rows(
             block_masks.longformer(n, block=block, window=-(-self.reach // block), global_blocks=whole), whole
         )
         self.rows = mask.n_q
-        self.register_buffer("table", mask.columns, persistent=False)
-        self.register_buffer("counts", mask.counts, persistent=False)
+        device = torch.get_default_device()  # as of every module's tensors; masks are made on the CPU
+        self.register_buffer("table", mask.columns.to(device), persistent=False)
+        self.register_buffer("counts", mask.counts.to(device), persistent=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         if self.pattern is None:

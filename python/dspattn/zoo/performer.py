@@ -8,19 +8,18 @@ import torch
 from torch import Tensor
 
 from .._flags import as_flag
-from ..errors import DspattnError
 from .linear_transformer import feature_attention
-from .mechanism import Mechanism, require_positive
+from .mechanism import Mechanism, draw, require_number, require_positive, seeded
 
 
 def draw_features(features: int, dim: int, orthogonal: bool, generator: torch.Generator) -> Tensor:
     """[features, dim] normal vectors; with ``orthogonal``, those of each block of ``dim`` at right angles, their
     lengths drawn as those of independent ones."""
-    independent = torch.randn(features, dim, generator=generator)
+    independent = draw(generator, features, dim)
     if not orthogonal:
         return independent
     count = -(-features // dim)
-    basis, triangle = torch.linalg.qr(torch.randn(count, dim, dim, generator=generator))
+    basis, triangle = torch.linalg.qr(draw(generator, count, dim, dim))
     # A QR factorisation chooses its signs; with those of R's diagonal every rotation is as likely as any other.
     directions = basis * triangle.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
     return directions.transpose(-1, -2).reshape(-1, dim)[:features] * independent.norm(dim=1, keepdim=True)
@@ -52,15 +51,14 @@ class Performer(Mechanism):
         super().__init__(heads, head_dim, n)
         require_positive(features=features, chunk=chunk)
         orthogonal = as_flag("orthogonal", orthogonal)
-        if not isinstance(epsilon, (int, float)) or not 0 <= epsilon < math.inf:
-            raise DspattnError([f"epsilon: expected a finite number >= 0, got {epsilon!r}"])
+        require_number("epsilon", epsilon, "a finite number >= 0", lambda x: 0 <= x < math.inf)
         self.features, self.orthogonal, self.epsilon, self.chunk = features, orthogonal, epsilon, chunk
         self.register_buffer("projection", torch.empty(features, head_dim))
         self.redraw(seed)
 
     def redraw(self, seed: int) -> None:
         """New random features."""
-        drawn = draw_features(self.features, self.head_dim, self.orthogonal, torch.Generator().manual_seed(seed))
+        drawn = draw_features(self.features, self.head_dim, self.orthogonal, seeded(seed))
         self.projection.copy_(drawn)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
