@@ -177,6 +177,20 @@ def test_a_forward_that_another_package_put_there_stays() -> None:
     assert len(calls) == 2
 
 
+def test_a_forward_that_another_package_put_around_it_survives_restore() -> None:
+    """As hooks of accelerate do, which then still call what apply had put there."""
+    model = SelfAttention().eval()
+    plain = model(X)
+    dspattn.apply(model, "1:2", example=X)
+    inner = model.forward
+    model.forward = lambda x: inner(x)  # type: ignore[method-assign]
+    assert not torch.equal(model(X), plain)
+    dspattn.restore(model)
+    assert torch.equal(model(X), plain)
+    dspattn.apply(model, "1:2", example=X)
+    assert not torch.equal(model(X), plain)
+
+
 def test_compiled_before_and_after() -> None:
     model = Mixed().eval()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
