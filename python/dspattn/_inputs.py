@@ -20,6 +20,7 @@ Alignment = Literal["top_left", "bottom_right"]
 Window = int | tuple[int | None, int | None] | list[int | None] | None
 
 INT32_MAX = 2**31 - 1
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _LENGTH_TYPES = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 # Tensors whose elements are all there is to them. Others may mean something that is not in their memory.
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -126,12 +127,15 @@ def _side(window: Any, i: int) -> int | None:
 
 def wants_fp32(query: Tensor, out_dtype: torch.dtype) -> bool:
     """Whether results are to be float32 whatever the inputs' type."""
+    if not isinstance(out_dtype, torch.dtype):
+        raise DspattnError([f"out_dtype: expected a torch.dtype or None, got {out_dtype!r}"])
     if out_dtype == torch.float32:
         return True
     if out_dtype == query.dtype:
         return False
     names = [str(dtype).removeprefix("torch.") for dtype in (query.dtype, out_dtype)]
-    raise DspattnError([f"out_dtype: expected the query's {names[0]} or float32, got {names[1]}"])
+    own = "" if query.dtype == torch.float32 else f"the query's {names[0]} or "
+    raise DspattnError([f"out_dtype: expected {own}float32, got {names[1]}"])
 
 
 def lengths_as_int32(name: str, lengths: Any) -> Tensor:
@@ -246,18 +250,41 @@ def split_mask(
         return None, None
     if mask.dim() > 4 or lead is not None:
         full = q.shape[:2] if lead is None else lead
-        mask = _mask_to_four_dims(mask, full, q, k)
+        mask = _mask_to_four_dims(mask, full, q, k, name)
     while mask.dim() < 4:
         mask = mask.unsqueeze(0)
     if mask.dtype == torch.bool:
         return mask, None
     if not mask.is_floating_point():
         given = str(mask.dtype).removeprefix("torch.")
-        raise DspattnError([f"{name}.dtype: expected bool, float32, float16 or bfloat16, got {given}"])
+        flags = "bool, " if name == "attn_mask" else ""
+        raise DspattnError([f"{name}.dtype: expected {flags}float32, float16 or bfloat16, got {given}"])
     return None, mask
 
 
-def _mask_to_four_dims(mask: Tensor, lead: tuple[int, ...], q: Tensor, k: Tensor) -> Tensor:
+def joined_biases(mask: Tensor | None, bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """What the floating ``attn_mask``, if there is one, and ``attn_bias`` add together, each of four dimensions. To the
+    library they are one argument, so what it would say of them is said here, where it is known which is meant."""
+    full = {"batch": q.shape[0], "heads": q.shape[1], "n_q": q.shape[2], "n_k": k.shape[2]}
+    reasons = []
+    for name, given in (("attn_mask", mask), ("attn_bias", bias)):
+        if given is None:
+            continue
+        if given.device != q.device:
+            reasons.append(f"{name}: expected a tensor on {q.device} as query is, got one on {given.device}")
+        cast = q.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(q.device.type)
+        if given.dtype not in _FLOATS or not (cast or given.dtype in (torch.float32, q.dtype)):
+            types = [str(dtype).removeprefix("torch.") for dtype in (q.dtype, given.dtype)]
+            reasons.append(f"{name}.dtype: expected float32 or query's type {types[0]}, got {types[1]}")
+        for i, (extent, size) in enumerate(full.items()):
+            if given.shape[i] not in (1, size):
+                reasons.append(f"{name}.shape[{i}]: expected 1 or {extent} = {size}, got {given.shape[i]}")
+    if reasons:
+        raise DspattnError(reasons)
+    return bias if mask is None else mask + bias
+
+
+def _mask_to_four_dims(mask: Tensor, lead: tuple[int, ...], q: Tensor, k: Tensor, name: str) -> Tensor:
     """The mask of inputs whose leading dimensions were joined: its own are broadcast and joined likewise."""
     full = (*lead, q.shape[-2], k.shape[-2])
     surplus = mask.dim() - len(full)
@@ -265,7 +292,7 @@ def _mask_to_four_dims(mask: Tensor, lead: tuple[int, ...], q: Tensor, k: Tensor
     extra = list(mask.shape[: max(surplus, 0)])
     own = list(mask.shape[max(surplus, 0) : -3])
     if any(n != 1 for n in extra) or any(a not in (1, b) for a, b in zip(reversed(own), reversed(batch), strict=False)):
-        raise DspattnError([f"attn_mask: expected a shape that broadcasts to {list(full)}, got {list(mask.shape)}"])
+        raise DspattnError([f"{name}: expected a shape that broadcasts to {list(full)}, got {list(mask.shape)}"])
     if surplus > 0:
         mask = mask.reshape(mask.shape[surplus:])
     if mask.dim() <= 3 or len(batch) <= 1:

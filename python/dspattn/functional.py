@@ -15,6 +15,7 @@ from ._inputs import (
     Window,
     explained,
     fits_operator,
+    joined_biases,
     lengths_as_int32,
     longest,
     parse_alignment,
@@ -233,7 +234,7 @@ def attention(
                 raise DspattnError(
                     ["attn_bias: expected a floating tensor (a boolean one is attn_mask), got torch.bool"]
                 )
-            bias = more if bias is None else bias + more
+            bias = joined_biases(bias, more, query, key)
         out, lse = run(
             ProblemArguments(
                 query,

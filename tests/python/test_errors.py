@@ -72,6 +72,30 @@ CASES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         lambda: dspattn.attention(Q, K, V, attn_bias=torch.ones(6, 10, dtype=torch.bool)),
         ("attn_bias", "bool"),
     ),
+    "bias beside a mask, shape": (
+        lambda: dspattn.attention(Q, K, V, torch.ones(6, 10, dtype=torch.bool), attn_bias=torch.zeros(3, 10)),
+        ("attn_bias.shape[2]: expected 1 or n_q = 6, got 3",),
+    ),
+    "bias beside a mask, type": (
+        lambda: dspattn.attention(Q, K, V, attn_bias=torch.zeros(6, 10, dtype=torch.half)),
+        ("attn_bias.dtype: expected float32 or query's type float32, got float16",),
+    ),
+    "bias of integers": (
+        lambda: dspattn.attention(Q, K, V, attn_bias=torch.zeros(6, 10, dtype=torch.int32)),
+        ("attn_bias.dtype: expected float32, float16 or bfloat16, got int32",),
+    ),
+    "two biases": (
+        lambda: dspattn.attention(Q, K, V, torch.zeros(6, 9), attn_bias=torch.zeros(5, 10)),
+        ("attn_mask.shape[3]: expected 1 or n_k = 10, got 9", "attn_bias.shape[2]: expected 1 or n_q = 6, got 5"),
+    ),
+    "bias of more dimensions": (
+        lambda: dspattn.attention(Q[None], K[None], V[None], attn_bias=torch.zeros(3, 1, 1, 6, 10)),
+        ("attn_bias: expected a shape that broadcasts to [1, 2, 4, 6, 10], got [3, 1, 1, 6, 10]",),
+    ),
+    "type of results": (
+        lambda: dspattn.attention(Q, K, V, out_dtype="float32"),
+        ("out_dtype: expected a torch.dtype or None, got 'float32'",),
+    ),
     "key lengths": (
         lambda: dspattn.attention(Q, K, V, key_lengths=torch.tensor([3, 11])),
         ("key_lengths[1]", "10", "11"),
