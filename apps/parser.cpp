@@ -3,7 +3,9 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <cctype>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
@@ -41,18 +43,35 @@ bool Option::given() const { return option_->count() > 0; }
 
 namespace {
 
-// CLI11 takes the nearest number of 64 bits for one that has more, and for -1 the largest where none is negative.
-std::string why_not(const std::string& value, bool is_integer, bool is_signed) {
+enum class Kind { text, integer, number };
+
+// What CLI11 would make of a value: it takes the nearest number of 64 bits for one that has more, the largest for -1
+// where none is negative, and an integer with a zero in front as an octal one; of what is no number it does not say
+// what is.
+std::string why_not(const std::string& value, Kind kind, bool is_signed, std::size_t bytes) {
   if (value.empty()) return "expected a value, got \"\"";
-  if (!is_integer) return "";
+  if (kind == Kind::text) return "";
+  char* end = nullptr;
+  if (kind == Kind::number) {
+    static_cast<void>(std::strtod(value.c_str(), &end));
+    return *end == '\0' ? "" : "expected a number, got \"" + value + "\"";
+  }
+  const std::size_t sign = value.front() == '-' || value.front() == '+' ? 1 : 0;
+  if (value.size() > sign + 1 && value[sign] == '0' && std::isdigit(static_cast<unsigned char>(value[sign + 1])) != 0) {
+    return "expected an integer without zeros in front, got " + value;
+  }
   if (!is_signed && value.front() == '-') return "expected 0 or more, got " + value;
   errno = 0;
+  long long number = 0;
   if (is_signed) {
-    static_cast<void>(std::strtoll(value.c_str(), nullptr, 0));
+    number = std::strtoll(value.c_str(), &end, 0);
   } else {
-    static_cast<void>(std::strtoull(value.c_str(), nullptr, 0));
+    static_cast<void>(std::strtoull(value.c_str(), &end, 0));
   }
-  return errno == ERANGE ? "expected an integer of 64 bits, got " + value : "";
+  if (*end != '\0') return "expected an integer, got \"" + value + "\"";
+  const bool fits = bytes >= sizeof(number) || number == static_cast<std::int32_t>(number);
+  if (errno != ERANGE && fits) return "";
+  return "expected an integer of " + std::to_string(8 * bytes) + " bits, got " + value;
 }
 
 template <class T>
@@ -74,8 +93,11 @@ template <class T>
 Option Command::add_option(const std::string& name, T& target, const std::string& text) {
   CLI::Option* option = app_->add_option(name, target, text);
   using Number = typename Element<T>::type;
+  constexpr Kind kind = std::is_integral_v<Number>         ? Kind::integer
+                        : std::is_floating_point_v<Number> ? Kind::number
+                                                           : Kind::text;
   option->check(
-      [](const std::string& value) { return why_not(value, std::is_integral_v<Number>, std::is_signed_v<Number>); });
+      [](const std::string& value) { return why_not(value, kind, std::is_signed_v<Number>, sizeof(Number)); });
   return Option(option);
 }
 

@@ -138,6 +138,10 @@ def test_output_that_cannot_be_written_is_no_success(program):
         (["verify", "--seed", "-1"], "--seed: expected 0 or more, got -1"),
         (["bench", "--n", "64,-99999999999999999999"], "--n: expected an integer of 64 bits"),
         (["theory", "--seed", "-1"], "--seed: expected 0 or more, got -1"),
+        (["bench", "--threads", "99999999999"], "--threads: expected an integer of 32 bits, got 99999999999"),
+        (["bench", "--n", "64,0128"], "--n: expected an integer without zeros in front, got 0128"),
+        (["bench", "--heads", "1e3"], '--heads: expected an integer, got "1e3"'),
+        (["kernels", "--scale", "half"], '--scale: expected a number, got "half"'),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(dspattn, command, reason):
