@@ -136,9 +136,17 @@ void OutputFile::write(const std::function<void(std::ostream&)>& content) {
   if (made) stream.open(replaces_ ? beside_ : place_, std::ios::binary | std::ios::trunc);
   if (!made || !stream)
     throw std::runtime_error(option_ + ": " + name_ + ": cannot be opened for writing: " + last_error());
+  if (replaces_) keep_permissions();
   content(stream);
   stream.close();
   if (!stream) throw std::runtime_error(option_ + ": " + name_ + ": could not be written in full; is the disk full?");
+}
+
+// What stands there keeps its readers: a file that only its owner may read is replaced by such a one.
+void OutputFile::keep_permissions() {
+  std::error_code ignored;
+  const fs::file_status there = fs::status(place_, ignored);
+  if (fs::exists(there)) fs::permissions(beside_, there.permissions(), ignored);
 }
 
 void OutputFile::take_place() {

@@ -1,8 +1,8 @@
 // A file that a command writes its result to, named by an option. Whether it can be written is found out when it is
 // named, before the work; the result itself is written in full beside its place and then takes it, so that what was
-// there before is lost to no failure. Until then it has no name, where the file system can do that (O_TMPFILE): a run
-// that is killed leaves nothing. Elsewhere it leaves <file>.partial, which a later run passes by and tells of. "-" is
-// standard output.
+// there before is lost to no failure; its permissions stay. Until then it has no name, where the file system can do
+// that (O_TMPFILE): a run that is killed leaves nothing. Elsewhere it leaves <file>.partial, which a later run passes
+// by and tells of. "-" is standard output.
 #pragma once
 
 #include <filesystem>
@@ -33,6 +33,7 @@ class OutputFile {
   bool make_nameless();
   bool make_named();
   void give_name();
+  void keep_permissions();
   void discard();
 
   std::string option_;

@@ -189,9 +189,11 @@ class Call {
   }
 
  private:
+  NpyUse numbers() const { return wanted_ == DType::bf16 ? NpyUse::bf16_bits : NpyUse::numbers; }
+
   ConstTensorView input(const std::string& file, const std::string& argument, DeviceTensor& tensor,
                         std::vector<std::int64_t>& shape) {
-    const NpyArray array = read_array(argument, file, wanted_ == DType::bf16 ? NpyUse::bf16_bits : NpyUse::numbers);
+    const NpyArray array = read_array(argument, file, numbers());
     if (!is_floating(array.dtype)) {
       throw Error(argument + ": " + file + ": expected float32, float16 or bfloat16, got " +
                   std::string(name(array.dtype)));
@@ -221,7 +223,7 @@ class Call {
   }
 
   void add_bias() {
-    const NpyArray array = read_array("--bias", options_.bias);
+    const NpyArray array = read_array("--bias", options_.bias, numbers());
     bias_ = upload(array, device_, with_four_extents(array.shape));
     args_.problem.mask.bias = bias_.view();
   }

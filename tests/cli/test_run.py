@@ -188,6 +188,18 @@ def test_16_bit_types(dspattn, qkv, save, tmp_path, kind):
     np.testing.assert_allclose(result, attention(*values, keep=1, group=1)[0], atol=1e-3 if kind == "fp16" else 8e-3)
 
 
+def test_a_bias_of_bf16_bits_as_the_other_files(dspattn, qkv, save, tmp_path):
+    for name, array in zip("qkv", qkv, strict=True):
+        save(f"{name}.npy", to_bf16_bits(array))
+    bias = to_bf16_bits(draw(1, 1, 50, 50))
+    results = []
+    for stored in (bias, bias.view("V2")):
+        save("bias.npy", stored)
+        run_ok(dspattn, "--dtype", "bf16", "--bias", "bias.npy")
+        results.append((tmp_path / "o.npy").read_bytes())
+    assert results[0] == results[1]
+
+
 def test_no_keys_and_no_queries(dspattn, save, tmp_path):
     save("q.npy", draw(1, 2, 5, 8))
     save("k.npy", draw(1, 2, 0, 8))
@@ -233,6 +245,14 @@ def test_results_replace_files_and_follow_links_and_devices_stay(dspattn, qkv, s
     assert (tmp_path / "o.npy").is_symlink()
     assert os.path.exists("/dev/null") and not os.path.isfile("/dev/null")
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_file_keeps_its_permissions(dspattn, qkv, save, tmp_path):
+    save("o.npy", np.arange(3))
+    (tmp_path / "o.npy").chmod(0o600)
+    run_ok(dspattn)
+    assert (tmp_path / "o.npy").stat().st_mode & 0o777 == 0o600
+    np.testing.assert_allclose(np.load(tmp_path / "o.npy"), attention(*qkv)[0], atol=2e-5)
 
 
 def test_files_beside_the_results_are_left_alone(dspattn, qkv, tmp_path):
