@@ -16,7 +16,7 @@ from ._schema import ProblemArguments
 from .errors import DspattnError
 
 # What joins nothing where it is mapped: samples run one by one.
-APART = ("cu_q", "cu_k", "sinks", "block_table", "dropout_state", "value_sums")
+APART = ("cu_q", "cu_k", "sinks", "dropout_state")
 
 Run = Callable[..., tuple[Tensor, ...]]
 Rule = Callable[..., tuple[tuple[Tensor, ...], tuple[int, ...]]]
@@ -51,11 +51,13 @@ def batching_rule(run: Run, extras: int) -> Rule:
 
 
 def _apart(extras: tuple[Any, ...], problem: ProblemArguments, mapped: ProblemArguments) -> bool:
-    """Whether samples cannot be one call: dropout counts batch and heads, sinks have one entry for each head, and
-    gradients of biases and sinks (flags among the extras) are sums over the batch."""
+    """Whether samples cannot be one call: dropout counts batch and heads, sinks have one entry for each head, pages and
+    sums of a cache are not joined, and gradients of biases and sinks (flags among the extras) are sums over the batch.
+    """
     wanted = any(extra is True for extra in extras)
     per_head = problem.sinks is not None and problem.cu_q is not None
-    return wanted or per_head or problem.dropout > 0 or any(getattr(mapped, name) is not None for name in APART)
+    cached = problem.block_table is not None or problem.value_sums is not None
+    return wanted or per_head or cached or problem.dropout > 0 or any(getattr(mapped, n) is not None for n in APART)
 
 
 def _sample(arguments: tuple[Any, ...], in_dims: tuple[Any, ...], i: int) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -240,6 +240,21 @@ def attention_with_cache(
         given = {"query": query, "key": key, "value": value, "sums": sums, "scale": scale, "kernel": kernel}
         raise explained(error, given) from None
     return (out, lse) if return_lse else out
+
+
+def _update_each(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[None, None]:
+    """The batching rule of ``torch.vmap``: the sums of one sample after the other."""
+    if in_dims[0] is None:
+        raise DspattnError(
+            ["sums: expected some for each sample where torch.vmap maps the values, got the same for all"]
+        )
+    for i in range(info.batch_size):
+        given = [a if dim is None else a.select(dim, i) for a, dim in zip(arguments, in_dims, strict=True)]
+        _ops.update_value_sums(*given)
+    return None, None
+
+
+torch.library.register_vmap("dspattn::update_value_sums", _update_each)
 
 
 def _require_sums(sums: Tensor) -> None:

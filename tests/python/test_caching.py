@@ -170,3 +170,17 @@ def test_sums_that_are_none_are_refused(device: str, wrong: str) -> None:
         dspattn.attention_with_cache(q[:, :, :0], k, v, rest="mean", sums=sums)
     with pytest.raises(dspattn.DspattnError, match=reason.replace(" query ", " value ")):
         dspattn.update_value_sums(sums, v, 1)
+
+
+def test_vmap_over_steps_of_one_cache_and_over_caches() -> None:
+    q, k, v = torch.randn(2, 1, 4, 1, 16), torch.randn(1, 2, 300, 16), torch.randn(2, 1, 2, 300, 16)
+    sums = torch.vmap(dspattn.value_sums)(v)
+    assert torch.equal(sums, torch.stack([dspattn.value_sums(each) for each in v]))
+
+    def step(q: torch.Tensor, v: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+        return dspattn.attention_with_cache(q, k, v, rest="mean", sums=sums)
+
+    alone = torch.stack([step(each, v[0], sums[0]) for each in q])
+    assert torch.equal(torch.vmap(lambda q: step(q, v[0], sums[0]))(q), alone)
+    with pytest.raises(dspattn.DspattnError, match="sums: expected some for each sample"):
+        torch.vmap(lambda v: dspattn.update_value_sums(sums[0], v, 1))(v)
