@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import dspattn
 from dspattn import DspattnError, zoo
@@ -396,3 +397,34 @@ def test_every_mask_kind_is_taken_or_refused(name: str) -> None:
         else:
             with pytest.raises(DspattnError):
                 module(*inputs(), mask, is_causal=is_causal)
+
+
+class RefusesOtherDevices(TorchFunctionMode):
+    """What PyTorch refuses where its default device is a GPU: numbers of a generator that is on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("generator") is not None:
+            assert torch.device(kwargs.get("device") or "cuda") == kwargs["generator"].device
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", [*zoo.names(), "bigbird 1:2", "longformer 1:2"])
+def test_default_devices_and_types(name: str) -> None:
+    """A mechanism is made where PyTorch makes modules, with the same numbers for a seed."""
+    name, _, pattern = name.partition(" ")
+
+    def made() -> zoo.Mechanism:
+        return zoo.create(name, heads=2, head_dim=16, n=128, **({"pattern": pattern} if pattern else {}))
+
+    with torch.device("meta"), RefusesOtherDevices():
+        there = made()
+    assert all(t.is_meta for t in (*there.parameters(), *there.buffers()))
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        narrow = made()
+    finally:
+        torch.set_default_dtype(default)
+    for (which, one), (_, other) in zip(made().named_buffers(), narrow.named_buffers(), strict=True):
+        torch.testing.assert_close(one, other.to(one.dtype), atol=1e-2, rtol=1e-2, msg=which)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .. import block_masks
@@ -56,19 +57,20 @@ class BigBird(Mechanism):
         mask = block_masks.bigbird(64 * count, window=window, global_blocks=global_blocks, random=random, seed=seed)
         self.global_blocks = min(global_blocks, count)
         self.share = mask.density
+        device = torch.get_default_device()  # as of every module's tensors; masks are made on the CPU
         if pattern is None:
             # Global rows are computed apart, and global columns are seen by all: the table has the others.
             seen = mask.block_map()
             seen[: self.global_blocks] = False
             seen[:, : self.global_blocks] = False
             mask = block_masks.from_block_map(seen, 64 * count, 64 * count)
-            self.register_buffer("table", mask.columns.long(), persistent=False)
+            self.register_buffer("table", mask.columns.long().to(device), persistent=False)
         else:
             same = block_masks.from_block_map(mask.block_map(), n, n, block=block)
             mask = without_first_rows(same, self.global_blocks)
             self.rows = mask.n_q
-            self.register_buffer("table", mask.columns, persistent=False)
-        self.register_buffer("counts", mask.counts, persistent=False)
+            self.register_buffer("table", mask.columns.to(device), persistent=False)
+        self.register_buffer("counts", mask.counts.to(device), persistent=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         if self.pattern is None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .. import block_masks
@@ -62,8 +63,9 @@ class Longformer(Mechanism):
             block_masks.longformer(n, block=block, window=-(-self.reach // block), global_blocks=whole), whole
         )
         self.rows = mask.n_q
-        self.register_buffer("table", mask.columns, persistent=False)
-        self.register_buffer("counts", mask.counts, persistent=False)
+        device = torch.get_default_device()  # as of every module's tensors; masks are made on the CPU
+        self.register_buffer("table", mask.columns.to(device), persistent=False)
+        self.register_buffer("counts", mask.counts.to(device), persistent=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         if self.pattern is None:

@@ -118,6 +118,11 @@ class Mechanism(torch.nn.Module):
         return []
 
 
+def draw(generator: torch.Generator, *shape: int) -> Tensor:
+    """Normal numbers, the same for a seed whatever PyTorch's default device and type are."""
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device=generator.device)
+
+
 def require_positive(**values: int) -> None:
     """Raises for each value that is not a whole number of at least 1."""
     reasons = [

@@ -10,17 +10,17 @@ from torch import Tensor
 from .._flags import as_flag
 from ..errors import DspattnError
 from .linear_transformer import feature_attention
-from .mechanism import Mechanism, require_positive
+from .mechanism import Mechanism, draw, require_positive
 
 
 def draw_features(features: int, dim: int, orthogonal: bool, generator: torch.Generator) -> Tensor:
     """[features, dim] normal vectors; with ``orthogonal``, those of each block of ``dim`` at right angles, their
     lengths drawn as those of independent ones."""
-    independent = torch.randn(features, dim, generator=generator)
+    independent = draw(generator, features, dim)
     if not orthogonal:
         return independent
     count = -(-features // dim)
-    basis, triangle = torch.linalg.qr(torch.randn(count, dim, dim, generator=generator))
+    basis, triangle = torch.linalg.qr(draw(generator, count, dim, dim))
     # A QR factorisation chooses its signs; with those of R's diagonal every rotation is as likely as any other.
     directions = basis * triangle.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
     return directions.transpose(-1, -2).reshape(-1, dim)[:features] * independent.norm(dim=1, keepdim=True)

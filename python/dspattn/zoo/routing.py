@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .mechanism import Mechanism, product, require_positive, scores, softmax
+from .mechanism import Mechanism, draw, product, require_positive, scores, softmax
 
 
 class Routing(Mechanism):
@@ -41,8 +41,9 @@ class Routing(Mechanism):
         require_positive(clusters=self.clusters, **({} if members is None else {"members": members}))
         self.members = min(n, members if members is not None else -(-n // self.clusters))
         self.decay = decay
-        drawn = torch.randn(heads, self.clusters, head_dim, generator=torch.Generator().manual_seed(seed))
-        self.register_buffer("centres", torch.nn.functional.normalize(drawn, dim=-1))
+        self.register_buffer("centres", torch.empty(heads, self.clusters, head_dim))
+        drawn = draw(torch.Generator().manual_seed(seed), *self.centres.shape)
+        self.centres.copy_(torch.nn.functional.normalize(drawn, dim=-1))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         batch, heads, n, d = q.shape

@@ -44,9 +44,10 @@ class SparseTransformer(Mechanism):
         if not merged and heads < 2:
             raise DspattnError([f"heads: expected at least 2 when merged is False, got {heads}"])
         self.stride, self.merged = min(stride, n), merged
-        place = torch.arange(n) % self.stride
+        place = torch.arange(n, device="cpu") % self.stride  # which columns are wanted is read
         wanted = (place == 0) | (place >= self.stride - summary)
-        self.register_buffer("columns", torch.arange(n)[wanted], persistent=False)
+        columns = wanted.nonzero().squeeze(1)
+        self.register_buffer("columns", columns.to(torch.get_default_device()), persistent=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         if self.merged:
