@@ -27,6 +27,7 @@ struct Options {
   std::vector<std::string> sections;
   std::string json;
   std::string predict;
+  std::vector<std::pair<std::string, Option>> of_simulations;  // that mean nothing without --monte-carlo
 };
 
 std::string cell(const ordered_json& value) {
@@ -89,7 +90,7 @@ ordered_json read_json(const std::string& path) {
   if (!file) throw Error("predict: expected a readable file, got \"" + path + "\"");
   try {
     return ordered_json::parse(file);
-  } catch (const ordered_json::parse_error& error) {
+  } catch (const ordered_json::exception& error) {
     throw Error("predict: expected JSON in \"" + path + "\", got " + error.what());
   }
 }
@@ -136,6 +137,10 @@ void require_sizes(const TheoryOptions& o) {
 
 void run(const Options& options) {
   require_sizes(options.theory);
+  for (const auto& [name, option] : options.of_simulations) {
+    if (option.given() && !options.theory.monte_carlo)
+      throw Error(name + ": expected none without --monte-carlo, got one");
+  }
   ordered_json content{{"program", "dspattn theory"}, {"parameters", parameters(options.theory)}};
   content["rows"] = ordered_json::array();
   std::optional<OutputFile> json;
@@ -197,8 +202,9 @@ void register_theory(Parser& parser, Outcome&) {
   command.add_option("--correlation", o.correlation, "weight:decay,... so that rho(lag) = sum of weight decay^lag")
       .capture_default_str();
   command.add_flag("--monte-carlo", o.monte_carlo, "simulate the qualities too, with standard errors");
-  command.add_option("--rows", o.rows, "rows per simulation").capture_default_str();
-  command.add_option("--seed", o.seed, "seed of the simulations").capture_default_str();
+  options->of_simulations = {
+      {"rows", command.add_option("--rows", o.rows, "rows per simulation").capture_default_str()},
+      {"seed", command.add_option("--seed", o.seed, "seed of the simulations").capture_default_str()}};
   command.add_option("--json", options->json,
                      "also write JSON to this file; - for standard output, without the tables");
   command.add_option("--predict", options->predict,

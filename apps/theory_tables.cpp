@@ -313,17 +313,30 @@ Rows predicted_rows(const ordered_json& maps, const TheoryOptions& options) {
     for (const char* key : {"sigma", "sink", "rho"}) {
       if (!head.contains(key)) throw Error(where + "expected an entry \"" + key + "\", found none");
     }
+    const auto number_of = [&](const std::string& name, const ordered_json& given, const char* expected,
+                               bool (*fits)(double)) {
+      if (given.is_number() && fits(given.get<double>())) return given.get<double>();
+      throw Error(where + name + ": expected " + expected + ", got " + given.dump());
+    };
     std::vector<double> correlation(kInterleaveBlock, 0.0);
     correlation[0] = 1.0;
+    if (!head["rho"].is_object()) throw Error(where + "rho: expected an object of lags, got " + head["rho"].dump());
     for (const auto& [lag, value] : head["rho"].items()) {
-      const double number = parse_numbers(lag, ',', lag).front();
-      if (number >= 1.0 && number < kInterleaveBlock)
-        correlation[static_cast<std::size_t>(number)] = value.get<double>();
+      std::size_t distance = 0;
+      const auto [end, error] = std::from_chars(lag.data(), lag.data() + lag.size(), distance);
+      if (error != std::errc{} || end != lag.data() + lag.size()) {
+        throw Error(where + "rho: expected lags that are integers, got \"" + lag + "\"");
+      }
+      const double rho =
+          number_of("rho[" + lag + "]", value, "a number in [-1, 1]", [](double x) { return std::abs(x) <= 1; });
+      if (distance >= 1 && distance < kInterleaveBlock) correlation[distance] = rho;
     }
-    const double sigma = head["sigma"].get<double>();
-    const double sink = head["sink"].get<double>();
-    ordered_json row{
-        {"model", head.value("model", "")}, {"layer", head.value("layer", 0)}, {"head", head.value("head", 0)}};
+    const double sigma =
+        number_of("sigma", head["sigma"], "a finite number > 0", [](double x) { return std::isfinite(x) && x > 0; });
+    const double sink =
+        number_of("sink", head["sink"], "a number in [0, 1]", [](double x) { return x >= 0 && x <= 1; });
+    ordered_json row;
+    for (const char* name : {"model", "layer", "head"}) row[name] = head.value(name, ordered_json());
     for (const Pattern pattern : patterns_of(options)) {
       // The first key stays in its group; the rest of the row follows the model. Q^1, the kept weight.
       row["independent"][to_string(pattern)] = sink + (1.0 - sink) * theory::nm_quality(pattern, 1.0, sigma);

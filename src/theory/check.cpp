@@ -30,7 +30,9 @@ Check& Check::finite(std::string_view name, double value) {
   return require(std::isfinite(value), name, "finite", show(value));
 }
 
-Check& Check::density(double value) { return require(value > 0 && value <= 1, "density", "in (0, 1]", show(value)); }
+Check& Check::density(double value, std::string_view name) {
+  return require(value > 0 && value <= 1, name, "in (0, 1]", show(value));
+}
 
 Check& Check::in_closed_range(std::string_view name, double value, double low, double high) {
   return require(value >= low && value <= high, name, "in [" + show(low) + ", " + show(high) + "]", show(value));

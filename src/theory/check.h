@@ -17,7 +17,7 @@ class Check {
 
   Check& positive(std::string_view name, double value);
   Check& finite(std::string_view name, double value);
-  Check& density(double value);
+  Check& density(double value, std::string_view name = "density");
   Check& in_closed_range(std::string_view name, double value, double low, double high);
   Check& at_least(std::string_view name, std::int64_t value, std::int64_t least);
   Check& pattern(Pattern pattern);

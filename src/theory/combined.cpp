@@ -87,7 +87,7 @@ Traffic linformer_traffic(const LinformerShape& shape, Pattern pattern, int elem
 }
 
 Traffic block_sparse_traffic(const Shape& shape, double block_density, Pattern pattern, int element_bits) {
-  Check("block_sparse_traffic").density(block_density).raise();
+  Check("block_sparse_traffic").density(block_density, "block_density").raise();
   // Only the blocks that remain are computed; inside each, N:M. Tiles of V behind dropped blocks are not read.
   const Traffic blocks = nm_traffic(shape, pattern, element_bits);
   const double output = static_cast<double>(shape.keys) * static_cast<double>(shape.head_dim);

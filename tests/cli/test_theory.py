@@ -64,6 +64,24 @@ def test_predicts_measured_heads(dspattn, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "changed,message",
+    [
+        ({"sigma": "wide"}, 'sigma: expected a finite number > 0, got "wide"'),
+        ({"sigma": -1}, "sigma: expected a finite number > 0, got -1"),
+        ({"sink": 2}, "sink: expected a number in [0, 1], got 2"),
+        ({"rho": [0.5]}, "rho: expected an object of lags, got [0.5]"),
+        ({"rho": {"near": 0.5}}, 'rho: expected lags that are integers, got "near"'),
+        ({"rho": {"3": None}}, "rho[3]: expected a number in [-1, 1], got null"),
+    ],
+)
+def test_measured_heads_that_are_none(dspattn, tmp_path, changed, message):
+    (tmp_path / "maps.json").write_text(json.dumps({"rows": [{"sigma": 2.0, "sink": 0.25, "rho": {}} | changed]}))
+    result = dspattn("theory", "--predict", "maps.json")
+    assert result.returncode == 2
+    assert f"--predict: rows[0]: {message}" in result.stderr
+
+
+@pytest.mark.parametrize(
     "arguments, message",
     [
         (["--density", "0"], ["density", "(0, 1]", "got 0"]),
@@ -77,6 +95,9 @@ def test_predicts_measured_heads(dspattn, tmp_path):
         (["--pattern", "5:4"], ["5:4"]),
         (["--pattern", "02:4"], ["--pattern: expected", "02:4"]),
         (["--keys", "0"], ["keys"]),
+        (["--rows", "10"], ["--rows: expected none without --monte-carlo, got one"]),
+        (["--seed", "1", "--section", "quality"], ["--seed: expected none without --monte-carlo"]),
+        (["--block-density", "2"], ["--block-density must be in (0, 1], got 2"]),
         (["--rows", "0"], ["--rows: expected 2 to 134217728, got 0"]),
         (["--rows", "9223372036854775807"], ["--rows: expected 2 to 134217728, got 9223372036854775807"]),
         (["--rows", "1000000", "--keys", "1048576"], ["--rows: expected 2 to 131072, got 1000000"]),
