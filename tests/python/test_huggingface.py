@@ -325,3 +325,10 @@ def test_bloom_at_load_and_at_set(tmp_path: Any) -> None:
     with pytest.raises(dspattn.DspattnError, match=reason):
         model.set_attn_implementation("dspattn_2_4")
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+
+
+def test_biases_of_many_queries_are_refused_by_name_with_the_mean() -> None:
+    model = t5_like()
+    model.set_attn_implementation("dspattn_2_4_mean")
+    with pytest.raises(dspattn.DspattnError, match="and no bias of several queries"):
+        model(input_ids=torch.arange(3, 20)[None], decoder_input_ids=torch.zeros(1, 1, dtype=torch.long))

@@ -232,7 +232,7 @@ def test_masks_of_transformers_that_are_no_window_are_refused() -> None:
     model.set_attn_implementation("dspattn_2_4_mean")
     ids = text(20, 0)["input_ids"][:1]
     positions = torch.cat([torch.arange(12), torch.arange(8)]).unsqueeze(0)
-    with pytest.raises(dspattn.DspattnError, match="attention_mask: expected one that is causal, full or a sliding"):
+    with pytest.raises(dspattn.DspattnError, match="expected a mask that is causal, full or a sliding"):
         model(ids, position_ids=positions, use_cache=False)
     with pytest.raises(dspattn.DspattnError, match="left_padding: expected False"):
         dspattn.integrations.huggingface.register_pattern("2:4", rest="mean", left_padding=True)

@@ -400,7 +400,7 @@ def _attention_function(
         if band is not None:
             options |= band.options()
             attention_mask = attention_mask if band.padded else None
-        elif plan.rest == "mean" and attention_mask is not None and attention_mask.shape[-2] > 1:
+        if plan.rest == "mean" and any([t is not None and t.shape[-2] > 1 for t in (attention_mask, position_bias)]):
             raise DspattnError([_MANY_ROWS])
         weights = None
         if not wants_weights:
@@ -447,9 +447,10 @@ _MASK_BESIDE_LENGTHS = (
     "groups of keys count from the row's first key, not from each sequence's own"
 )
 _MANY_ROWS = (
-    'attention_mask: expected one that is causal, full or a sliding window, with or without padding, for rest="mean" '
-    "(a key that is hidden from some queries only would reach them through the mean), got one that is not; give packed "
-    'batches as cu_seq_lens_q and cu_seq_lens_k, and other masks to a name without "_mean"'
+    "attention_mask, position_bias: expected a mask that is causal, full or a sliding window, with or without padding, "
+    'and no bias of several queries, for rest="mean" (a key that is hidden from some queries only would reach them '
+    "through the mean), got others; give packed batches as cu_seq_lens_q and cu_seq_lens_k, and other masks and biases "
+    'to a name without "_mean"'
 )
 
 
