@@ -6,6 +6,8 @@ Offered are first derivatives in reverse mode, also per sample (``torch.vmap`` o
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -126,6 +128,31 @@ class _AttentionBackward(_Gradient):
             return attention_backward(*arguments)
 
     vmap = staticmethod(batching_rule(lambda *a: _AttentionBackward.apply(*a), len(BackwardArguments._fields)))
+
+
+class _Final(_Gradient):
+    """Gradients as they are, of something that wants one."""
+
+    @staticmethod
+    def forward(wanting: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return tuple(gradient.view_as(gradient) for gradient in gradients)
+
+
+def first_order(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """The ``backward`` of an autograd function whose results have no gradient: to ask for one raises. PyTorch's own
+    ``once_differentiable`` takes them for constants where the gradient that comes in is one."""
+
+    @functools.wraps(backward)
+    def final(ctx: Any, *d_outputs: Tensor | None) -> tuple[Any, ...]:
+        with torch.no_grad():
+            found = backward(ctx, *d_outputs)
+        if not torch.is_grad_enabled():
+            return found
+        gradients = [gradient for gradient in found if gradient is not None]
+        without = iter(_Final.apply(torch.empty(0, device="cpu", requires_grad=True), *gradients))
+        return tuple(None if gradient is None else next(without) for gradient in found)
+
+    return final
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .._autograd import first_order
 from . import call as calls
 from .call import Call, Masks, Pair
 from .ring import kept_for_backward
@@ -182,7 +182,7 @@ class Heads(torch.autograd.Function):
         return mine, mine_lse.squeeze(-1)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         exchange: Exchange = ctx.exchange
         q, k, v, out, lse = kept_for_backward(ctx, exchange.call, d_lse)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .._autograd import first_order
 from ..errors import DspattnError
 from . import call as calls
 from .call import Call
@@ -199,7 +199,7 @@ class Ring(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = kept_for_backward(ctx, ctx.call, d_lse)
         if d_out is None:  # the other ranks may have one, and wait for this one's keys
