@@ -53,6 +53,12 @@ def stand_in() -> Any:
     return next((other.block for other in reversed(stand_ins) if other.thread == thread), None)
 
 
+def refuse_pieces(name: str) -> None:
+    """Raise in a block of dspattn.parallel.context, where a function would see this rank's keys alone."""
+    if stand_ins and (parallel := stand_in()) is not None and parallel.world > 1:
+        parallel.refuse(DspattnError([f"{name}: expected no dspattn.parallel.context (it needs all keys), got one"]))
+
+
 @contextlib.contextmanager
 def as_in_parallel(block: Any) -> Iterator[None]:
     """Run what is inside as it would run in this block of dspattn.parallel.context, None: in none."""

@@ -20,6 +20,7 @@ from ._flags import as_flag, as_flags, refuse_flags
 from ._inputs import Alignment, explained, lengths_as_int32, parse_alignment, require_known
 from ._not_offered import not_scriptable
 from ._registered import register_gradient
+from ._running import refuse_pieces
 from ._schema import BackwardArguments, ProblemArguments
 from .errors import DspattnError
 from .patterns import Grouping, parse_grouping, parse_pattern
@@ -236,6 +237,7 @@ def block_attention(
         >>> block_attention(q, k, v, sliding_window(256), pattern="1:2").shape
         torch.Size([1, 2, 256, 64])
     """
+    refuse_pieces("block_attention")
     keep, group = parse_pattern(pattern)
     is_causal, allow_tf32 = as_flags(is_causal=is_causal, allow_tf32=allow_tf32)
     refuse_flags(scale=scale)

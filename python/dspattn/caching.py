@@ -20,7 +20,7 @@ from ._inputs import (
     require_known,
 )
 from ._not_offered import not_scriptable
-from ._running import run
+from ._running import refuse_pieces, run
 from ._schema import ProblemArguments
 from ._sparse_inputs import require_integer
 from .errors import DspattnError
@@ -204,6 +204,7 @@ def attention_with_cache(
         >>> attention_with_cache(q, k, v, lengths, rest="mean", sums=sums).shape
         torch.Size([1, 8, 1, 64])
     """
+    refuse_pieces("attention_with_cache")
     keep, group = parse_pattern(pattern)
     left, right = parse_window(window)
     is_causal, return_lse = as_flags(is_causal=is_causal, return_lse=return_lse)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._flags import as_flag
 from ._not_offered import not_scriptable
-from ._running import stand_in, stand_ins
+from ._running import refuse_pieces
 from .errors import DspattnError
 from .functional import attention
 
@@ -45,8 +45,7 @@ def attention_weights(query: Tensor, key: Tensor, attn_mask: Tensor | None = Non
     """
     if as_flag("return_lse", options.pop("return_lse", False)):
         raise DspattnError(["return_lse: expected False for attention_weights, got True"])
-    if stand_ins and (parallel := stand_in()) is not None and parallel.world > 1:
-        parallel.refuse(DspattnError(["attention_weights: expected no dspattn.parallel.context (columns of all keys)"]))
+    refuse_pieces("attention_weights")
     n_k = key.shape[-2]
     value_lead = key.shape[:-2]
     parts = []

@@ -63,6 +63,23 @@ def test_a_model_gives_what_it_gives_in_one_process(pool, kind, window, method):
         torch.testing.assert_close(torch.from_numpy(result), wanted, atol=2e-5, rtol=1e-4)
 
 
+def one_row_on_rank(group, rank):
+    """The mean's sums of a cache, which a model outside has asked for, are of whole sequences."""
+    model = tiny_models.decoder()
+    model.set_attn_implementation("dspattn_2_4_mean")
+    with torch.no_grad():
+        whole = output_of(model, input_ids=tokens(129))
+        with parallel.context(group):
+            positions = parallel.position_ids(129, group)[None]
+            piece = output_of(model, input_ids=parallel.shard(tokens(129), 1, group), position_ids=positions)
+    return (piece - parallel.shard(whole, 1, group)).abs().max().item()
+
+
+def test_a_rank_with_one_row_has_no_step_of_generation(pool):
+    for difference in pool.run(one_row_on_rank, size=2):
+        assert not isinstance(difference, Failure) and difference < 2e-5, difference
+
+
 def step_on_rank(group, rank, method):
     """One training step: the loss's share of each rank, and gradients added up over ranks."""
     model = model_of("decoder")

@@ -366,23 +366,32 @@ def test_gradients_wrong_on_one_rank(pool, case, words, method):
 def test_a_graph_of_the_gradients_on_one_rank(pool, method):
     """Gradients are there for all; only those of gradients are not."""
     for rank, (message, finite) in enumerate(pool.run(backward_of, method, "graph")):
-        assert finite and ("does not require grad" in message if rank == WRONG else message is None), message
+        assert finite and ("first-order gradients only" in message if rank == WRONG else message is None), message
 
 
-def weights_of_pieces(group, rank):
+BLOCKS = dspattn.block_masks.sliding_window(128)
+OF_ALL_KEYS = {
+    "attention_weights": lambda q: dspattn.attention_weights(q, q),
+    "attention_with_cache": lambda q: dspattn.attention_with_cache(q, q, q),
+    "block_attention": lambda q: dspattn.block_attention(q, q, q, BLOCKS, pattern="1:2"),
+}
+
+
+def function_of_all_keys(group, rank, name):
     q = piece()
 
     def call():
         with parallel.context(group):
-            dspattn.attention_weights(q, q) if rank == WRONG else dspattn.attention(q, q, q)
+            OF_ALL_KEYS[name](q) if rank == WRONG else dspattn.attention(q, q, q)
 
     message = message_of(call)
     still_in_step(group)
     return message
 
 
-def test_weights_of_pieces_are_refused(pool):
-    require_all(pool.run(weights_of_pieces), "attention_weights: expected no dspattn.parallel.context")
+@pytest.mark.parametrize("name", OF_ALL_KEYS)
+def test_functions_of_all_keys_are_refused(pool, name):
+    require_all(pool.run(function_of_all_keys, name), f"{name}: expected no dspattn.parallel.context")
     q = piece()
     with parallel.context():  # a group of one has the whole
         assert torch.equal(dspattn.attention_weights(q, q), dspattn.attention_weights(q, q))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._running import stand_in, stand_ins
 from ..caching import BLOCK, attention_with_cache, update_value_sums
 from ..plans import Plan
 from . import _bands
@@ -168,6 +169,8 @@ def attention(
 ) -> Tensor | None:
     """Attention of few queries by the sums of the values' cache, [batch, n_q, heads, d_v]; None where there are none or
     they do not help: of many queries, of padded batches, of windows."""
+    if stand_ins and stand_in() is not None:
+        return None  # these are pieces of longer sequences
     kept: Kept | None = getattr(value, ATTRIBUTE, None)
     trains = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     if kept is None or plan.pattern == "dense" or trains:
