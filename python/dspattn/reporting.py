@@ -185,8 +185,10 @@ def report(
     """
     reasons = []
     for name, values in (("patterns", patterns), ("groupings", groupings)):
-        if isinstance(values, str) or not values:
+        if not isinstance(values, Sequence) or isinstance(values, str) or not values:
             reasons.append(f"{name}: expected at least one in a list, got {values!r}")
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+        reasons.append(f"path: expected the name of a file, got {path!r}")
     if not isinstance(max_tokens, int) or max_tokens < 2:
         reasons.append(f"max_tokens: expected at least 2, got {max_tokens!r}")
     if not isinstance(text, str):
@@ -201,6 +203,7 @@ def report(
         parse_pattern(pattern)
     for grouping in groupings:
         parse_grouping(grouping)
+    patterns, groupings = list(dict.fromkeys(patterns)), list(dict.fromkeys(groupings))
     target = Path(path)
     _check_place(target)
     content = collect(
@@ -235,7 +238,7 @@ def _check_place(target: Path) -> None:
 
 
 def _write(target: Path, page: str) -> None:
-    """In full, or not at all: an interruption or a full disk leaves what was there."""
+    """In full, or not at all: an interruption or a full disk leaves what was there. Its permissions stay."""
     place = target.resolve()  # behind links
     if place.exists() and not place.is_file():  # a device takes its bytes as they come
         place.write_text(page, encoding="utf-8")
@@ -243,4 +246,6 @@ def _write(target: Path, page: str) -> None:
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name[:40]}.") as beside:
         written = Path(beside) / "page"
         written.write_text(page, encoding="utf-8")
+        if place.exists():
+            written.chmod(place.stat().st_mode)
         written.replace(place)

@@ -158,6 +158,9 @@ def test_arguments_that_cannot_be_served_raise(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"patterns": []}, "patterns: expected at least one"),
         ({"patterns": ["5:4"]}, "pattern: expected"),
+        ({"patterns": iter(["2:4"])}, "patterns: expected at least one in a list, got <list_iterator"),
+        ({"path": b"page.html"}, "path: expected the name of a file, got b'page.html'"),
+        ({"path": "page\0.html"}, "path: expected the name of a file"),
         ({"groupings": ["sideways"]}, "grouping: expected"),
         ({"max_tokens": 1}, "max_tokens: expected at least 2, got 1"),
         ({"text": ""}, "text: expected at least 2 tokens, got 0"),
@@ -168,9 +171,9 @@ def test_arguments_that_cannot_be_served_raise(tmp_path: Path) -> None:
         ({"model": t5}, r"model: .* got T5Model, an encoder-decoder model; model.get_encoder\(\) can be shown"),
     ]
     for change, reason in cases:
-        arguments = {"model": model, "tokenizer": tokenizer, "text": tiny_models.text(30), "progress": False, **change}
+        arguments = {"model": model, "tokenizer": tokenizer, "text": tiny_models.text(30), "progress": False}
         with pytest.raises(dspattn.DspattnError, match=reason):
-            dspattn.report(path=tmp_path / "page.html", **arguments)
+            dspattn.report(**(arguments | {"path": tmp_path / "page.html"} | change))
     assert not list(tmp_path.iterdir())
 
 
@@ -191,8 +194,22 @@ def test_a_report_that_cannot_be_written_loses_nothing(tmp_path: Path, monkeypat
     assert (tmp_path / "file").read_text() == "what was there"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     (tmp_path / "link").symlink_to("file")
+    (tmp_path / "file").chmod(0o600)
     write(tmp_path / "link")
     assert (tmp_path / "link").is_symlink() and "<html" in (tmp_path / "file").read_text()
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_named_twice_is_shown_once(tmp_path: Path) -> None:
+    pages = []
+    for patterns, groupings in ((["2:4"], ["consecutive"]), (["2:4", "2:4"], ["consecutive", "consecutive"])):
+        pages.append(
+            dspattn.report(
+                tiny_models.decoder(), tiny_models.tokenizer(), tiny_models.text(20), tmp_path / f"{len(pages)}.html",
+                patterns=patterns, groupings=groupings, max_tokens=8, progress=False,
+            ).read_text()
+        )  # fmt: skip
+    assert pages[0] == pages[1]
 
 
 def test_the_function_shares_its_name_with_no_module() -> None:
