@@ -36,8 +36,9 @@ def require_types(nonzeros: Tensor, metadata: Tensor | None = None, value: Tenso
 
 
 def require_integer(name: str, number: Any) -> None:
-    if not hasattr(number, "__index__"):  # as symbolic and NumPy's integers have
-        raise DspattnError([f"{name}: expected an integer, got {number!r}"])
+    # As symbolic and NumPy's integers have.
+    if not hasattr(number, "__index__") or (isinstance(number, int) and abs(number) >= 2**63):
+        raise DspattnError([f"{name}: expected a 64-bit integer, got {number!r}"])
 
 
 def _type_name(tensor: Tensor) -> str:

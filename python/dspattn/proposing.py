@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,9 +72,11 @@ def propose(
     for layer in layers:
         apply(model, pattern, example=example, grouping=grouping, layers=[layer.index])
         try:
-            losses[layer.name] = judge(called(model, example)) - of_dense
+            losses[layer.name] = loss = judge(called(model, example)) - of_dense
         finally:
             restore(model)
+        if not math.isfinite(loss):
+            raise DspattnError([f"measure: expected a number for the outputs with {layer.name} pruned, got {loss}"])
     return Proposal(losses, _costliest(losses, share), unit)
 
 

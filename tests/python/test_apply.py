@@ -335,3 +335,7 @@ def test_propose_finds_the_layer_that_suffers() -> None:
     assert torch.equal(model(X), plain)
     with pytest.raises(dspattn.DspattnError, match="share: expected a number between 0 and 1, got 2"):
         dspattn.propose(model, example=X, share=2)
+    with pytest.raises(
+        dspattn.DspattnError, match=r"measure: expected a number for the outputs with .* pruned, got nan"
+    ):
+        dspattn.propose(model, "1:2", example=X, measure=lambda _: float("nan"))

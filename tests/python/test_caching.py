@@ -126,6 +126,8 @@ def test_wrong_calls_are_named() -> None:
         dspattn.attention_with_cache(q, k, v, sums=sums)
     with pytest.raises(dspattn.DspattnError, match=r"sums.shape\[2\]: expected an even number from .* = 6 on, got 4"):
         dspattn.attention_with_cache(q, k, v, sums=sums[:, :, :4], rest="mean")
+    with pytest.raises(dspattn.DspattnError, match=r"new_keys: expected a 64-bit integer, got 9223372036854775808"):
+        dspattn.update_value_sums(torch.zeros(1, 1, 2, 9), torch.zeros(1, 1, 128, 8), 2**63)
     with pytest.raises(dspattn.DspattnError, match=r"new_keys: expected >= 0, got -1"):
         dspattn.update_value_sums(sums, v, -1)
     with pytest.raises(dspattn.DspattnError, match=r"value: expected 4 dimensions"):

@@ -66,7 +66,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "summed values": (lambda: dspattn.value_sums(None), "value: expected a tensor, got NoneType"),
     "new keys": (
         lambda: dspattn.update_value_sums(SUMS, K, "3"),
-        "new_keys: expected an integer, got '3'",
+        "new_keys: expected a 64-bit integer, got '3'",
     ),
     "table": (
         lambda: dspattn.value_sums(K, block_table=torch.zeros(2, dtype=torch.int32)),
