@@ -387,6 +387,24 @@ def test_errors_name_what_was_expected() -> None:
         create("reformer", buckets=3)
 
 
+@pytest.mark.parametrize(
+    "name,options,reason",
+    [
+        ("performer", {"seed": 1.5}, "seed: expected a 64-bit integer, got 1.5"),
+        ("reformer", {"seed": None}, "seed: expected a 64-bit integer, got None"),
+        ("routing", {"seed": True}, "seed: expected a 64-bit integer, got True"),
+        ("routing", {"decay": 1.5}, r"decay: expected a number in \[0, 1\], got 1.5"),
+        ("sinkhorn", {"temperature": 0}, "temperature: expected a finite number > 0, got 0"),
+        ("fixed", {"density": "half"}, r"density: expected in \(0, 1\], got 'half'"),
+        ("fixed", {"columns": 3}, "columns: expected a list of whole numbers, got 3"),
+        ("longformer", {"block": "x"}, "block: expected 64 or 128, of pruned blocks, got 'x'"),
+    ],
+)
+def test_settings_that_are_none_are_named(name: str, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(DspattnError, match=reason):
+        create(name, **options)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_mask_kind_is_taken_or_refused(name: str) -> None:
     module = create(name)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DspattnError
-from .mechanism import Mechanism, dense_attention, pair_mask
+from .mechanism import Mechanism, dense_attention, pair_mask, require_number
 
 
 class Fixed(Mechanism):
@@ -25,8 +25,11 @@ class Fixed(Mechanism):
         self, heads: int, head_dim: int, n: int, *, density: float = 0.63, columns: Sequence[int] | None = None
     ) -> None:
         super().__init__(heads, head_dim, n)
-        if not 0 < density <= 1:
-            raise DspattnError([f"density: expected in (0, 1], got {density}"])
+        require_number("density", density, "in (0, 1]", lambda x: 0 < x <= 1)
+        if columns is not None and not (
+            isinstance(columns, Sequence) and all(hasattr(i, "__index__") and not isinstance(i, bool) for i in columns)
+        ):
+            raise DspattnError([f"columns: expected a list of whole numbers, got {columns!r}"])
         chosen = range(max(1, round(density * n))) if columns is None else sorted(set(columns))
         if len(chosen) == 0 or chosen[0] < 0 or chosen[-1] >= n:
             raise DspattnError([f"columns: expected some of 0 ... {n - 1}, got {list(columns or [])}"])

@@ -46,6 +46,8 @@ class Longformer(Mechanism):
         require_positive(window=window)
         require_not_negative(global_tokens=global_tokens)
         parse_grouping(grouping)
+        if block not in (64, 128):
+            raise DspattnError([f"block: expected 64 or 128, of pruned blocks, got {block!r}"])
         self.pattern, self.grouping = pattern, grouping
         self.reach = window // 2
         self.global_tokens = min(global_tokens, n)
@@ -55,8 +57,6 @@ class Longformer(Mechanism):
             self.register_buffer("table", window_table(-(-n // self.block), 1), persistent=False)
             return
         parse_pattern(pattern)
-        if block not in (64, 128):
-            raise DspattnError([f"block: expected 64 or 128 with a pattern, got {block}"])
         self.block = block
         whole = -(-self.global_tokens // block)
         mask = without_first_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, Literal
 
@@ -118,6 +119,13 @@ class Mechanism(torch.nn.Module):
         return []
 
 
+def seeded(seed: int) -> torch.Generator:
+    """A generator of random numbers on the CPU."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
+        raise DspattnError([f"seed: expected a 64-bit integer, got {seed!r}"])
+    return torch.Generator().manual_seed(seed)
+
+
 def draw(generator: torch.Generator, *shape: int) -> Tensor:
     """Normal numbers, the same for a seed whatever PyTorch's default device and type are."""
     return torch.randn(shape, generator=generator, dtype=torch.float32, device=generator.device)
@@ -132,6 +140,12 @@ def require_positive(**values: int) -> None:
     ]
     if reasons:
         raise DspattnError(reasons)
+
+
+def require_number(name: str, value: float, expected: str, fits: Callable[[float], bool]) -> None:
+    """Raises unless the value is a number, no flag, that fits."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not fits(value):
+        raise DspattnError([f"{name}: expected {expected}, got {value!r}"])
 
 
 def require_not_negative(**values: int) -> None:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from .._flags import as_flag
-from ..errors import DspattnError
 from .linear_transformer import feature_attention
-from .mechanism import Mechanism, draw, require_positive
+from .mechanism import Mechanism, draw, require_number, require_positive, seeded
 
 
 def draw_features(features: int, dim: int, orthogonal: bool, generator: torch.Generator) -> Tensor:
@@ -52,15 +51,14 @@ class Performer(Mechanism):
         super().__init__(heads, head_dim, n)
         require_positive(features=features, chunk=chunk)
         orthogonal = as_flag("orthogonal", orthogonal)
-        if not isinstance(epsilon, (int, float)) or not 0 <= epsilon < math.inf:
-            raise DspattnError([f"epsilon: expected a finite number >= 0, got {epsilon!r}"])
+        require_number("epsilon", epsilon, "a finite number >= 0", lambda x: 0 <= x < math.inf)
         self.features, self.orthogonal, self.epsilon, self.chunk = features, orthogonal, epsilon, chunk
         self.register_buffer("projection", torch.empty(features, head_dim))
         self.redraw(seed)
 
     def redraw(self, seed: int) -> None:
         """New random features."""
-        drawn = draw_features(self.features, self.head_dim, self.orthogonal, torch.Generator().manual_seed(seed))
+        drawn = draw_features(self.features, self.head_dim, self.orthogonal, seeded(seed))
         self.projection.copy_(drawn)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:

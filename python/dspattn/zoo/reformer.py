@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DspattnError
-from .mechanism import Mechanism, draw, product, require_not_negative, require_positive, scores, softmax
+from .mechanism import Mechanism, draw, product, require_not_negative, require_positive, scores, seeded, softmax
 
 SELF_PENALTY = 1e5  # a token attends to itself only when it sees nothing else
 
@@ -51,7 +51,7 @@ class Reformer(Mechanism):
 
     def redraw(self, seed: int) -> None:
         """New hashes."""
-        self.rotations.copy_(draw(torch.Generator().manual_seed(seed), *self.rotations.shape))
+        self.rotations.copy_(draw(seeded(seed), *self.rotations.shape))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         batch, heads, n, d = q.shape

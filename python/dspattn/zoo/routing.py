@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .mechanism import Mechanism, draw, product, require_positive, scores, softmax
+from .mechanism import Mechanism, draw, product, require_number, require_positive, scores, seeded, softmax
 
 
 class Routing(Mechanism):
@@ -39,10 +39,11 @@ class Routing(Mechanism):
         super().__init__(heads, head_dim, n)
         self.clusters = max(1, round(math.sqrt(n))) if clusters is None else clusters
         require_positive(clusters=self.clusters, **({} if members is None else {"members": members}))
+        require_number("decay", decay, "a number in [0, 1]", lambda x: 0 <= x <= 1)
         self.members = min(n, members if members is not None else -(-n // self.clusters))
         self.decay = decay
         self.register_buffer("centres", torch.empty(heads, self.clusters, head_dim))
-        drawn = draw(torch.Generator().manual_seed(seed), *self.centres.shape)
+        drawn = draw(seeded(seed), *self.centres.shape)
         self.centres.copy_(torch.nn.functional.normalize(drawn, dim=-1))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:

@@ -3,10 +3,12 @@ its own block and to the one sorted to its place (Tay et al. 2020)."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from .mechanism import Mechanism, pad_keys, pad_rows, product, require_positive, scores, softmax
+from .mechanism import Mechanism, pad_keys, pad_rows, product, require_number, require_positive, scores, softmax
 
 
 class Sinkhorn(Mechanism):
@@ -25,6 +27,7 @@ class Sinkhorn(Mechanism):
     ) -> None:
         super().__init__(heads, head_dim, n)
         require_positive(block=block, iterations=iterations)
+        require_number("temperature", temperature, "a finite number > 0", lambda x: 0 < x < math.inf)
         self.blocks = -(-n // min(block, n))
         self.block = -(-n // self.blocks)  # blocks as equal as n allows
         self.iterations, self.temperature = iterations, temperature
