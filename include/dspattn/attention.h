@@ -161,7 +161,8 @@ struct KernelRow;  // a line of the kernel table
 //   void* workspace = allocate(call.workspace_bytes());      // 256-byte aligned, on the device
 //   call.run(workspace, call.workspace_bytes());
 //
-// Views are kept, not what they point to; run may be called again.
+// Views are kept, not what they point to; run may be called again. It throws where lengths that are on the CPU have
+// become what would have been refused.
 template <typename Args>
 class Prepared;
 

@@ -117,8 +117,7 @@ def apply(
             one tensor. May be left out for transformers models that read token ids. A text of the usual length also
             tells which layers see too few keys for anything to be pruned.
         grouping: ``"interleaved"`` or ``"consecutive"``.
-        rest: what becomes of the weight of the pruned keys: ``"drop"``, it is left out of the softmax, or ``"mean"``,
-            it brings the mean of the values (for inference; see :func:`dspattn.attention`).
+        rest: ``"drop"``, or ``"mean"`` (for inference), as in :func:`dspattn.attention`.
         selection: ``"own"``, or ``"shared"`` between the query heads that share a key head.
         layers: which layers, by number (in the order of the calls) or name (``*`` stands for anything); a dict gives
             each its own pattern, and leaves those alone that it does not name. Default: all.
@@ -279,9 +278,8 @@ def _planned(
         some = next((each for key, each in heads.items() if _names(key, layer)), None)
     else:
         some = heads
-    remark = ""
-    if chosen != "dense" and not prunes(n_k, chosen, plan.grouping):
-        remark = f"{n_k} keys in the traced call, too few for anything to be pruned"
+    few = chosen != "dense" and not prunes(n_k, chosen, plan.grouping)
+    remark = f"{n_k} keys in the traced call, too few for anything to be pruned" if few else ""
     return replace(
         layer, plan=replace(plan, pattern=chosen, heads=None if some is None else tuple(some)), reason=remark
     )

@@ -62,6 +62,7 @@ Prepared<ForwardArgs>::Prepared(const ForwardArgs& args)
     : args_(args), row_(&checked_row(args)), workspace_bytes_(row_->forward_workspace(args)) {}
 
 void Prepared<ForwardArgs>::run(void* workspace, std::size_t bytes) {
+  core::raise_if_any(core::length_reasons(args_.problem));
   args_.run.workspace = workspace;
   args_.run.workspace_bytes = bytes;
   require_workspace(args_.run, workspace_bytes_);
@@ -72,6 +73,7 @@ Prepared<BackwardArgs>::Prepared(const BackwardArgs& args)
     : args_(args), row_(&checked_row(args)), workspace_bytes_(row_->backward_workspace(args)) {}
 
 void Prepared<BackwardArgs>::run(void* workspace, std::size_t bytes) {
+  core::raise_if_any(core::length_reasons(args_.problem));
   args_.run.workspace = workspace;
   args_.run.workspace_bytes = bytes;
   require_workspace(args_.run, workspace_bytes_);

@@ -368,4 +368,10 @@ void check_problem(Report& report, const Problem& problem) {
   check_sinks(report, problem, sizes);
 }
 
+void check_lengths(Report& report, const Problem& problem) {
+  if (problem.device.type != DeviceType::cpu) return;
+  if (problem.packed) check_packed(report, problem);
+  check_key_lengths(report, problem, sizes_of(problem));
+}
+
 }  // namespace dspattn::core

@@ -11,6 +11,8 @@
 namespace dspattn::core {
 
 void check_problem(Report& report, const Problem& problem);
+// Again of a problem that was checked, what may have changed since while its views have not: lengths that can be read.
+void check_lengths(Report& report, const Problem& problem);
 
 // Type and extents of sums of V (value_sums.h), for n_k keys.
 void check_sums_shape(Report& report, std::string_view argument, const ConstTensorView& sums, std::int64_t batch,

@@ -133,6 +133,12 @@ std::vector<std::string> problem_reasons(const Problem& problem) {
   return report.reasons;
 }
 
+std::vector<std::string> length_reasons(const Problem& problem) {
+  Report report;
+  check_lengths(report, problem);
+  return report.reasons;
+}
+
 std::vector<std::string> forward_reasons(const ForwardArgs& args) {
   Report report;
   const Problem& problem = args.problem;

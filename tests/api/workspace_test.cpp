@@ -141,5 +141,27 @@ TEST(Workspace, NamesADeviceThatIsNotThere) {
   EXPECT_EQ(run.workspace, nullptr);
 }
 
+TEST(Prepared, LengthsAreThoseOfTheRun) {
+  Problem1 one(64);
+  std::vector<std::int32_t> ends{0, 30, 64}, lengths{30, 34};
+  one.args.problem.packed = Packed{{ends.data(), DType::i32, {3}}, {ends.data(), DType::i32, {3}}, 64, 64};
+  one.args.problem.mask.key_lengths = {lengths.data(), DType::i32, {2}};
+  Prepared call(one.args);
+  Workspace workspace;
+  workspace.attach(one.args);
+  const auto run = [&] { call.run(one.args.run.workspace, one.args.run.workspace_bytes); };
+  ends[1] = 40;
+  lengths = {3, 0};
+  run();
+  EXPECT_EQ(one.out.front(), 1.0f);
+  EXPECT_EQ(one.out.back(), 0.0f);
+  lengths[1] = 25;
+  EXPECT_THROW(run(), Error);  // the second sequence has 24 keys
+  lengths[1] = 24;
+  run();
+  ends[2] = 1 << 28;
+  EXPECT_THROW(run(), Error);
+}
+
 }  // namespace
 }  // namespace dspattn
