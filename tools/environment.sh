@@ -16,9 +16,13 @@ fi
 # What a source includes ccache reads from the file that the compiler writes for ninja, instead of running the preprocessor.
 export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1
 
+# Python modules are compiled when they are first imported, once, also where the environment says that Python writes none
+# (PYTHONDONTWRITEBYTECODE, as in many containers): there every process would compile all of PyTorch that it imports, for
+# ten seconds.
+unset PYTHONDONTWRITEBYTECODE
+
 # pip_install ARGUMENTS...: pip in the virtual environment. Package sources that a machine's settings name and that are not
-# there make it warn once for every package; what else it says stays. Modules are compiled now: where Python may write none
-# later (PYTHONDONTWRITEBYTECODE), every process would compile all of PyTorch that it imports, for ten seconds.
+# there make it warn once for every package; what else it says stays.
 pip_install() {
   { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@" 2>&1 >&3 |
     sed "/^WARNING: Location '.*' is ignored/d" >&2; } 3>&1

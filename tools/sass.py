@@ -41,10 +41,9 @@ INSTRUCTION = re.compile(
     r"^\s+/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:(?P<guard>@!?U?P[0-9T]+)\s+)?(?P<opcode>[A-Z][\w.]*)"
     r"\s*(?P<operands>[^;]*?)\s*;\s*(?:/\* (?P<code>0x[0-9a-f]+) \*/)?"
 )
-MORE_CODE = re.compile(r"^\s+/\* (0x[0-9a-f]+) \*/\s*$")
 FUNCTION = re.compile(r"^\s*Function : (\S+)", re.MULTILINE)
 TARGET = re.compile(r"(0x[0-9a-f]+)\s*$")
-ARCHITECTURE = re.compile(r"^\s*code for sm_", re.MULTILINE)
+ARCHITECTURE = "\tcode for sm_"  # before the kernels of each
 
 
 class SassError(Exception):
@@ -138,13 +137,14 @@ def parse_sass(text):
     """{name: instructions} of what cuobjdump -sass prints."""
     kernels, current = {}, []
     for line in text.splitlines():
-        # The most frequent lines first.
-        if match := INSTRUCTION.match(line):
+        # The most frequent lines first, every other one by far: an instruction's second word of code, alone.
+        stripped = line.strip()
+        if stripped.startswith("/* 0x"):
+            if current:
+                current[-1].code += (stripped[3:-3],)
+        elif match := INSTRUCTION.match(line):
             address, guard, opcode, operands, code = match.groups()
             current.append(Instruction(int(address, 16), guard, opcode, operands, (code,) if code else ()))
-        elif match := MORE_CODE.match(line):
-            if current:
-                current[-1].code += (match[1],)
         elif match := FUNCTION.match(line):
             current = kernels.setdefault(match[1], [])
     return kernels

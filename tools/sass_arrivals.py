@@ -73,7 +73,7 @@ def arrivals_report(text, wanted="", more=None):
     """(lines, arrivals that may overtake a load, arrivals, others) of what cuobjdump -sass prints, kernel by kernel.
     Others: kernels of which more(name, instructions) says something."""
     lines, overtaking, arrivals, others = [], 0, 0, 0
-    for part in sass.ARCHITECTURE.split(text):  # a file may hold a kernel for several
+    for part in text.split(sass.ARCHITECTURE):  # a file may hold a kernel for several
         if "ARRIVE" not in part and more is None:
             continue
         for name, instructions in sorted(sass.parse_sass(part).items(), key=lambda item: sass.short_name(item[0])):

@@ -66,68 +66,70 @@ struct SharedMatrix {
   }
 };
 
-// Value i of a row that lies in registers: the row's quad of lanes has 4 bytes each of the first 16, then of the
-// others; rows 8 to 15 of a warp's 16 are in the odd registers.
-const std::uint8_t* register_of(const Issued& of, int row, int i, int bytes) {
-  const int word = i * bytes / 4;
-  const Operands& lane = of.operands[std::size_t(row / 16 * 32 + row % 8 * 4 + word % 4)];
-  const std::size_t at = (row % 16 >= 8 ? 1 : 0) + (word >= 4 ? 2 : 0);
-  return reinterpret_cast<const std::uint8_t*>(&lane.a[at]) + i * bytes % 4;
+// Word w of a row that lies in registers: the row's quad of lanes has 4 bytes each of the first 16, then of the others;
+// rows 8 to 15 of a warp's 16 are in the odd registers.
+std::uint32_t word_of_registers(const Issued& of, int row, int w) {
+  const Operands& lane = of.operands[std::size_t(row / 16 * 32 + row % 8 * 4 + w % 4)];
+  return lane.a[std::size_t((row % 16 >= 8 ? 1 : 0) + (w >= 4 ? 2 : 0))];
 }
 
-RowOfA read_a(const Issued& of, int row, int count) {
+// The type of the elements is a template parameter here: what is read is most of the emulator's time.
+template <DType kType>
+RowOfA read_a(const Issued& of, int row) {
+  constexpr int kBytes = bytes_of(kType), kInChunk = 16 / kBytes, kInWord = 4 / kBytes, kCount = 32 / kBytes;
   RowOfA a;
-  const int bytes = bytes_of(of.product.type);
   if (of.product.a_rows_are_depth) {
     const SharedMatrix shared(of.product.a_descriptor, of.product.window);
-    const int in_chunk = 16 / bytes;
-    for (int k = 0; k < count; ++k) {
-      a.values[std::size_t(k)] = decode(of.product.type, shared.by_columns(k, row / in_chunk) + row % in_chunk * bytes);
+    for (int k = 0; k < kCount; ++k) {
+      a.values[std::size_t(k)] = decode<kType>(shared.by_columns(k, row / kInChunk) + row % kInChunk * kBytes);
     }
   } else if (of.product.a_in_shared) {
     const SharedMatrix shared(of.product.a_descriptor, of.product.window);
     for (int index = 0; index < 2; ++index) {
       const std::uint8_t* chunk = shared.by_depth(row, index);
-      for (int i = 0; i < count / 2; ++i) {
-        a.values[std::size_t(index * count / 2 + i)] = decode(of.product.type, chunk + i * bytes);
+      for (int i = 0; i < kInChunk; ++i) {
+        a.values[std::size_t(index * kInChunk + i)] = decode<kType>(chunk + i * kBytes);
       }
     }
   } else {
-    for (int i = 0; i < count; ++i) {
-      a.values[std::size_t(i)] = decode(of.product.type, register_of(of, row, i, bytes));
+    for (int w = 0; w < 8; ++w) {
+      const std::uint32_t word = word_of_registers(of, row, w);
+      for (int i = 0; i < kInWord; ++i) a.values[std::size_t(w * kInWord + i)] = decode_word<kType>(word, i);
     }
   }
-  for (int i = 0; i < count; ++i) a.k[std::size_t(i)] = i;
+  for (int i = 0; i < kCount; ++i) a.k[std::size_t(i)] = i;
   if (of.product.sparse) {
     // Lanes 2p and 2p + 1 of the row's quad; row g in the low half, row g + 8 in the high one.
     const int lane = row / 16 * 32 + row % 8 * 4 + 2 * of.product.metadata_pair;
     const int shift = row % 16 >= 8 ? 16 : 0;
-    read_metadata(of.product.type, of.operands[std::size_t(lane)].metadata >> shift,
+    read_metadata(kType, of.operands[std::size_t(lane)].metadata >> shift,
                   of.operands[std::size_t(lane + 1)].metadata >> shift, a);
   }
   return a;
 }
 
 // By rows of the depth.
+template <DType kType>
 const std::vector<float>& read_b(const Product& product, int depth) {
+  constexpr int kBytes = bytes_of(kType), kInChunk = 16 / kBytes;
   const SharedMatrix shared(product.b_descriptor, product.window);
-  const int bytes = bytes_of(product.type), in_chunk = 16 / bytes, columns = product.columns;
+  const int columns = product.columns;
   static thread_local std::vector<float> b;  // one product after the other
   b.resize(static_cast<std::size_t>(depth * columns));
   if (product.b_rows_are_depth) {
     for (int k = 0; k < depth; ++k) {
-      for (int column = 0; column < columns; column += in_chunk) {
-        const std::uint8_t* chunk = shared.by_columns(k, column / in_chunk);
+      for (int column = 0; column < columns; column += kInChunk) {
+        const std::uint8_t* chunk = shared.by_columns(k, column / kInChunk);
         float* to = b.data() + k * columns + column;
-        for (int i = 0; i < in_chunk; ++i) to[i] = decode(product.type, chunk + i * bytes);
+        for (int i = 0; i < kInChunk; ++i) to[i] = decode<kType>(chunk + i * kBytes);
       }
     }
   } else {
     for (int column = 0; column < columns; ++column) {
-      for (int k = 0; k < depth; k += in_chunk) {
-        const std::uint8_t* chunk = shared.by_depth(column, k / in_chunk);
+      for (int k = 0; k < depth; k += kInChunk) {
+        const std::uint8_t* chunk = shared.by_depth(column, k / kInChunk);
         float* to = b.data() + k * columns + column;
-        for (int i = 0; i < in_chunk; ++i) to[i * columns] = decode(product.type, chunk + i * bytes);
+        for (int i = 0; i < kInChunk; ++i) to[i * columns] = decode<kType>(chunk + i * kBytes);
       }
     }
   }
@@ -156,22 +158,34 @@ void sum_block(const RowOfA& a, int count, const float* b, int columns, float* s
   std::memcpy(sums + 8, &high, sizeof high);
 }
 
-void compute(Issued& of) {
+template <DType kType>
+void compute_as(Issued& of) {
+  constexpr int kCount = 32 / bytes_of(kType);  // values of a row of A
   const int columns = of.product.columns;
-  const int count = 32 / bytes_of(of.product.type);  // values of a row of A
-  const std::vector<float>& b = read_b(of.product, of.product.sparse ? 2 * count : count);
+  const std::vector<float>& b = read_b<kType>(of.product, of.product.sparse ? 2 * kCount : kCount);
   for (int row = 0; row < 64; ++row) {
-    const RowOfA a = read_a(of, row, count);
+    const RowOfA a = read_a<kType>(of, row);
     Operands* quad = &of.operands[std::size_t(row / 16 * 32 + row % 8 * 4)];
     const int upper = row % 16 >= 8 ? 2 : 0;
     for (int begin = 0; begin < columns; begin += kBlock) {
       std::array<float, kBlock> sums;
-      sum_block(a, count, b.data() + begin, columns, sums.data());
+      sum_block(a, kCount, b.data() + begin, columns, sums.data());
       for (int column = 0; column < kBlock; ++column) {
         float& to = quad[column % 8 / 2].accumulators[(begin + column) / 8 * 4 + upper + column % 2];
         to = (of.product.accumulate ? to : 0.0f) + sums[std::size_t(column)];
       }
     }
+  }
+}
+
+void compute(Issued& of) {
+  switch (of.product.type) {
+    case DType::bf16:
+      return compute_as<DType::bf16>(of);
+    case DType::f16:
+      return compute_as<DType::f16>(of);
+    default:
+      return compute_as<DType::f32>(of);
   }
 }
 

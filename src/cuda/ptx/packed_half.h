@@ -33,12 +33,17 @@ inline std::uint32_t pack(std::uint16_t low, std::uint16_t high) {
   return low | static_cast<std::uint32_t>(high) << 16;
 }
 
+// A number that compares as the fp16 value does, which is no NaN; selection on the host is comparisons for the most
+// part.
+inline int rank(std::uint16_t x) { return (x & 0x8000) != 0 ? -(x & 0x7FFF) : x; }
+
 inline std::uint16_t pick(std::uint16_t a, std::uint16_t b, bool larger) {
   if (is_nan(a) || is_nan(b)) return 0x7FFF;
-  const float x = core::decode_f16(a);
-  const float y = core::decode_f16(b);
-  return (larger ? x >= y : x <= y) ? a : b;
+  return (larger ? rank(a) >= rank(b) : rank(a) <= rank(b)) ? a : b;
 }
+
+inline bool greater(std::uint16_t a, std::uint16_t b) { return !is_nan(a) && !is_nan(b) && rank(a) > rank(b); }
+inline bool greater_equal(std::uint16_t a, std::uint16_t b) { return !is_nan(a) && !is_nan(b) && rank(a) >= rank(b); }
 
 }  // namespace host
 #endif
@@ -71,8 +76,7 @@ DSPATTN_HOST_DEVICE inline std::uint32_t greater_f16x2(std::uint32_t a, std::uin
   asm("{set.gt.u32.f16x2 %0, %1, %2;}" : "=r"(result) : "r"(a), "r"(b));
   return result;
 #else
-  return host::per_half(
-      a, b, [](std::uint16_t x, std::uint16_t y) { return core::decode_f16(x) > core::decode_f16(y) ? 0xFFFF : 0; });
+  return host::per_half(a, b, [](std::uint16_t x, std::uint16_t y) { return host::greater(x, y) ? 0xFFFF : 0; });
 #endif
 }
 
@@ -82,8 +86,7 @@ DSPATTN_HOST_DEVICE inline std::uint32_t greater_equal_f16x2(std::uint32_t a, st
   asm("{set.ge.u32.f16x2 %0, %1, %2;}" : "=r"(result) : "r"(a), "r"(b));
   return result;
 #else
-  return host::per_half(
-      a, b, [](std::uint16_t x, std::uint16_t y) { return core::decode_f16(x) >= core::decode_f16(y) ? 0xFFFF : 0; });
+  return host::per_half(a, b, [](std::uint16_t x, std::uint16_t y) { return host::greater_equal(x, y) ? 0xFFFF : 0; });
 #endif
 }
 

@@ -13,7 +13,7 @@
 
 namespace dspattn::emulator {
 
-inline int bytes_of(DType type) { return type == DType::f32 ? 4 : 2; }
+constexpr int bytes_of(DType type) { return type == DType::f32 ? 4 : 2; }
 
 // Element i of a word.
 template <DType kType>
@@ -25,12 +25,11 @@ float decode_word(std::uint32_t word, int i) {
   return kType == DType::bf16 ? core::decode_bf16(bits) : core::decode_f16(bits);
 }
 
-inline float decode(DType type, const std::uint8_t* element) {
+template <DType kType>
+float decode(const std::uint8_t* element) {
   std::uint32_t word = 0;
-  std::memcpy(&word, element, static_cast<std::size_t>(bytes_of(type)));
-  return type == DType::f32    ? decode_word<DType::f32>(word, 0)
-         : type == DType::bf16 ? decode_word<DType::bf16>(word, 0)
-                               : decode_word<DType::f16>(word, 0);
+  std::memcpy(&word, element, kType == DType::f32 ? 4 : 2);
+  return decode_word<kType>(word, 0);
 }
 
 // The values of a row of A that are multiplied (32 bytes of them), and by which rows of B.
