@@ -55,7 +55,7 @@ def test_errors_name_the_part():
     with pytest.raises(dspattn.DspattnError, match="got 1 and 0"):
         dspattn.merge([good], [])
     q = torch.ones(1, 1, 2, 4)
-    with pytest.raises(dspattn.DspattnError, match="out_dtype: expected the query's float32 or float32, got float16"):
+    with pytest.raises(dspattn.DspattnError, match="out_dtype: expected float32, got float16"):
         dspattn.attention(q, q, q, out_dtype=torch.float16)
     with pytest.raises(dspattn.DspattnError, match="offset: expected from"):
         dspattn.attention(q, q, q, is_causal=True, offset=1 << 40)
