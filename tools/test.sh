@@ -122,11 +122,11 @@ for word in "${@:-test}"; do
 done
 
 # Steps that keep one core busy run beside those that keep all busy, in this order; what they print comes between two of
-# those. tsan is one for most of its time, as asan is at its end, when nothing else was left. With one or two steps there
-# is nothing to run beside.
+# those. tsan is one for most of its time, as asan is at its end, when nothing else was left; fuzz is not, for those beside
+# take longer than the others together. With one or two steps there is nothing to run beside.
 beside=()
 if [ ${#steps[@]} -gt 2 ]; then
-  for step in lint python long families fuzz tsan; do
+  for step in lint python long families tsan; do
     if wanted $step; then beside+=($step); fi
   done
 fi
