@@ -73,8 +73,9 @@ install_python() {
   say "Python packages of ${list[*]} (the first time a few minutes: PyTorch is large)"
   # Of 11,000 modules a quarter is ever imported: to compile all, as pip does, takes it more than half of its time. What
   # PyTorch always imports is compiled now, for processes that may write none (tools/environment.sh).
-  pip_install --no-compile "${list[@]/#/-r}" && .venv/bin/python -c 'import torch' ||
+  pip_install --no-compile "${list[@]/#/-r}" ||
     fail "pip could not install the packages of ${list[*]}; is the network reachable?"
+  .venv/bin/python -c 'import torch' || fail "PyTorch is installed and cannot be imported: above is why"
   # Debian 12 and Ubuntu 24.04 have a CMake that is new enough; elsewhere the virtual environment gets one.
   cmake_is_new_enough || pip_install 'cmake>=3.25,<5' ||
     fail "CMake 3.25 or later is needed and could not be installed"
